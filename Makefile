@@ -11,7 +11,7 @@ python := $(VENV)/bin/python
 ready := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench format clean
+.PHONY: help run test lint bench deploy-demo format clean
 
 help: ## list the targets
 	@echo 'make TARGET [CONFIG="key=value ..."] [ARGS="..."] [PYTHON=python3.12]'
@@ -30,6 +30,9 @@ lint: $(ready) ## check style and types
 
 bench: $(ready) ## measure speed beside peers; FULL=1 for the figures quoted, DATA=image folder of CIFAR-10
 	$(python) -m benchmarks $(if $(FULL),--full) $(if $(DATA),--data-dir '$(DATA)')
+
+deploy-demo: $(ready) ## a federation of real processes on this machine: TLS, known nodes, a report
+	@bash deploy/demo.sh
 
 format: $(ready) ## format the code, apply safe fixes
 	$(python) -m ruff format .

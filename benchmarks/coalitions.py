@@ -105,7 +105,7 @@ def batched(game: Game, at_once: int, chunk: int) -> Callable[[], object]:
 
     def ask() -> None:
         with torch.inference_mode():
-            for block in game.masks.split(at_once):
+            for block in torch.split(game.masks, at_once):
                 means = coalition_means(game.client_params, block, game.global_params)
                 for start in range(0, len(game.targets), chunk):
                     images = game.inputs[start : start + chunk]

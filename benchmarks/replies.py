@@ -6,7 +6,7 @@ goes on from it with its own images, half of the clients with most of their labe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +34,13 @@ _TRAINING = TrainingConfig(local_epochs=2, batch_size=16, learning_rate=0.01)
 
 @dataclass(frozen=True)
 class Images:
-    """Images ``[n, c, h, w]`` (uint8) with labels ``[n]``, and how they are normalised."""
+    """Images ``[n, c, h, w]`` (uint8), labels ``[n]``, how to normalise, where they are from."""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    source: str
 
     def tensors(self, chosen: slice) -> tuple[Tensor, Tensor]:
         """Return some of them as a model sees them."""
@@ -70,18 +71,20 @@ def synthetic_images(count: int, shape: tuple[int, int, int]) -> Images:
     labels = generator.integers(CLASSES, size=count)
     noise = generator.normal(size=(count, *shape))
     pixels = (128 + 40 * (_SIGNAL * pictures[labels] + noise)).clip(0, 255).astype(np.uint8)
-    return Images(pixels, labels, (0.5,) * channels, (0.25,) * channels)
+    return Images(pixels, labels, (0.5,) * channels, (0.25,) * channels, "synthetic images")
 
 
 def real_images(data_dir: Path, count: int) -> Images:
     """Return shuffled images of a data set: a folder of classes, or torchvision's Fashion-MNIST."""
     name = "image-folder" if (data_dir / "train").is_dir() else "fashion-mnist"
+    compressed = any(data_dir.glob("test/*/*.jpg"))
     dataset = load_dataset(name, data_dir)
     chosen = numpy_generator("benchmark-images", 0).permutation(len(dataset.test))[:count]
     chosen.sort()
     pixels, labels = dataset.test.images[chosen], dataset.test.labels[chosen]
     order = numpy_generator("benchmark-order", 0).permutation(len(labels))
-    return Images(pixels[order], labels[order], dataset.mean, dataset.std)
+    source = "real images, JPEG" if compressed else "real images"
+    return Images(pixels[order], labels[order], dataset.mean, dataset.std, source)
 
 
 def build_case(
@@ -125,7 +128,7 @@ def _build_case(
         train_local(local, inputs, labels, _TRAINING, generator)
         replies.append(_vectors(local))
     kept = slice(num_validation)
-    held_out = Images(images.pixels[kept], images.labels[kept], images.mean, images.std)
+    held_out = replace(images, pixels=images.pixels[kept], labels=images.labels[kept])
     return Case(name, model, held_out, _round(model, received, replies))
 
 

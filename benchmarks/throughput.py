@@ -86,19 +86,19 @@ def pace_of(contender: Contender, workload: Workload, threads: int | None = None
     environment = dict(os.environ)
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
-    started = time.perf_counter()
-    result = subprocess.run(
-        [python, "-m", *contender.command, workload.to_json()],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=PROJECT,
-        env=environment,
-    )
-    wall = time.perf_counter() - started
-    if result.returncode:
-        return (result.stderr.strip() or "failed").splitlines()[-1]
-    clock = json.loads(result.stdout.splitlines()[-1])
+    command = [python, "-m", *contender.command, workload.to_json()]
+    # Files, not pipes: Ray's helpers keep these open after the process itself has ended.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        started = time.perf_counter()
+        code = subprocess.run(
+            command, stdout=output, stderr=errors, check=False, cwd=PROJECT, env=environment
+        ).returncode
+        wall = time.perf_counter() - started
+        output.seek(0)
+        errors.seek(0)
+        if code:
+            return (errors.read().strip() or "failed").splitlines()[-1]
+        clock = json.loads(output.read().splitlines()[-1])
     seconds, steps = clock["seconds"], clock["steps"]
     step_ms = [1e3 * s / n for s, n in zip(seconds, steps, strict=True)]
     rounds = workload.rounds * statistics.median(seconds)
@@ -106,12 +106,17 @@ def pace_of(contender: Contender, workload: Workload, threads: int | None = None
 
 
 def measure(workload: Workload, times: int, contenders: Iterable[str]) -> dict[str, list[Pace]]:
-    """Run the contenders in turns, ``times`` times each; tell who is left out and why."""
+    """Run the contenders in turns, ``times`` times each; tell who is left out and why.
+
+    What runs in one process takes its turn once: it is slow, and far from the others.
+    """
     paces: dict[str, list[Pace]] = {}
     left_out: dict[str, str] = {}
-    for _ in range(times):
+    for turn in range(times):
         for name in contenders:
             contender = CONTENDERS[name]
+            if contender.one_process and turn:
+                continue
             ways: list[int | None] = [None]
             if contender.one_process:
                 ways = [1] if times == 1 else [1, available_cpus()]

@@ -123,16 +123,18 @@ def measure(case: Case, times: int, device: str, epochs: int = 1) -> list[Figure
 
 
 def accuracies(data: tuple[Pair, Pair], epochs: int, seeds: int) -> list[Figure]:
-    """Train the CIFAR-10 CNN in all three ways; return test accuracies beside the plain loop's."""
+    """Train the CIFAR-10 CNN in all three ways, from the same weights; return test accuracies."""
     (inputs, labels), held_out = data
     found: dict[str, list[float]] = {"plain": [], "ours": [], "ours, bf16": []}
     for seed in range(seeds):
         config = TrainingConfig(local_epochs=epochs, learning_rate=0.01)
         for name, values in found.items():
-            torch.manual_seed(seed)
-            model = (
-                Net() if name == "plain" else build_model("cnn-cifar10", (3, 32, 32), 10, seed=seed)
-            )
+            model = build_model("cnn-cifar10", (3, 32, 32), 10, seed=seed)
+            if name == "plain":
+                params = nn.utils.parameters_to_vector(model.parameters()).detach()
+                model = Net()
+                nn.utils.vector_to_parameters(params.clone(), model.parameters())
+            torch.manual_seed(seed)  # Dropout's
             train: Train = plain_loop if name == "plain" else train_local
             settings = replace(config, precision="bf16") if "bf16" in name else config
             train(model, inputs, labels, settings, torch.Generator().manual_seed(seed))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.common import Figure, repeat, report
+from benchmarks.common import Figure, report
 from benchmarks.naive_afedsv import NaiveAFedSV
 from benchmarks.replies import NUM_CLIENTS, Case, build_case, client_states
 from fedif_flower.seeding import torch_generator
@@ -36,13 +37,26 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one round's valuation, and passes over the validation set."""
+    """One round's valuation: seconds, those of all cores together, passes, and what it said."""
 
     seconds: float
+    cpu_seconds: float
     evaluations: int
     values: Tensor
     spread: str = ""
     utilities: dict[tuple[bool, ...], float] = field(default_factory=dict)
+
+
+class Stopwatch:
+    """Seconds since it was made: on the wall, and of all cores together."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        """Return both."""
+        wall, cpu = self._started
+        return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def drawn_coalitions() -> Tensor:
@@ -59,22 +73,22 @@ def measure_naive(case: Case, draws: int) -> tuple[Cost, NaiveAFedSV]:
     naive = NaiveAFedSV(case.model, client_states(case), case.validation_images, empty)
     left = drawn_coalitions()
     # The first m draws have every size once.
-    started = time.perf_counter()
+    watch = Stopwatch()
     values = naive.values(left[:draws].tolist())
-    seconds = time.perf_counter() - started
-    all_evaluations = NUM_SAMPLES * (2 * NUM_CLIENTS - 1)
-    seconds *= all_evaluations / naive.evaluations
-    return Cost(seconds, naive.evaluations, torch.from_numpy(values)), naive
+    seconds, cpu_seconds = watch.read()
+    scale = NUM_SAMPLES * (2 * NUM_CLIENTS - 1) / naive.evaluations
+    estimate = torch.from_numpy(values)
+    return Cost(seconds * scale, cpu_seconds * scale, naive.evaluations, estimate), naive
 
 
 def measure_shapley(case: Case, estimator: str) -> Cost:
     """Return what this package's Shapley valuation costs, and says."""
     judge = _Recording(case.validation())
     valuation = ShapleyValuation(judge, estimator=estimator, num_samples=NUM_SAMPLES)
-    started = time.perf_counter()
+    watch = Stopwatch()
     scores = valuation.score(case.updates)
-    seconds = time.perf_counter() - started
-    return Cost(seconds, scores.evaluations, scores.values, utilities=judge.utilities)
+    seconds, cpu_seconds = watch.read()
+    return Cost(seconds, cpu_seconds, scores.evaluations, scores.values, utilities=judge.utilities)
 
 
 class _Recording(Validation):
@@ -99,9 +113,14 @@ def measure_influence(case: Case, times: int, *, ready: bool) -> Cost:
     gradient = judge.gradient(case.updates.global_params, case.updates.named_buffers)
     valuation = InfluenceValuation(_Known(judge, gradient) if ready else judge, overlap=False)
     scores = valuation.score(case.updates)
-    timing = repeat(lambda: valuation.score(case.updates), times)
-    spread = f"{1e3 * timing.low:.3g} to {1e3 * timing.high:.3g} ms"
-    return Cost(timing.median, scores.evaluations, scores.values, spread)
+    readings = []
+    for _ in range(times):
+        watch = Stopwatch()
+        valuation.score(case.updates)
+        readings.append(watch.read())
+    walls, cpus = zip(*readings, strict=True)
+    spread = f"{1e3 * min(walls):.3g} to {1e3 * max(walls):.3g} ms"
+    return Cost(median(walls), median(cpus), scores.evaluations, scores.values, spread)
 
 
 class _Known(Validation):
@@ -124,20 +143,26 @@ def compare(name: str, case: Case, quick: bool, game: Path | None) -> Iterator[F
     sampled = measure_shapley(case, "complementary")
     exact = measure_shapley(case, "exact")
     naive, loop = measure_naive(case, draws)
-    note = f"authors' loop: {loop.evaluations} passes" + (", extrapolated to 950" if quick else "")
+    extrapolated = f" (extrapolated from {loop.evaluations} passes)" if quick else ""
+
+    # One core's time is its own whatever else the machine does; that of several is not.
+    unit = "CPU s" if torch.get_num_threads() == 1 else "s"
 
     def against(
         ours: Cost, title: str, aim: str, peer: Cost = naive, peer_name: str = "authors' loop"
     ) -> Figure:
+        here, there = (c.cpu_seconds if unit == "CPU s" else c.seconds for c in (ours, peer))
         return Figure(
             f"{name}: {title} / {peer_name}",
-            ours.seconds,
-            peer.seconds,
-            "s",
-            peer.seconds / ours.seconds,
+            here,
+            there,
+            unit,
+            there / here,
             aim,
             ours.spread,
-            f"{ours.evaluations} passes; {note}",
+            f"{ours.evaluations} passes, {ours.seconds:.3g} s, {ours.cpu_seconds:.3g} CPU s; "
+            f"peer {peer.evaluations} passes, {peer.seconds:.3g} s, {peer.cpu_seconds:.3g} CPU s"
+            f"{extrapolated}; {case.validation_images.source}",
         )
 
     yield against(sampled, "AFedSV here", ">= 6")
