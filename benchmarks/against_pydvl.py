@@ -109,7 +109,7 @@ def main(
 ) -> None:
     """Print the table."""
     figures = [figure for game in games for figure in compare(game, python, repeats)]
-    report("Shapley values beside pyDVL's", "pydvl", figures, write=write)
+    report("Shapley values beside pyDVL's", "against-pydvl", figures, write=write)
 
 
 if __name__ == "__main__":

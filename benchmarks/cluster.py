@@ -35,20 +35,26 @@ def ray_nodes(cpus: tuple[int, ...]) -> Iterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    marked = MarkedProcesses({**os.environ, "RAY_USAGE_STATS_ENABLED": "0"})
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     host, port = address.split(":")
     head = ["--head", f"--port={port}", "--include-dashboard=false"]
-    try:
-        with tempfile.TemporaryFile() as output:
+    # A folder of its own: in Ray's usual one, `ray start` leaves a note by which everything that
+    # starts Ray later looks for this cluster.
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as output,
+    ):
+        given = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+        marked = MarkedProcesses({**os.environ, **given})
+        try:
             for index, count in enumerate(cpus):
                 place = [f"--address={address}"] if index else head
                 options = [f"--node-ip-address={host}", f"--num-cpus={count}", "--block"]
                 marked.start([*ray, "start", *place, *options], cwd=PROJECT, output=output)
                 _wait_for_nodes(ray, address, index + 1)
-        yield address
-    finally:
-        marked.terminate()
+            yield address
+        finally:
+            marked.terminate()
 
 
 def _wait_for_nodes(ray: list[str], address: str, count: int) -> None:

@@ -114,6 +114,15 @@ def read_figures(path: Path) -> list[Figure]:
         ]
 
 
+def read_machine(path: Path) -> str:
+    """Return in words when and where the figures of a file were taken."""
+    with path.open(newline="") as file:
+        row = next(csv.DictReader(file))
+    place = row["gpu"] or f"{row['processor']}, {row['cores']} cores"
+    versions = f"Python {row['python']}, torch {row['torch']}, flwr {row['flwr']}"
+    return f"{row['date']}, {place}, threads: {row['threads']}, {versions}"
+
+
 def print_table(title: str, figures: Sequence[Figure]) -> None:
     """Print figures with their ratios and aims."""
     table = Table(title=title)

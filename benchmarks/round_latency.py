@@ -2,18 +2,21 @@
 
 ``python -m benchmarks.round_latency`` starts a SuperLink with TLS and SuperNode authentication and
 SuperNodes on this machine, and lets the server ask each of them a question, round after round:
-with Flower's own grid and task polling, and with those of a deployment here. ``--torch`` lets the
-clients import what this project's ClientApp does, whose start is then part of the round.
+with Flower's own grid and task polling, and with those of a deployment here; then the same with
+clients that import what this project's ClientApp does, whose start is part of every round.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from benchmarks.common import Figure, Timing, report
 from tests.integration.deployed import REPOSITORY, Deployment, wait_for
 
 PYPROJECT = """
@@ -71,7 +74,7 @@ def query(message, context):
 """
 
 
-def measure(deployment: Deployment, app: Path, *, nodes: int, polling: bool, rounds: int) -> str:
+def measure(deployment: Deployment, app: Path, *, nodes: int, polling: bool, rounds: int) -> Timing:
     """Run one app and return what its rounds took."""
     output = deployment.directory / f"seconds-{polling}.json"
     config = {"nodes": nodes, "rounds": rounds, "polling": polling, "output": str(output)}
@@ -83,45 +86,59 @@ def measure(deployment: Deployment, app: Path, *, nodes: int, polling: bool, rou
         raise SystemExit(f"{status}: {details}\n{deployment.log('superlink')}")
     # The first round finds some nodes just after, some just before their three seconds of sleep.
     seconds = json.loads(output.read_text())[1:]
-    return f"{statistics.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})"
+    return Timing(statistics.median(seconds), min(seconds), max(seconds))
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--torch", action="store_true", help="clients import this project's")
-    options = parser.parse_args()
+def measure_all(imports: str, nodes: int, rounds: int) -> list[Timing]:
+    """Return a round's seconds as Flower has it, with our task polling, and with our grid too."""
+    found = []
     with tempfile.TemporaryDirectory(prefix="fedif-") as temporary:
         app = Path(temporary) / "app"
         app.mkdir()
-        imports = "import client_app" if options.torch else ""
         (app / "pyproject.toml").write_text(PYPROJECT)
         (app / "servers.py").write_text(SERVER)
         (app / "clients.py").write_text(CLIENT.format(imports=imports))
-        print("| grid | task polling | round: median (range) |\n| --- | --- | --- |")
-        for interval, grids in (("", (False,)), ("0.2", (False, True))):
-            directory = Path(temporary) / f"federation{interval}"
+        for interval, grids in (("1", (False,)), ("0.2", (False, True))):
+            directory = Path(temporary) / f"federation-{interval}"
             directory.mkdir()
             with Deployment(directory) as deployment:
                 environment = deployment.marked.environment
                 environment["PYTHONPATH"] = str(REPOSITORY)
-                environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = interval or "1"
+                environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = interval
                 deployment.start_superlink()
-                for index in range(options.nodes):
+                for index in range(nodes):
                     deployment.start_node(f"node-{index}", f"partition-id={index} data-dir='.'")
-                for polling in grids:
-                    seconds = measure(
-                        deployment,
-                        app,
-                        nodes=options.nodes,
-                        polling=polling,
-                        rounds=options.rounds,
-                    )
-                    name = "PollingGrid" if polling else "Flower's"
-                    print(f"| {name} | {interval or '1 (Flower)'} | {seconds} |", flush=True)
+                found += [
+                    measure(deployment, app, nodes=nodes, polling=polling, rounds=rounds)
+                    for polling in grids
+                ]
+    return found
+
+
+def main(
+    nodes: Annotated[int, typer.Option(help="SuperNodes")] = 4,
+    rounds: Annotated[int, typer.Option(help="rounds of each run")] = 6,
+    write: Annotated[bool, typer.Option(help="write docs/results")] = False,
+) -> None:
+    """Print the table."""
+    figures = []
+    for title, imports in (("clients that do nothing", ""), ("our imports", "import client_app")):
+        before, *after = measure_all(imports, nodes, rounds)
+        for name, seconds in zip(("task polling", "task polling, PollingGrid"), after, strict=True):
+            figures.append(
+                Figure(
+                    f"{nodes} nodes, {title}: {name} / Flower's own",
+                    seconds.median,
+                    before.median,
+                    "s",
+                    seconds.median / before.median,
+                    "<= 6.5 s" if "Grid" in name and not imports else "",
+                    f"{seconds.low:.1f} to {seconds.high:.1f} s",
+                    f"Flower's {before.low:.1f} to {before.high:.1f} s",
+                )
+            )
+    report("A round between real processes", "round-latency", figures, write=write)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
