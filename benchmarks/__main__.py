@@ -55,17 +55,22 @@ def write_page() -> Path:
             continue
         figures, about = read_figures(path), read_machine(path)
         name = path.stem.removeprefix("bench-").replace("-", "_")
-        parts.append(f"\n## {name.replace('_', ' ')}\n\n`python -m benchmarks.{name}`, {about}\n")
+        options = arguments(name, True, "DIR") if name in BENCHMARKS else []
+        command = " ".join(["python -m", f"benchmarks.{name}", *options])
+        parts.append(f"## {name.replace('_', ' ')}\n\n`{command}`; {about}\n")
         parts.append("| figure | ours | peer | ratio | aim | range, note |")
         parts.append("| --- | ---: | ---: | ---: | --- | --- |")
         for figure in figures:
-            ours, peer = (f"{value:.4g} {figure.unit}" for value in (figure.ours, figure.peer))
+            ours, peer = (
+                f"{value:.4g} {figure.unit}".strip() for value in (figure.ours, figure.peer)
+            )
             remark = "; ".join(filter(None, (figure.spread, figure.note)))
             ratio = f"{figure.ratio:.3g}"
             cells = (figure.name, ours, peer, ratio, figure.aim, remark)
             parts.append(f"| {' | '.join(cells)} |")
+        parts.append("")
     page = PROJECT / "docs" / "benchmarks.md"
-    page.write_text("\n".join(parts) + "\n")
+    page.write_text("\n".join(parts))
     return page
 
 

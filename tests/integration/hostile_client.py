@@ -30,7 +30,15 @@ def install(folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True)
     program = folder / "flwr-clientapp"
     repository, scripts = str(Path(__file__).parents[2]), str(Path(sys.executable).parent)
-    code = f"import sys; sys.path.insert(0, {repository!r}); from {__name__} import main; main()"
+    # The package without its __init__, which imports torch: a member starts a process every round.
+    code = f"""
+import sys, types
+sys.path.insert(0, {repository!r})
+sys.modules["fedif_flower"] = package = types.ModuleType("fedif_flower")
+package.__path__ = [{repository!r} + "/fedif_flower"]
+from {__name__} import main
+main()
+"""
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c {shlex.quote(code)} "$@"\n')
     program.chmod(0o755)
     return {"PATH": os.pathsep.join([str(folder), scripts, os.environ["PATH"]])}

@@ -1,0 +1,76 @@
+"""Members with valid keys whose hosts send whatever they like: every kind, in one run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedif_flower.results import read_rows
+from tests.integration import hostile_client
+from tests.integration.deployed import REPOSITORY, Deployment
+from tests.strategies.hostile import HOSTILE
+
+pytestmark = pytest.mark.deployment
+
+MEMBERS = 4
+ROUNDS = math.ceil(len(hostile_client.KINDS) / MEMBERS)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("hostile")
+    with Deployment(directory) as deployment:
+        deployment.start_superlink()
+        partitions = f"num-partitions={MEMBERS + 1}"
+        deployment.start_node("honest", f"partition-id=0 {partitions}")
+        environment = hostile_client.install(directory / "bin")
+        environment[hostile_client.VICTIM] = str(deployment.node_ids["honest"])
+        for member in range(1, MEMBERS + 1):
+            config = f"partition-id={member} {partitions}"
+            deployment.start_node(f"hostile-{member}", config, environment=environment)
+        config = {
+            "num-clients": MEMBERS + 1,
+            "fraction-train": 1.0,
+            "num-server-rounds": ROUNDS,
+            "local-epochs": 1,
+            "run-name": "hostile",
+            "device": "cpu",
+        }
+        run_id = deployment.submit(REPOSITORY, config)
+        status, details = deployment.outcome(run_id)
+        assert status == "finished:completed", details + deployment.run_log(run_id)
+    return deployment.server / "runs" / "hostile"
+
+
+def test_every_kind_is_refused_with_its_reason(run_dir: Path) -> None:
+    assert len(HOSTILE) >= 20
+    rows = {(r["round"], r["partition_id"]): r for r in read_rows(run_dir / "clients.csv")}
+    refused = {}
+    for server_round in range(1, ROUNDS + 1):
+        for member in range(MEMBERS):
+            row = rows[str(server_round), str(member + 1)]
+            refused[hostile_client.kind_for(server_round, member, MEMBERS)] = row
+    assert set(refused) == set(hostile_client.KINDS)
+    for kind, row in refused.items():
+        assert row["rejection"], kind
+        assert float(row["weight"]) == 0.0, kind
+        assert row["contribution"] == "", kind
+    assert "NaN or Inf" in refused["nan"]["rejection"]
+    assert "hostile" in refused[hostile_client.RAISED]["rejection"]
+    assert "cannot be read" in refused[hostile_client.UNREADABLE]["rejection"]
+    assert "comes from node" in refused[hostile_client.SPOOFED]["rejection"]
+
+
+def test_the_honest_member_trains_on_and_is_blamed_for_nothing(run_dir: Path) -> None:
+    rows = [r for r in read_rows(run_dir / "clients.csv") if r["partition_id"] == "0"]
+    assert len(rows) == ROUNDS
+    assert all(row["rejection"] == "" and float(row["weight"]) == 1.0 for row in rows)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["accepted"] == ROUNDS
+    assert summary["test_accuracy"] > 0.5
+    model = torch.load(run_dir / "model.pt", weights_only=True)
+    assert all(torch.isfinite(value).all() for value in model.values())

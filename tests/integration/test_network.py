@@ -1,0 +1,126 @@
+"""Hosts with addresses of their own: network namespaces joined by a bridge, one unplugged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedif_flower.results import read_rows
+from tests.integration.deployed import REPOSITORY, Deployment, wait_for
+
+pytestmark = pytest.mark.deployment
+
+SERVER = "10.213.7.1"
+ROUNDS = 7
+
+
+class Network:
+    """A bridge on this host, and hosts ``10.213.7.<n>`` plugged into it."""
+
+    def __init__(self) -> None:
+        tag = uuid.uuid4().hex[:6]
+        self.bridge = f"fb{tag}"
+        self._tag = tag
+
+    def host(self, number: int) -> str:
+        return f"fedif-{self._tag}-{number}"
+
+    def enter(self, number: int) -> tuple[str, ...]:
+        """Return the words that let a command run on that host."""
+        return ("ip", "netns", "exec", self.host(number))
+
+    def plug(self, number: int, state: str) -> None:
+        """Connect a host (``"up"``) or cut it off (``"down"``)."""
+        ip("link", "set", f"v{self._tag}{number}", state)
+
+    def __enter__(self) -> Network:
+        try:
+            ip("link", "add", self.bridge, "type", "bridge")
+            ip("link", "set", self.bridge, "up")
+            for number in (1, 2, 3):
+                host, outer, inner = self.host(number), f"v{self._tag}{number}", "eth0"
+                ip("netns", "add", host)
+                ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", host)
+                ip("link", "set", outer, "master", self.bridge, "up")
+                ip("-n", host, "addr", "add", f"10.213.7.{number}/24", "dev", inner)
+                ip("-n", host, "link", "set", inner, "up")
+                ip("-n", host, "link", "set", "lo", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (1, 2, 3):
+            subprocess.run(["ip", "netns", "del", self.host(number)], stderr=subprocess.DEVNULL)
+        subprocess.run(["ip", "link", "del", self.bridge], stderr=subprocess.DEVNULL)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    with contextlib.ExitStack() as stack:
+        try:
+            entered = stack.enter_context(Network())
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", None) or error
+            pytest.skip(f"no network namespaces here: {str(reason).strip()}")
+        yield entered
+
+
+def test_a_host_that_is_cut_off_and_reconnected(
+    network: Network, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("network")
+    with Deployment(directory, host=SERVER, prefix=network.enter(1)) as deployment:
+        deployment.start_superlink(bind="0.0.0.0")
+        for number in (2, 3):
+            config = f"partition-id={number - 2} num-partitions=2"
+            deployment.start_node(f"node-{number}", config, prefix=network.enter(number))
+
+        # What operators may do is not for other hosts, members' hosts included.
+        deployment.script("connect", "from-afar", deployment.address, deployment.server / "ca.crt")
+        afar = deployment.call("flwr", "list", "from-afar", prefix=network.enter(2))
+        assert afar.returncode != 0
+        assert "403" in afar.stdout + afar.stderr
+
+        config = {
+            "num-clients": 2,
+            "fraction-train": 1.0,
+            "num-server-rounds": ROUNDS,
+            "local-epochs": 1,
+            # Sooner than the SuperLink, which gives up on a node after a minute.
+            "round-timeout": 30.0,
+            "run-name": "network",
+            "device": "cpu",
+        }
+        run_id = deployment.submit(REPOSITORY, config)
+        run_dir = deployment.server / "runs" / "network"
+
+        def rows_of(partition_id: int) -> list[dict[str, str]]:
+            rows = read_rows(run_dir / "clients.csv")
+            return [row for row in rows if row["partition_id"] == str(partition_id)]
+
+        wait_for("round 1", lambda: len(rows_of(1)) == 1, timeout=300)
+        network.plug(3, "down")
+        wait_for("a round without it", lambda: any(r["rejection"] for r in rows_of(1)), timeout=300)
+        network.plug(3, "up")
+        status, details = deployment.outcome(run_id)
+        assert status == "finished:completed", details
+        summary = json.loads((Path(run_dir) / "summary.json").read_text())
+        assert summary["rounds"] == ROUNDS
+        assert [row["rejection"] for row in rows_of(0)] == [""] * ROUNDS
+        assert rows_of(1)[-1]["rejection"] == ""
+        assert any("deadline" in row["rejection"] for row in rows_of(1))

@@ -1,0 +1,80 @@
+"""The simulation on a Ray cluster of two nodes, named by ``RAY_ADDRESS`` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+
+from benchmarks.cluster import ray_nodes
+from client_app import app as client_app
+from fedif_flower.config import RunConfig, default_run_config
+from fedif_flower.federation import run_federation
+from fedif_flower.local_grid import LocalGrid
+from fedif_flower.simulate import run_on_ray, simulate
+
+PROJECT = Path(__file__).parents[2]
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with ray_nodes((1, 1)) as address:
+        yield address
+
+
+def make_app() -> ClientApp:
+    """An app whose nodes say on which Ray node they run; in here, for Ray to carry it by value."""
+    app = ClientApp()
+
+    @app.query()
+    def _(message: Message, _context: Context) -> Message:
+        import time
+
+        import ray
+
+        time.sleep(0.5)  # No actor is to answer all of them before the other begins.
+        where = ConfigRecord({"ray-node": ray.get_runtime_context().get_node_id()})
+        return Message(RecordDict({"where": where}), reply_to=message)
+
+    return app
+
+
+def test_clients_run_on_both_nodes(address, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    nodes = []
+
+    def main(grid) -> None:
+        questions = [
+            Message(RecordDict(), node_id, MessageType.QUERY) for node_id in grid.get_node_ids()
+        ]
+        replies = grid.send_and_receive(questions)
+        nodes.extend(reply.content["where"]["ray-node"] for reply in replies)
+
+    run_on_ray(main, make_app(), num_clients=8)
+    assert len(nodes) == 8
+    assert len(set(nodes)) == 2
+
+
+def test_a_federation_has_the_same_bits_as_in_one_process(address, monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+
+    def config(name: str) -> RunConfig:
+        settings = {
+            "num-clients": 10,
+            "num-server-rounds": 2,
+            "fraction-train": 0.4,
+            "output-dir": str(tmp_path),
+            "run-name": name,
+            "device": "cpu",
+        }
+        return RunConfig.from_run_config(default_run_config(PROJECT) | settings)
+
+    there = simulate(config("cluster"), client_app)
+    here = run_federation(LocalGrid(client_app, 10), config("here"))
+    models = [torch.load(run / "model.pt", weights_only=True) for run in (there, here)]
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
