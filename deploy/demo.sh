@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # A whole federation on this machine, as in deploy/README.md: certificates, an authenticated
 # SuperLink, four SuperNodes with data folders of their own, one of them with flipped labels.
-# Results stay in runs/deploy-demo; everything else is removed. Exit status 0: the run completed.
+# Results stay in $OUTPUT/deploy-demo (default: runs); everything else is removed.
+# Exit status 0: the run completed.
 set -euo pipefail
 
 deploy=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(dirname "$deploy")
 command -v flwr >/dev/null || PATH="$repository/.venv/bin:$PATH"
 rounds=${ROUNDS:-8}
+output=${OUTPUT:-$repository/runs}
 home=$(mktemp -d "${TMPDIR:-/tmp}/fedif-demo.XXXXXX")
 export FLWR_HOME="$home/flower" FEDIF_DEMO="$home" PYTHONPATH="$repository"
 # Four clients and a server share this machine's cores.
@@ -15,12 +17,14 @@ export OMP_NUM_THREADS=1
 
 processes() ( # ids of everything that was started here, helpers that detached themselves included
   unset FEDIF_DEMO # which would mark this function's own commands
+  set +e # a process that ends while it is looked at is no error
   if [ -r /proc/self/environ ]; then
     grep -lszxF "FEDIF_DEMO=$home" /proc/[0-9]*/environ | cut -d/ -f3
   else
     ps axeww -o pid=,command= | awk -v mark="FEDIF_DEMO=$home" 'index($0, mark) && !/awk/ {print $1}'
   fi
-) || true
+  return 0
+)
 
 started=()
 finish() {
@@ -102,10 +106,10 @@ done
 
 step "a run of $rounds rounds"
 "$deploy/federation.sh" run demo num-clients=4 fraction-train=1.0 "num-server-rounds=$rounds" \
-  round-timeout=120.0 "output-dir=\"$repository/runs\"" 'run-name="deploy-demo"' 'device="cpu"'
+  round-timeout=120.0 "output-dir=\"$output\"" 'run-name="deploy-demo"' 'device="cpu"'
 
 step "the same report as in simulation"
 python -c 'import sys, pathlib
 from fedif_flower.report import print_summary
-print_summary(pathlib.Path(sys.argv[1]))' "$repository/runs/deploy-demo"
+print_summary(pathlib.Path(sys.argv[1]))' "$output/deploy-demo"
 sed -n '/^## Members/,$p' "$repository/runs/deploy-demo/report.md"

@@ -1,0 +1,30 @@
+"""``make deploy-demo`` as a user runs it: it reports, succeeds, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from fedif_flower.processes import MarkedProcesses
+from tests.integration.deployed import REPOSITORY
+
+pytestmark = pytest.mark.deployment
+
+
+def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    own = {"PATH": path, "TMPDIR": str(tmp_path), "OUTPUT": str(tmp_path / "runs"), "ROUNDS": "1"}
+    marked = MarkedProcesses({**os.environ, **own}, variable="FEDIF_TEST_ID")
+    command = ["bash", str(REPOSITORY / "deploy" / "demo.sh")]
+    ended = subprocess.run(command, env=marked.environment, capture_output=True, text=True)
+    left = marked.alive()
+    marked.terminate()
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "4 / 0 / 0" in ended.stdout
+    assert "malicious" in ended.stdout.partition("## Members")[2]
+    assert left == []
+    assert list(tmp_path.glob("fedif-demo.*")) == []
