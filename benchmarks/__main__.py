@@ -42,7 +42,7 @@ def arguments(name: str, full: bool, data_dir: str) -> list[str]:
     if name == "valuation":
         if not full:
             return ["--quick"]
-        return ["--write", *(["--cifar10", data_dir] if data_dir else [])]
+        return ["--threads", "1", "--write", *(["--cifar10", data_dir] if data_dir else [])]
     real = ["--data-dir", data_dir] if data_dir and (BENCHMARKS.get(name) or name == "gpu") else []
     return ["--write", *(["--full"] if full else []), *real]
 

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from benchmarks.common import Figure, report
 from fedif_flower.config import NodeConfig, RunConfig, default_run_config
 from fedif_flower.data import dirichlet_partition, load_dataset
 from fedif_flower.data.export import export_partitions
+from fedif_flower.models import default_model
 
 PROJECT = Path(__file__).resolve().parents[1]
 _CHILD = """
@@ -77,6 +79,7 @@ def main(
     config = RunConfig.from_run_config(default_run_config(PROJECT) | settings)
     with tempfile.TemporaryDirectory() as folder:
         loaded = load_dataset(config.dataset, config.data_dir)
+        config = replace(config, model=default_model(loaded.name, loaded.image_shape))
         parts = dirichlet_partition(loaded, 4, config.dirichlet_alpha, config.seed)
         export_partitions(loaded, parts[:1], Path(folder) / "own")
         figures = [
