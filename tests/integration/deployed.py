@@ -13,11 +13,21 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
 from fedif_flower.processes import MarkedProcesses
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "deploy" / "federation.sh"
 NAME = "test"
+TOOLS = ("bash", "openssl", "ssh-keygen")
+# For the modules that use this: operators need these, a machine for tests may lack them.
+marks = [
+    pytest.mark.deployment,
+    pytest.mark.skipif(
+        any(shutil.which(tool) is None for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"
+    ),
+]
 
 
 def free_port() -> int:
@@ -201,7 +211,3 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process, and the helpers that share its session, without warning."""
     os.killpg(process.pid, 9)
     process.wait()
-
-
-def has_command(name: str) -> bool:
-    return shutil.which(name) is not None

@@ -7,12 +7,10 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-import pytest
-
 from fedif_flower.processes import MarkedProcesses
-from tests.integration.deployed import REPOSITORY
+from tests.integration.deployed import REPOSITORY, marks
 
-pytestmark = pytest.mark.deployment
+pytestmark = marks
 
 
 def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:

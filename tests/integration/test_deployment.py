@@ -20,10 +20,11 @@ from tests.integration.deployed import (
     Deployment,
     free_port,
     kill_group,
+    marks,
     wait_for,
 )
 
-pytestmark = pytest.mark.deployment
+pytestmark = marks
 
 # Names in another order than partitions; the last one's updates are noise.
 PARTITIONS = {"ada": 2, "bob": 0, "cyd": 1}

@@ -11,10 +11,10 @@ import torch
 
 from fedif_flower.results import read_rows
 from tests.integration import hostile_client
-from tests.integration.deployed import REPOSITORY, Deployment
+from tests.integration.deployed import REPOSITORY, Deployment, marks
 from tests.strategies.hostile import HOSTILE
 
-pytestmark = pytest.mark.deployment
+pytestmark = marks
 
 MEMBERS = 4
 ROUNDS = math.ceil(len(hostile_client.KINDS) / MEMBERS)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.results import read_rows
-from tests.integration.deployed import REPOSITORY, Deployment, wait_for
+from tests.integration.deployed import REPOSITORY, Deployment, marks, wait_for
 
-pytestmark = pytest.mark.deployment
+pytestmark = marks
 
 SERVER = "10.213.7.1"
 ROUNDS = 7
