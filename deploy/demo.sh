@@ -112,4 +112,4 @@ step "the same report as in simulation"
 python -c 'import sys, pathlib
 from fedif_flower.report import print_summary
 print_summary(pathlib.Path(sys.argv[1]))' "$output/deploy-demo"
-sed -n '/^## Members/,$p' "$repository/runs/deploy-demo/report.md"
+sed -n '/^## Members/,$p' "$output/deploy-demo/report.md"

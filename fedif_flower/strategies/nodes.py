@@ -18,7 +18,8 @@ from fedif_flower.errors import TrainingFailedError
 from fedif_flower.seeding import numpy_generator
 
 UNKNOWN_PARTITION = -1
-QUERY_TIMEOUT = 60.0
+# A node starts a process to answer; on a busy host that has taken over a minute.
+QUERY_TIMEOUT = 180.0
 _POLL_SECONDS = 0.1
 
 
