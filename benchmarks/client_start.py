@@ -19,12 +19,12 @@ from typing import Annotated
 import typer
 
 from benchmarks.common import Figure, report
+from benchmarks.workload import PROJECT
 from fedif_flower.config import NodeConfig, RunConfig, default_run_config
 from fedif_flower.data import dirichlet_partition, load_dataset
 from fedif_flower.data.export import export_partitions
 from fedif_flower.models import default_model
 
-PROJECT = Path(__file__).resolve().parents[1]
 _CHILD = """
 import json, sys, time
 started = time.perf_counter()
