@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NoReturn
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -74,10 +73,6 @@ class LocalGrid(Grid):
     def get_node_ids(self) -> list[int]:
         """Return every node's id."""
         return list(self.contexts)
-
-    def get_nodes(self) -> list[NodeInfo]:
-        """Refuse: node infos belong to a SuperLink."""
-        raise RuntimeError("a LocalGrid has no node infos")
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Queue messages and return their ids."""

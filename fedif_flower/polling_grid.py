@@ -3,7 +3,9 @@
 Flower's own grid looks for replies every three seconds, and takes all of a round at once: one that
 cannot be read ends the run, and the sender's name is read from the reply itself, where the sender
 wrote it. This one looks five times a second and fetches each reply by the message it answers, so
-that a bad one stands alone and its sender is the node that the message went to.
+that a bad one stands alone and its sender is the node that the message went to. And it sees
+that a node was away and is back before anyone noticed: what it was doing is lost, and waiting for
+that would take the whole timeout.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ class PollingGrid(Grid):
         The way to the clients.
     poll_seconds : float
         Pause after looking for a reply that is not there yet, > 0.
+    restart_seconds : float
+        How often to look whether a node that has not answered was started again, > 0.
     """
 
-    def __init__(self, grid: Grid, poll_seconds: float = 0.2) -> None:
+    def __init__(self, grid: Grid, poll_seconds: float = 0.2, restart_seconds: float = 5.0) -> None:
         self._grid = grid
         self._poll_seconds = poll_seconds
+        self._restart_seconds = restart_seconds
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -85,15 +90,23 @@ class PollingGrid(Grid):
         -------
         list of Message
             At most one reply to each message, from the node that the message went to; an error
-            where the reply could not be read or bore another sender's name.
+            where the reply could not be read or bore another sender's name, and where the node was
+            started again before it answered.
         """
         sent = list(messages)
         ids = self.push_messages(sent)
         # An id is missing where Flower could not pass the message on.
         waiting = {i: message for i, message in zip(ids, sent, strict=False) if i is not None}
-        deadline = None if timeout is None else time.monotonic() + timeout
+        # Only now: a node that was started before this has the message still to come.
+        activations = self._activations() if waiting else {}
+        looked = time.monotonic()
+        deadline = None if timeout is None else looked + timeout
         replies: list[Message] = []
         while waiting and (deadline is None or time.monotonic() < deadline):
+            if time.monotonic() - looked >= self._restart_seconds:
+                replies += self._lost(waiting, activations)
+                looked = time.monotonic()
+                continue
             message_id, message = next(iter(waiting.items()))
             del waiting[message_id]
             if (reply := self._reply_to(message_id, message)) is not None:
@@ -103,6 +116,26 @@ class PollingGrid(Grid):
                 # not there is paused for, so that the last reply is found after one pause at most.
                 waiting[message_id] = message
                 time.sleep(self._poll_seconds)
+        return replies
+
+    def _activations(self) -> dict[int, str]:
+        """Return when each node that is online came online."""
+        return {node.node_id: node.last_activated_at for node in self.get_nodes()}
+
+    def _lost(self, waiting: dict[str, Message], before: dict[int, str]) -> list[Message]:
+        """Take the messages to nodes that were started again out of those waiting."""
+        now = self._activations()
+        replies: list[Message] = []
+        for message_id, message in list(waiting.items()):
+            node_id = message.metadata.dst_node_id
+            if node_id not in now or now[node_id] == before.get(node_id, now[node_id]):
+                continue
+            del waiting[message_id]
+            reason = "the node was started again before it answered"
+            replies.append(
+                self._reply_to(message_id, message)
+                or _refusal(message, reason, ErrorCode.NODE_UNAVAILABLE)
+            )
         return replies
 
     def _reply_to(self, message_id: str, message: Message) -> Message | None:
@@ -123,6 +156,6 @@ class PollingGrid(Grid):
         return reply
 
 
-def _refusal(message: Message, reason: str) -> Message:
+def _refusal(message: Message, reason: str, code: int = ErrorCode.MESSAGE_UNAVAILABLE) -> Message:
     log(WARNING, "node %d: %s", message.metadata.dst_node_id, reason)
-    return Message(Error(code=ErrorCode.MESSAGE_UNAVAILABLE, reason=reason), reply_to=message)
+    return Message(Error(code=code, reason=reason), reply_to=message)

@@ -5,6 +5,8 @@ import time
 import httpx
 import pytest
 from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedif_flower.local_grid import LocalGrid
 from fedif_flower.polling_grid import PollingGrid
@@ -63,6 +65,58 @@ def test_a_silent_node_costs_the_timeout_and_no_more():
     assert set(ask(Forgetful(Clients(), 3), timeout=0.3)) == {1000, 1002}
     assert time.monotonic() - started >= 0.3
     assert ask(SlowGrid(1), timeout=0.0) == {}
+
+
+class Restarting(LocalGrid):
+    """Node 1001 never answers; who came online when is told by `activations`, look by look."""
+
+    def __init__(self, *activations: dict[int, str]) -> None:
+        super().__init__(Clients(), 2)
+        self.activations = list(activations)
+
+    def get_nodes(self):
+        now = self.activations.pop(0) if len(self.activations) > 1 else self.activations[0]
+        return [NodeInfo(node_id=i, last_activated_at=at) for i, at in now.items()]
+
+    def pull_messages(self, message_ids):
+        here = [i for i in message_ids if self._waiting[i].metadata.dst_node_id != 1001]
+        return super().pull_messages(here)
+
+
+def ask_restarting(*activations: dict[int, str], timeout: float | None) -> dict[int, Message]:
+    grid = PollingGrid(Restarting(*activations), poll_seconds=0.01, restart_seconds=0.02)
+    replies = grid.send_and_receive([query(1000), query(1001)], timeout=timeout)
+    return {reply.metadata.src_node_id: reply for reply in replies}
+
+
+def test_a_node_that_was_started_again_is_not_waited_for():
+    before, after = {1000: "09:00", 1001: "09:00"}, {1000: "09:00", 1001: "09:05"}
+    replies = ask_restarting(before, before, after, timeout=None)
+    assert replies[1000].has_content()
+    assert replies[1001].error.code == ErrorCode.NODE_UNAVAILABLE
+    assert replies[1001].error.reason == "the node was started again before it answered"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({1000: "09:00", 1001: "09:00"}, {1000: "09:00", 1001: "09:00"}),  # busy
+        ({1000: "09:00", 1001: "09:00"}, {1000: "09:00"}),  # offline: the SuperLink says so itself
+        ({1000: "09:00"}, {1000: "09:00", 1001: "09:05"}),  # online only since: message to come
+    ],
+)
+def test_any_other_node_is(before, after):
+    assert set(ask_restarting(before, after, timeout=0.3)) == {1000}
+
+
+def test_a_reply_that_came_before_the_restart_counts():
+    class JustInTime(Restarting):
+        def pull_messages(self, message_ids):
+            return LocalGrid.pull_messages(self, message_ids) if len(self.activations) == 1 else []
+
+    grid = PollingGrid(JustInTime({1001: "09:00"}, {1001: "09:05"}), 0.01, restart_seconds=0.02)
+    (reply,) = grid.send_and_receive([query(1001)])
+    assert reply.has_content()
 
 
 def test_nothing_to_send_is_nothing_to_wait_for():
@@ -129,8 +183,7 @@ def test_everything_else_is_the_other_grid_s():
     assert grid.get_node_ids() == [1000, 1001]
     (message_id,) = grid.push_messages([query(1000)])
     assert len(grid.pull_messages([message_id])) == 1
-    with pytest.raises(RuntimeError, match="no node infos"):
-        grid.get_nodes()
+    assert [node.node_id for node in grid.get_nodes()] == [1000, 1001]
     with pytest.raises(RuntimeError, match="belongs to no run"):
         _ = grid.run
     with pytest.raises(RuntimeError, match=r"flwr\.app\.Message"):
