@@ -79,6 +79,7 @@ class RunConfig:
     shapley_utility: str = _key(choices=METRICS)
     attack: str = _key(choices=tuple(ATTACKS))
     malicious_fraction: float = _key(minimum=0, maximum=1)
+    assumed_malicious_fraction: float = _key(minimum=0, maximum=1, auto=True)
     poison_ratio_min: float = _key(minimum=0, maximum=1)
     poison_ratio_max: float = _key(minimum=0, maximum=1)
     gradient_noise_std: float = _key(minimum=0)
@@ -117,6 +118,8 @@ class RunConfig:
         if values["gamma"] == AUTO:
             tuned = dataset == "fashion-mnist" and strategy == "fedif"
             values["gamma"] = 0.4 if tuned else 0.3
+        if values["assumed-malicious-fraction"] == AUTO:
+            values["assumed-malicious-fraction"] = values["malicious-fraction"]
         checked = {f.name: _checked(key, values[key], f) for key, f in known.items()}
         config = cls(**checked)
         config._check_combinations()
@@ -189,6 +192,8 @@ class RunConfig:
         # Results from before there was a choice keep their names.
         if settings["precision"] == "float32":
             del settings["precision"]
+        if settings["assumed-malicious-fraction"] == settings["malicious-fraction"]:
+            del settings["assumed-malicious-fraction"]
         return settings
 
     def digest(self) -> str:

@@ -43,6 +43,15 @@ def test_auto_depends_on_the_data_set(overrides, learning_rate, gamma):
     assert (parsed.learning_rate, parsed.gamma) == (learning_rate, gamma)
 
 
+def test_robust_rules_are_told_the_truth_unless_told_otherwise():
+    told = config(malicious_fraction=0.7)
+    assert told.assumed_malicious_fraction == 0.7
+    assert config(malicious_fraction=0.7, assumed_malicious_fraction=0.7).digest() == told.digest()
+    untold = config(malicious_fraction=0.7, assumed_malicious_fraction=0)
+    assert (untold.malicious_fraction, untold.assumed_malicious_fraction) == (0.7, 0.0)
+    assert untold.digest() != told.digest()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
@@ -67,6 +76,7 @@ def test_auto_depends_on_the_data_set(overrides, learning_rate, gamma):
         ("data-dir", 3, "a string"),
         ("poison-ratio-min", 0.9, "poison-ratio-max"),
         ("malicious-fraction", 1.5, "<= 1"),
+        ("assumed-malicious-fraction", 1.5, "<= 1 or 'auto'"),
         ("pgd-steps", 0, ">= 1"),
         ("min-valid-replies", 11, "10 clients"),
         ("run-name", "../elsewhere", "folder"),

@@ -53,7 +53,7 @@ class StrategyParts:
     @property
     def assumed_malicious(self) -> int:
         """How many of a round's clients a robust rule is told to expect malicious."""
-        return round(self.config.malicious_fraction * self.config.clients_per_round)
+        return round(self.config.assumed_malicious_fraction * self.config.clients_per_round)
 
 
 Builder = Callable[[StrategyParts], ScreenedStrategy]
@@ -98,6 +98,10 @@ def _leave_one_out(parts: StrategyParts) -> ScreenedStrategy:
     return LeaveOneOut(parts.validation, gamma=config.gamma, shapley_utility=utility, **parts.base)
 
 
+def _krum(parts: StrategyParts) -> ScreenedStrategy:
+    return Krum(malicious_fraction=parts.config.assumed_malicious_fraction, **parts.base)
+
+
 def _multikrum(parts: StrategyParts) -> ScreenedStrategy:
     malicious = parts.assumed_malicious
     selected = max(parts.config.clients_per_round - malicious, 1)
@@ -124,7 +128,7 @@ STRATEGIES: Mapping[str, Builder] = {
     "fltrust": _fltrust,
     "fedadp": lambda parts: FedAdp(**parts.base),
     "rfa": lambda parts: RFA(**parts.base),
-    "krum": lambda parts: Krum(malicious_fraction=parts.config.malicious_fraction, **parts.base),
+    "krum": _krum,
     "multikrum": _multikrum,
     "fedmedian": lambda parts: ScreenedFlower(flower.FedMedian(), **parts.base),
     "fedtrimmedavg": lambda parts: ScreenedFlower(flower.FedTrimmedAvg(), **parts.base),

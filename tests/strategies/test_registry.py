@@ -66,6 +66,13 @@ def test_every_name_runs(tmp_path, strategy):
     assert all(weight >= 0 for weight in weights)
 
 
+def test_krum_is_told_the_assumed_share(tmp_path, caplog):
+    run(config(tmp_path, "krum", **{"malicious-fraction": 0.6, "assumed-malicious-fraction": 0}))
+    assert "2f + 2 < m" not in caplog.text
+    run(config(tmp_path, "krum", **{"malicious-fraction": 0.6}))
+    assert "f = 3 of m = 5" in caplog.text
+
+
 class Spoiler:
     """The real clients, of whom partition 1 sends a model full of ``value``."""
 
