@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
@@ -18,8 +19,10 @@ from fedif_flower.errors import TrainingFailedError
 from fedif_flower.seeding import numpy_generator
 
 UNKNOWN_PARTITION = -1
-# A node starts a process to answer; on a busy host that has taken over a minute.
-QUERY_TIMEOUT = 180.0
+# A node starts a process to answer; on a busy host that has taken over a minute. Who was too slow
+# is asked again in the next rounds, so that a silent node delays no run by more than both together.
+QUERY_TIMEOUT = 60.0
+MOST_QUESTIONS = 3
 _POLL_SECONDS = 0.1
 
 
@@ -94,12 +97,12 @@ def is_simulated(grid: Grid) -> bool:
 
 
 class NodeDirectory:
-    """The nodes that are online, each identified once.
+    """The nodes that are online, each asked who it is until it has said so, three times at most.
 
     Parameters
     ----------
     identify : callable, optional
-        ``identify(grid, node_ids)`` names nodes not seen before. ``None``: a node's id serves as
+        ``identify(grid, node_ids)`` names nodes not known yet. ``None``: a node's id serves as
         its partition id.
     timeout : float
         Seconds to wait for enough nodes.
@@ -109,6 +112,7 @@ class NodeDirectory:
         self._identify = identify
         self._timeout = timeout
         self._known: dict[int, ClientNode] = {}
+        self._questions: Counter[int] = Counter()
 
     @property
     def known(self) -> list[ClientNode]:
@@ -150,12 +154,18 @@ class NodeDirectory:
                     f"{len(node_ids)} nodes online after {self._timeout:g} s, {at_least} needed"
                 )
             time.sleep(_POLL_SECONDS)
-        unseen = [node_id for node_id in node_ids if node_id not in self._known]
-        if unseen and self._identify is not None:
-            self._known.update((n.node_id, n) for n in self._identify(grid, unseen))
-        for node_id in unseen:
+        unknown = [node_id for node_id in node_ids if self._is_unknown(node_id)]
+        if unknown and self._identify is not None:
+            self._questions.update(unknown)
+            self._known.update((n.node_id, n) for n in self._identify(grid, unknown))
+        for node_id in unknown:
             self._known.setdefault(node_id, ClientNode(node_id, node_id))
         return sorted(self._known[node_id] for node_id in node_ids)
+
+    def _is_unknown(self, node_id: int) -> bool:
+        node = self._known.get(node_id)
+        silent = node is not None and node.partition_id == UNKNOWN_PARTITION
+        return node is None or (silent and self._questions[node_id] < MOST_QUESTIONS)
 
 
 def sample_clients(
