@@ -21,6 +21,7 @@ from fedif_flower.contribution import WEIGHT_SCOPES
 from fedif_flower.data import DATASETS
 from fedif_flower.errors import ConfigError
 from fedif_flower.models import MODELS
+from fedif_flower.strategies.krum import DISTANCES
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.training import PRECISIONS, Precision, TrainingConfig
 from fedif_flower.valuation.coalitions import METRICS
@@ -74,6 +75,7 @@ class RunConfig:
     smooth_update: bool
     weight_scope: str = _key(choices=WEIGHT_SCOPES)
     proximal_mu: float = _key(minimum=0)
+    krum_distances: str = _key(choices=DISTANCES)
     shapley_estimator: str = _key(choices=tuple(ESTIMATORS))
     shapley_samples: int = _key(minimum=1)
     shapley_utility: str = _key(choices=METRICS)
@@ -190,10 +192,14 @@ class RunConfig:
         """Return every setting that can change a result (not where or when it is written)."""
         settings = {k: v for k, v in self.to_run_config().items() if k not in _NEUTRAL}
         # Results from before there was a choice keep their names.
-        if settings["precision"] == "float32":
-            del settings["precision"]
-        if settings["assumed-malicious-fraction"] == settings["malicious-fraction"]:
-            del settings["assumed-malicious-fraction"]
+        before = {
+            "precision": "float32",
+            "krum-distances": "parameters",
+            "assumed-malicious-fraction": settings["malicious-fraction"],
+        }
+        for key, value in before.items():
+            if settings[key] == value:
+                del settings[key]
         return settings
 
     def digest(self) -> str:

@@ -33,6 +33,8 @@ class RoundUpdates:
         The received model's buffers by name, counters included.
     split_buffers : callable
         Returns buffers ``[..., b]`` by name, ``[..., *shape]`` each.
+    counters : sequence of mapping of str to Tensor
+        The integer arrays that each of the m clients sent back, by name.
     """
 
     server_round: int
@@ -45,6 +47,7 @@ class RoundUpdates:
     buffer_updates: Tensor
     named_buffers: Mapping[str, Tensor] = field(default_factory=dict)
     split_buffers: Callable[[Tensor], Mapping[str, Tensor]] = lambda _: {}
+    counters: Sequence[Mapping[str, Tensor]] = ()
 
     @property
     def num_clients(self) -> int:
@@ -58,6 +61,18 @@ class RoundUpdates:
     def named_client_buffers(self) -> Mapping[str, Tensor]:
         """Return the clients' buffers by name, ``[m, ...]`` each (new tensors)."""
         return self.split_buffers(self.global_buffers + self.buffer_updates)
+
+    def state_updates(self) -> Tensor:
+        """Return what changed of parameters, buffers and counters, ``[m, d + b + c]`` (new)."""
+        changes = [
+            [(value - self.named_buffers[name]).flatten() for name, value in own.items()]
+            for own in self.counters
+        ]
+        # [m, c]
+        counted = torch.stack([torch.cat(c) for c in changes]) if any(changes) else None
+        parts = [self.client_updates, self.buffer_updates]
+        parts += [] if counted is None else [counted.to(self.client_updates)]
+        return torch.cat(parts, dim=1)
 
 
 @dataclass(frozen=True)

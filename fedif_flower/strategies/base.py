@@ -292,7 +292,7 @@ class ScreenedStrategy(FlowerFedAvg):
         updates = self._updates(server_round, accepted)
         try:
             aggregation = self.weigh(updates)
-            vectors = self._combine(updates, aggregation.weights, accepted)
+            vectors = self._combine(updates, aggregation.weights)
         except ValuationError as error:
             log(ERROR, "round %d: %s; the model stays as it was", server_round, error)
             return None, None
@@ -314,18 +314,15 @@ class ScreenedStrategy(FlowerFedAvg):
             buffer_updates=workspace.buffer_updates[:m].to(self.device),
             named_buffers=self.layout.named_buffers(vectors),
             split_buffers=self.layout.split_buffers,
+            counters=[reply.counters for reply in accepted],
         )
 
-    def _combine(
-        self, updates: RoundUpdates, weights: Tensor, accepted: Sequence[AcceptedReply]
-    ) -> ModelVectors:
+    def _combine(self, updates: RoundUpdates, weights: Tensor) -> ModelVectors:
         params = combine(updates.global_params, updates.client_updates, weights).cpu()
         buffers = combine(updates.global_buffers, updates.buffer_updates, weights).cpu()
         if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
             raise ValuationError("the aggregated model is not finite")
-        return ModelVectors(
-            params, buffers, largest_counters([r.counters for r in accepted], weights)
-        )
+        return ModelVectors(params, buffers, largest_counters(updates.counters, weights))
 
     def _report(
         self,

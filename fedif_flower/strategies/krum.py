@@ -6,7 +6,7 @@ Paper: https://arxiv.org/abs/1703.02757
 from __future__ import annotations
 
 from logging import WARNING
-from typing import Unpack
+from typing import Literal, Unpack, get_args
 
 from flwr.common.logger import log
 
@@ -15,12 +15,14 @@ from fedif_flower.rules.krum import krum_scores, select_lowest
 from fedif_flower.strategies.base import BaseArguments, ScreenedStrategy
 from fedif_flower.updates import Aggregation, RoundUpdates
 
+Distances = Literal["parameters", "state"]
+DISTANCES: tuple[Distances, ...] = get_args(Distances)
+
 
 class Krum(ScreenedStrategy):
     r"""Take over the one model that lies nearest to its neighbours.
 
-    Distances are taken between updates, over trainable parameters only. Of m replies,
-    f = round(malicious_fraction * m) are assumed to be malicious.
+    Of m replies, f = round(malicious_fraction * m) are assumed to be malicious.
 
     Parameters
     ----------
@@ -28,6 +30,11 @@ class Krum(ScreenedStrategy):
         Assumed share of malicious clients, in [0, 1].
     num_selected : int
         Average this many of the best (Krum: 1).
+    distances : {"parameters", "state"}
+        Between what: what is trained, or all that is sent, as in implementations that flatten a
+        ``state_dict``. With batch normalisation the latter holds counts of training steps, whose
+        differences (tens) hide those of the parameters (about one): clients with equally many
+        examples are then near each other, whatever they trained on.
     **base
         See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
@@ -37,13 +44,17 @@ class Krum(ScreenedStrategy):
         *,
         malicious_fraction: float = 0.0,
         num_selected: int = 1,
+        distances: Distances = "parameters",
         **base: Unpack[BaseArguments],
     ) -> None:
         if not 0.0 <= malicious_fraction <= 1.0:
             raise ConfigError(f"malicious-fraction = {malicious_fraction}; allowed: 0 to 1")
+        if distances not in DISTANCES:
+            raise ConfigError(f"krum-distances = {distances!r}; allowed: {', '.join(DISTANCES)}")
         super().__init__(**base)
         self.malicious_fraction = malicious_fraction
         self.num_selected = num_selected
+        self.distances = distances
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return 1 for the selected model, 0 for the others, ``[m]``; scores are -distances."""
@@ -56,6 +67,8 @@ class Krum(ScreenedStrategy):
                 num_malicious,
                 m,
             )
-        scores = krum_scores(updates.client_updates, num_malicious)
+        parameters_only = self.distances == "parameters"
+        points = updates.client_updates if parameters_only else updates.state_updates()  # [m, .]
+        scores = krum_scores(points, num_malicious)
         weights = select_lowest(scores, min(self.num_selected, m))
         return Aggregation(weights=weights.cpu(), scores=-scores.cpu())

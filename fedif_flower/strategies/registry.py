@@ -14,7 +14,7 @@ from fedif_flower.strategies.contribution import FedIF
 from fedif_flower.strategies.fedavg import FedAvg, FedProx
 from fedif_flower.strategies.flower import ScreenedFlower
 from fedif_flower.strategies.geometry import RFA, FedAdp, FLTrust, ShapFed
-from fedif_flower.strategies.krum import Krum
+from fedif_flower.strategies.krum import Distances, Krum
 from fedif_flower.strategies.shapley import AFedSV, FedSV, LeaveOneOut, SFedAvg
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import Metric
@@ -99,7 +99,11 @@ def _leave_one_out(parts: StrategyParts) -> ScreenedStrategy:
 
 
 def _krum(parts: StrategyParts) -> ScreenedStrategy:
-    return Krum(malicious_fraction=parts.config.assumed_malicious_fraction, **parts.base)
+    return Krum(
+        malicious_fraction=parts.config.assumed_malicious_fraction,
+        distances=cast(Distances, parts.config.krum_distances),
+        **parts.base,
+    )
 
 
 def _multikrum(parts: StrategyParts) -> ScreenedStrategy:
