@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from fedif_flower.attacks import ATTACKS, AttackConfig
 from fedif_flower.contribution import WEIGHT_SCOPES
-from fedif_flower.data import DATASETS
+from fedif_flower.data import DATASETS, NORMALIZATIONS
 from fedif_flower.errors import ConfigError
 from fedif_flower.models import MODELS
 from fedif_flower.strategies.krum import DISTANCES
@@ -66,6 +66,7 @@ class RunConfig:
     data_dir: str
     output_dir: str
     run_name: str
+    normalization: str = _key(choices=tuple(NORMALIZATIONS))
     model: str = _key(choices=(AUTO, *MODELS))
     dirichlet_alpha: float = _key(above=0)
     strategy: str = _key(choices=tuple(STRATEGIES))
@@ -194,6 +195,7 @@ class RunConfig:
         # Results from before there was a choice keep their names.
         before = {
             "precision": "float32",
+            "normalization": "data",
             "krum-distances": "parameters",
             "assumed-malicious-fraction": settings["malicious-fraction"],
         }

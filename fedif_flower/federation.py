@@ -20,7 +20,7 @@ from fedif_flower.checkpoint import CheckpointFolder
 from fedif_flower.client import RUN_CONFIG_KEY, data_settings
 from fedif_flower.config import AUTO, RunConfig
 from fedif_flower.data import (
-    Dataset,
+    NORMALIZATIONS,
     Normalization,
     Split,
     load_dataset,
@@ -71,14 +71,16 @@ def build_server(config: RunConfig) -> Server:
     if config.model == AUTO:
         config = replace(config, model=default_model(config.dataset, dataset.image_shape))
     model = build_model(config.model, dataset.image_shape, dataset.num_classes, seed=config.seed)
-    validation_data, test_data = _held_out(dataset.name, config.data_dir, config.seed)
+    normalization = NORMALIZATIONS[config.normalization](dataset.mean, dataset.std)
+    held_out = _held_out(dataset.name, config.data_dir, config.seed, normalization)
+    validation_data, test_data = held_out
     return Server(
         config=config,
         model=model,
         validation=Validation(model, *validation_data, device=config.device),
         validation_data=validation_data,
         test=Validation(model, *test_data, device=config.device),
-        normalization=Normalization(dataset.mean, dataset.std),
+        normalization=normalization,
         classes=dataset.classes,
         num_train=len(dataset.train.labels),
         fingerprint=dataset.fingerprint,
@@ -86,24 +88,20 @@ def build_server(config: RunConfig) -> Server:
 
 
 @lru_cache(maxsize=2)
-def _held_out(name: str, data_dir: str, seed: int) -> tuple[tuple[Tensor, Tensor], ...]:
+def _held_out(
+    name: str, data_dir: str, seed: int, normalization: Normalization
+) -> tuple[tuple[Tensor, Tensor], ...]:
     # Shared by the federations of a grid: they only read, and nothing copies this layout.
     dataset = load_dataset(name, data_dir)
 
     def held_out(chosen: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         split = Split(dataset.test.images[chosen], dataset.test.labels[chosen])
-        inputs, labels = tensors(dataset, split)
+        inputs = normalization(to_pixels(split.images, dataset.max_value))  # [n, c, h, w]
+        labels = torch.from_numpy(split.labels.copy())
         return inputs.contiguous(memory_format=torch.channels_last), labels
 
     validation, test = split_test(len(dataset.test.labels), seed)
     return held_out(validation), held_out(test)
-
-
-def tensors(dataset: Dataset, split: Split) -> tuple[Tensor, Tensor]:
-    """Return a split as normalised inputs ``[n, c, h, w]`` and labels ``[n]``."""
-    pixels = to_pixels(split.images, dataset.max_value)
-    normalize = Normalization(dataset.mean, dataset.std)
-    return normalize(pixels), torch.from_numpy(split.labels.copy())
 
 
 def build_strategy(server: Server, recorder: RunRecorder) -> ScreenedStrategy:

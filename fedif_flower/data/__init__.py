@@ -3,10 +3,11 @@
 from fedif_flower.data.datasets import DATASETS, Dataset, Split, load_dataset
 from fedif_flower.data.export import export_partitions
 from fedif_flower.data.partition import dirichlet_partition, split_test
-from fedif_flower.data.transforms import Normalization, normalize, to_pixels
+from fedif_flower.data.transforms import NORMALIZATIONS, Normalization, normalize, to_pixels
 
 __all__ = [
     "DATASETS",
+    "NORMALIZATIONS",
     "Dataset",
     "Normalization",
     "Split",

@@ -5,8 +5,9 @@ They are apart because adversarial examples are made of pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -75,3 +76,14 @@ class Normalization:
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return ``pixels`` [..., c, h, w] normalised."""
         return normalize(pixels, self.mean, self.std)
+
+
+def half(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalization:
+    """Return what brings pixels to [-1, 1], whatever the data set's own moments are."""
+    return Normalization((0.5,) * len(mean), (0.5,) * len(std))
+
+
+# By the name of the run config's choice, from mean and standard deviation of the training split.
+NORMALIZATIONS: Mapping[str, Callable[[tuple[float, ...], tuple[float, ...]], Normalization]] = (
+    MappingProxyType({"data": Normalization, "half": half})
+)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.data.transforms import Normalization, normalize, to_pixels
+from fedif_flower.data.transforms import NORMALIZATIONS, Normalization, normalize, to_pixels
 
 
 def test_to_pixels_by_hand() -> None:
@@ -67,3 +67,11 @@ def test_normalization_gives_zero_mean_and_unit_deviation() -> None:
 def test_normalization_refuses_what_cannot_divide(std: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="allowed"):
         Normalization((0.5,), std)
+
+
+def test_choices_of_moments() -> None:
+    mean, std = (0.25, 0.5, 0.75), (0.1, 0.2, 0.3)
+    assert NORMALIZATIONS["data"](mean, std) == Normalization(mean, std)
+    half = NORMALIZATIONS["half"](mean, std)
+    ends = torch.tensor([0.0, 1.0]).expand(3, 1, 2)
+    assert torch.equal(half(ends), 2 * ends - 1)
