@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +68,14 @@ def test_every_name_runs(tmp_path, strategy):
 
 
 def test_krum_is_told_the_assumed_share(tmp_path, caplog):
-    run(config(tmp_path, "krum", **{"malicious-fraction": 0.6, "assumed-malicious-fraction": 0}))
-    assert "2f + 2 < m" not in caplog.text
-    run(config(tmp_path, "krum", **{"malicious-fraction": 0.6}))
+    untold = config(
+        tmp_path, "krum", **{"malicious-fraction": 0.6}, **{"assumed-malicious-fraction": 0.2}
+    )
+    told = config(tmp_path, "krum", **{"malicious-fraction": 0.6})
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        run(untold)
+        assert "2f + 2 < m" not in caplog.text
+        run(told)
     assert "f = 3 of m = 5" in caplog.text
 
 
