@@ -22,7 +22,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 # Name, and whether it takes real CIFAR-10 images.
 BENCHMARKS = {
     "aggregation": False,
-    "valuation": False,
+    "valuation": True,
     "robust_rules": False,
     "training_step": True,
     "throughput": True,
@@ -34,7 +34,7 @@ QUOTED = {
     "against_pydvl": "GAMES/*.npz --python ENV/bin/python --write",
     "client_start": "--dataset fashion-mnist --data-dir DIR --write",
     "round_latency": "--write",
-    "valuation": "--threads 1 --cifar10 DIR --fashion-mnist DIR --game GAMES/game --write",
+    "valuation": "--threads 1 --data-dir DIR --fashion-mnist DIR --game GAMES/game --write",
 }
 PAGE = """# Benchmarks
 
@@ -46,11 +46,9 @@ command above a table measures it again.
 
 def arguments(name: str, full: bool, data_dir: str) -> list[str]:
     """Return a benchmark's options."""
-    if name == "valuation":
-        if not full:
-            return ["--quick"]
-        return ["--threads", "1", "--write", *(["--cifar10", data_dir] if data_dir else [])]
     real = ["--data-dir", data_dir] if data_dir and (BENCHMARKS.get(name) or name == "gpu") else []
+    if name == "valuation":
+        return ["--threads", "1", "--write", *real] if full else ["--quick", *real]
     return ["--write", *(["--full"] if full else []), *real]
 
 

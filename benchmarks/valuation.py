@@ -235,7 +235,9 @@ def write_game(path: Path, name: str, utilities: dict[tuple[bool, ...], float]) 
 def main(
     quick: Annotated[bool, typer.Option(help="200 images, 19 passes of the authors' loop")] = False,
     threads: Annotated[int, typer.Option(help="torch threads; 0: torch's own choice")] = 0,
-    cifar10: Annotated[Path | None, typer.Option(help="folder of CIFAR-10 images")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="image folder of CIFAR-10; else made up")
+    ] = None,
     fashion_mnist: Annotated[Path | None, typer.Option(help="torchvision's root")] = None,
     only: Annotated[str, typer.Option(help="one model: cifar10 or fashion-mnist")] = "",
     game: Annotated[
@@ -246,7 +248,7 @@ def main(
     """Print the table."""
     if threads:
         torch.set_num_threads(threads)
-    folders = {"CIFAR-10 CNN": cifar10, "Fashion-MNIST CNN": fashion_mnist}
+    folders = {"CIFAR-10 CNN": data_dir, "Fashion-MNIST CNN": fashion_mnist}
     figures: list[Figure] = []
     for name, (model_name, shape) in MODELS.items():
         if only in model_name:

@@ -30,6 +30,11 @@ marks = [
 ]
 
 
+def search_path() -> str:
+    """Return a search path on which this environment's Flower comes first."""
+    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -67,7 +72,7 @@ class Deployment:
         self.marked = MarkedProcesses(
             {
                 **os.environ,
-                "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]),
+                "PATH": search_path(),
                 "HOME": str(directory),
                 "FLWR_HOME": str(directory / "flower"),
                 "XDG_CACHE_HOME": str(directory / "cache"),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sysconfig
 from pathlib import Path
 
 from fedif_flower.processes import MarkedProcesses
-from tests.integration.deployed import REPOSITORY, marks
+from tests.integration.deployed import REPOSITORY, marks, search_path
 
 pytestmark = marks
 
 
 def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
-    own = {"PATH": path, "TMPDIR": str(tmp_path), "OUTPUT": str(tmp_path / "runs"), "ROUNDS": "1"}
+    folders = {"TMPDIR": str(tmp_path), "OUTPUT": str(tmp_path / "runs")}
+    own = {**folders, "PATH": search_path(), "ROUNDS": "1"}
     marked = MarkedProcesses({**os.environ, **own}, variable="FEDIF_TEST_ID")
     command = ["bash", str(REPOSITORY / "deploy" / "demo.sh")]
     ended = subprocess.run(command, env=marked.environment, capture_output=True, text=True)
