@@ -23,6 +23,10 @@ class ValuationError(FedIFError, ValueError):
     """A valuation was asked for something undefined, or a utility answered nonsense."""
 
 
+class DivergedError(ValuationError):
+    """The global model gives no finite validation gradient."""
+
+
 class TrainingFailedError(FedIFError):
     """Too many clients failed for too many rounds in a row."""
 

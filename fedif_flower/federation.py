@@ -33,7 +33,8 @@ from fedif_flower.parameters import model_arrays
 from fedif_flower.report import write_report
 from fedif_flower.results import OnRow, RunRecorder
 from fedif_flower.resume import ResumableRun, require_space
-from fedif_flower.strategies.base import BaseArguments, ScreenedStrategy
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.nodes import ClientNode, identify_clients
 from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
 from fedif_flower.valuation import Validation

@@ -124,6 +124,16 @@ class ParameterLayout:
         for spec in (*self.trainable, *self.buffers, *self.counters):
             spec.view(arrays[spec.name])
 
+    def check_variances(self, arrays: Mapping[str, Array]) -> None:
+        """Raise ReplyError if a batch norm's ``running_var`` has a value below 0.
+
+        The model takes its square root: one such value would make every output NaN.
+        """
+        for spec in (*self.trainable, *self.buffers):
+            variances = spec.name.rpartition(".")[2] == "running_var"
+            if variances and spec.view(arrays[spec.name]).min(initial=0) < 0:
+                raise ReplyError(f"array {spec.name!r} has negative variances")
+
     def unpack_update(
         self,
         arrays: Mapping[str, Array],

@@ -2,7 +2,8 @@
 
 What Flower's ``FedAvg`` leaves open and this base settles: it waits for all nodes, draws clients
 from a seed, takes replies in the order of their partitions, screens each on its own, keeps the
-old model when nothing valid came, and stops when most clients fail round after round.
+old model when nothing valid came, takes a model back that nobody can go on from, and stops when
+most clients fail round after round.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from logging import ERROR, INFO, WARNING
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -20,7 +21,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.parameters import ModelVectors, ParameterLayout
 from fedif_flower.state import Stateful
 from fedif_flower.strategies.failures import FailureCount
@@ -36,30 +37,6 @@ from fedif_flower.strategies.screening import (
     screen_replies,
 )
 from fedif_flower.updates import Aggregation, RoundUpdates, combine, largest_counters
-
-
-class BaseArguments(TypedDict, total=False):
-    """The keyword arguments of :class:`ScreenedStrategy`, which every strategy here takes."""
-
-    fraction_train: float
-    fraction_evaluate: float
-    min_train_nodes: int
-    min_evaluate_nodes: int
-    min_available_nodes: int
-    weighted_by_key: str
-    arrayrecord_key: str
-    configrecord_key: str
-    train_metrics_aggr_fn: MetricsAggregation | None
-    evaluate_metrics_aggr_fn: MetricsAggregation | None
-    trainable_keys: Sequence[str] | None
-    seed: int
-    identify: Identify | None
-    node_timeout: float
-    min_valid_replies: int
-    max_failed_rounds: int
-    max_num_examples: int
-    device: str | torch.device
-    on_round: OnRound | None
 
 
 class ScreenedStrategy(FlowerFedAvg):
@@ -147,6 +124,7 @@ class ScreenedStrategy(FlowerFedAvg):
         self._workspace: Workspace | None = None
         self._record: ArrayRecord | None = None
         self._vectors: ModelVectors | None = None
+        self._proven: ArrayRecord | None = None  # The last model from which a round succeeded.
         self._asked: dict[int, ClientNode] = {}
         self._started = 0.0
 
@@ -229,9 +207,9 @@ class ScreenedStrategy(FlowerFedAvg):
             round_seconds=started - self._started,
             aggregation_seconds=time.perf_counter() - started,
         )
-        self.failures.update(server_round, screening, len(self._asked), failed=arrays is None)
-        if arrays is None:
-            return None, None
+        self.failures.update(server_round, screening, len(self._asked), failed=aggregation is None)
+        if aggregation is None:
+            return arrays, None
         reported = [reply.metrics for reply in screening.accepted]
         return arrays, aggregate_metrics(reported, self.train_metrics_aggr_fn, self.weighted_by_key)
 
@@ -288,16 +266,39 @@ class ScreenedStrategy(FlowerFedAvg):
                 len(accepted),
                 self.min_valid_replies,
             )
-            return None, None
-        updates = self._updates(server_round, accepted)
+            # Where nonsense is all that came, the model that was sent may be why.
+            nonsense = not accepted and screening.num_failed < len(screening.refused)
+            return self._take_back(server_round) if nonsense else None, None
         try:
-            aggregation = self.weigh(updates)
-            vectors = self._combine(updates, aggregation.weights)
+            vectors, aggregation = self._combine(server_round, accepted)
         except ValuationError as error:
             log(ERROR, "round %d: %s; the model stays as it was", server_round, error)
-            return None, None
+            diverged = isinstance(error, DivergedError)
+            return self._take_back(server_round) if diverged else None, None
+        self._proven = self._record
         self._vectors, self._record = vectors, self.layout.to_arrays(vectors)
         return self._record, aggregation
+
+    def _take_back(self, server_round: int) -> ArrayRecord | None:
+        """Return to the last model from which a round succeeded, if that is another one."""
+        if self._proven is None or self._proven is self._record:
+            return None
+        log(ERROR, "round %d: the model goes back to the last one that worked", server_round)
+        self._vectors, self._record = self.layout.to_vectors(self._proven), self._proven
+        return self._record
+
+    def _combine(
+        self, server_round: int, accepted: Sequence[AcceptedReply]
+    ) -> tuple[ModelVectors, Aggregation]:
+        updates = self._updates(server_round, accepted)
+        aggregation = self.weigh(updates)
+        weights = aggregation.weights
+        params = combine(updates.global_params, updates.client_updates, weights).cpu()
+        buffers = combine(updates.global_buffers, updates.buffer_updates, weights).cpu()
+        if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
+            raise ValuationError("the aggregated model is not finite")
+        counters = largest_counters(updates.counters, weights)
+        return ModelVectors(params, buffers, counters), aggregation
 
     def _updates(self, server_round: int, accepted: Sequence[AcceptedReply]) -> RoundUpdates:
         m, vectors, workspace = len(accepted), self._vectors, self._workspace
@@ -316,13 +317,6 @@ class ScreenedStrategy(FlowerFedAvg):
             split_buffers=self.layout.split_buffers,
             counters=[reply.counters for reply in accepted],
         )
-
-    def _combine(self, updates: RoundUpdates, weights: Tensor) -> ModelVectors:
-        params = combine(updates.global_params, updates.client_updates, weights).cpu()
-        buffers = combine(updates.global_buffers, updates.buffer_updates, weights).cpu()
-        if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
-            raise ValuationError("the aggregated model is not finite")
-        return ModelVectors(params, buffers, largest_counters(updates.counters, weights))
 
     def _report(
         self,

@@ -9,7 +9,8 @@ from torch import Tensor
 from fedif_flower.contribution import WEIGHT_SCOPES, ContributionLedger, min_max
 from fedif_flower.errors import ConfigError
 from fedif_flower.state import Stateful
-from fedif_flower.strategies.base import BaseArguments, ScreenedStrategy
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.updates import Aggregation, RoundUpdates
 from fedif_flower.valuation import InfluenceValuation, Validation, Valuation
 

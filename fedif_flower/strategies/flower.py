@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Unpack
 
 import torch
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from fedif_flower.strategies.base import BaseArguments, ScreenedStrategy
-from fedif_flower.strategies.screening import AcceptedReply, Screening
+from fedif_flower.errors import ValuationError
+from fedif_flower.parameters import ModelVectors
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.screening import AcceptedReply
 from fedif_flower.updates import Aggregation
 
 
@@ -39,21 +42,17 @@ class ScreenedFlower(ScreenedStrategy):
         """Log the inner strategy's settings."""
         self.inner.summary()
 
-    def _aggregate(
-        self, server_round: int, screening: Screening
-    ) -> tuple[ArrayRecord | None, Aggregation | None]:
-        accepted = screening.accepted
-        if len(accepted) < self.min_valid_replies:
-            return None, None
+    def _combine(
+        self, server_round: int, accepted: Sequence[AcceptedReply]
+    ) -> tuple[ModelVectors, Aggregation]:
         arrays, _ = self.inner.aggregate_train(
             server_round, _messages(accepted, self.weighted_by_key)
         )
         if arrays is None:
-            return None, None
-        vectors = self.layout.cast(arrays)
-        self._vectors, self._record = vectors, self.layout.to_arrays(vectors)
+            raise ValuationError(f"{type(self.inner).__name__} made no model of the replies")
         # The rule works coordinate by coordinate: NaN says that no client has a weight of its own.
-        return self._record, Aggregation(weights=torch.full((len(accepted),), float("nan")))
+        weights = torch.full((len(accepted),), float("nan"))
+        return self.layout.cast(arrays), Aggregation(weights=weights)
 
 
 def _messages(accepted: Sequence[AcceptedReply], weighted_by_key: str) -> list[Message]:

@@ -15,7 +15,8 @@ from fedif_flower.rules import FedAdp as FedAdpRule
 from fedif_flower.rules import fltrust_coefficients, geometric_median_weights
 from fedif_flower.seeding import torch_generator
 from fedif_flower.state import Stateful
-from fedif_flower.strategies.base import BaseArguments, ScreenedStrategy
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.training import TrainingConfig, train_local
 from fedif_flower.updates import Aggregation, RoundUpdates

@@ -12,7 +12,8 @@ from flwr.common.logger import log
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.rules.krum import krum_scores, select_lowest
-from fedif_flower.strategies.base import BaseArguments, ScreenedStrategy
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.updates import Aggregation, RoundUpdates
 
 Distances = Literal["parameters", "state"]

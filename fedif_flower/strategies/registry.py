@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from flwr.serverapp import strategy as flower
 from torch import Tensor, nn
 
-from fedif_flower.strategies.base import BaseArguments, ScreenedStrategy
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.contribution import FedIF
 from fedif_flower.strategies.fedavg import FedAvg, FedProx
 from fedif_flower.strategies.flower import ScreenedFlower

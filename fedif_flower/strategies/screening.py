@@ -184,6 +184,7 @@ def _screen(
     arrays, metrics = of_arrays[0], of_metrics[0]
     num_examples = _screen_num_examples(metrics, weighted_by_key, max_num_examples)
     workspace.layout.check(arrays)
+    workspace.layout.check_variances(arrays)
     unpacked = workspace.layout.unpack_update(
         arrays,
         received,

@@ -12,7 +12,8 @@ import torch
 
 from fedif_flower.contribution import ContributionLedger
 from fedif_flower.state import Stateful
-from fedif_flower.strategies.base import BaseArguments, ScreenedStrategy
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.strategies.nodes import ClientNode, sample_clients
 from fedif_flower.updates import Aggregation, RoundUpdates

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.modules import keep_freed_memory
 from fedif_flower.parameters import trainable_names
 from fedif_flower.valuation.batches import device_batches
@@ -138,8 +138,9 @@ class Validation:
         Raises
         ------
         ValuationError
-            If the length of ``params`` is not d, a buffer is unknown, or the gradient is not
-            finite.
+            If the length of ``params`` is not d, or a buffer is unknown.
+        DivergedError
+            If the gradient is not finite.
         """
         with self._loaded(params, buffers):
             total = self._zero_gradient()
@@ -148,7 +149,7 @@ class Validation:
                 (loss * (size / self.num_examples)).backward()  # type: ignore[no-untyped-call]
             gradient = total.clone()
         if not bool(torch.isfinite(gradient).all()):
-            raise ValuationError("the validation gradient is not finite: the model has diverged")
+            raise DivergedError("the validation gradient is not finite: the model has diverged")
         return gradient
 
     def evaluate(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Evaluation:

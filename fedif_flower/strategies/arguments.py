@@ -1,0 +1,36 @@
+"""The keyword arguments that every strategy here passes on to the base."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import torch
+
+from fedif_flower.strategies.nodes import Identify
+from fedif_flower.strategies.reports import OnRound
+from fedif_flower.strategies.screening import MetricsAggregation
+
+
+class BaseArguments(TypedDict, total=False):
+    """The keyword arguments of :class:`~fedif_flower.strategies.base.ScreenedStrategy`."""
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: MetricsAggregation | None
+    evaluate_metrics_aggr_fn: MetricsAggregation | None
+    trainable_keys: Sequence[str] | None
+    seed: int
+    identify: Identify | None
+    node_timeout: float
+    min_valid_replies: int
+    max_failed_rounds: int
+    max_num_examples: int
+    device: str | torch.device
+    on_round: OnRound | None

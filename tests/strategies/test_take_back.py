@@ -1,0 +1,113 @@
+"""A model that nobody can go on from is taken back: one reply costs two rounds, not the run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from torch import nn
+
+from fedif_flower import FedAvg, FedIF, Validation
+from fedif_flower.arrays import pack_array
+from fedif_flower.errors import TrainingFailedError
+from fedif_flower.local_grid import LocalGrid
+from fedif_flower.parameters import model_arrays
+from fedif_flower.strategies.reports import RoundReport
+from tests.strategies.hostile import Clients, honest_parts, spoiled_reply, step_reply
+
+HUGE = 5e14  # Let in by the screening; the product of two such layers leaves float32.
+
+
+def line() -> nn.Module:
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    for layer in model:
+        nn.init.zeros_(layer.weight)
+    return model
+
+
+def validation(model: nn.Module) -> Validation:
+    inputs, targets = torch.ones(1, 1), torch.full((1, 1), 1e3)
+    return Validation(model, inputs, targets, loss_fn=nn.functional.mse_loss, device="cpu")
+
+
+def huge_in(*rounds: int) -> Clients:
+    """All clients add 1; partition 1 adds far more in these rounds."""
+
+    def reply(message: Message, context: Context) -> Message:
+        hostile = context.node_config["partition-id"] == 1
+        server_round = message.content.config_records["config"]["server-round"]
+        return step_reply(message, HUGE if hostile and server_round in rounds else 1.0)
+
+    return Clients({0: reply, 1: reply, 2: reply})
+
+
+def run(strategy, clients, rounds: int) -> ArrayRecord:
+    arrays = model_arrays(line())
+    return strategy.start(LocalGrid(clients, 3), arrays, num_rounds=rounds).arrays
+
+
+def test_fedif_goes_on_from_the_last_model_that_worked():
+    reports: list[RoundReport] = []
+    # The gradient at 0 is 0, so that the first round's weights are equal, the hostile client's too.
+    strategy = FedIF(
+        validation(line()), fraction_evaluate=0.0, on_round=reports.append, device="cpu"
+    )
+    arrays = run(strategy, huge_in(1), rounds=5)
+    assert [report.failed for report in reports] == [False, True, False, False, False]
+    # Round 1 is undone by round 2; rounds 3, 4 and 5 add 1 each.
+    assert arrays["0.weight"].numpy().item() == pytest.approx(3.0)
+
+
+def test_nothing_but_nonsense_blames_the_model_that_was_sent():
+    def overflowing(message: Message, context: Context) -> Message:
+        """A client whose training overflows where the model it received is huge."""
+        arrays, _ = honest_parts(message, 0.0)
+        if max(abs(array.numpy()).max() for array in arrays.values()) > 1e6:
+            return step_reply(message, float("nan"))
+        return huge_in(1).special[0](message, context)
+
+    strategy = FedAvg(fraction_evaluate=0.0, device="cpu")
+    arrays = run(strategy, Clients(dict.fromkeys(range(3), overflowing)), rounds=5)
+    assert arrays["1.weight"].numpy().item() == pytest.approx(3.0)
+
+
+def test_silence_does_not_blame_the_model():
+    strategy = FedAvg(fraction_evaluate=0.0, device="cpu")
+    silent_round = 2
+
+    def reply(message: Message, context: Context) -> Message:
+        if message.content.config_records["config"]["server-round"] == silent_round:
+            raise OSError("out of reach")
+        return step_reply(message, 1.0)
+
+    arrays = run(strategy, Clients(dict.fromkeys(range(3), reply)), rounds=3)
+    assert arrays["0.weight"].numpy().item() == pytest.approx(2.0)
+
+
+def test_a_first_model_that_is_bad_has_nothing_to_go_back_to():
+    strategy = FedAvg(fraction_evaluate=0.0, device="cpu")
+    clients = Clients(dict.fromkeys(range(3), lambda m, _: step_reply(m, float("nan"))))
+    with pytest.raises(TrainingFailedError, match="3 rounds in a row"):
+        run(strategy, clients, rounds=5)
+
+
+def test_negative_variances_are_refused():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+    def negative(arrays, metrics):
+        variances = arrays["1.running_var"].numpy().copy()
+        variances[1] = -1e-3
+        arrays["1.running_var"] = pack_array(variances)
+
+    clients = Clients({1: lambda message, _: spoiled_reply(message, negative)})
+    reports: list[RoundReport] = []
+    held_out = Validation(model, torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
+    for strategy in (
+        FedIF(held_out, fraction_evaluate=0.0, on_round=reports.append, device="cpu"),
+        FedAvg(fraction_evaluate=0.0, on_round=reports.append, device="cpu"),
+    ):
+        strategy.start(LocalGrid(clients, 3), model_arrays(model), num_rounds=1)
+    for report in reports:
+        (refused,) = (client for client in report.clients if client.rejection)
+        assert refused.node.node_id == 1001
+        assert refused.rejection == "array '1.running_var' has negative variances"
