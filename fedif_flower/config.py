@@ -76,6 +76,7 @@ class RunConfig:
     smooth_update: bool
     weight_scope: str = _key(choices=WEIGHT_SCOPES)
     proximal_mu: float = _key(minimum=0)
+    update_clipping: float = _key(minimum=0)
     krum_distances: str = _key(choices=DISTANCES)
     shapley_estimator: str = _key(choices=tuple(ESTIMATORS))
     shapley_samples: int = _key(minimum=1)
@@ -197,6 +198,7 @@ class RunConfig:
             "precision": "float32",
             "normalization": "data",
             "krum-distances": "parameters",
+            "update-clipping": 0.0,
             "assumed-malicious-fraction": settings["malicious-fraction"],
         }
         for key, value in before.items():

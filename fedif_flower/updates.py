@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedif_flower.rules.clipping import clipping_factors
+
 
 @dataclass(frozen=True)
 class RoundUpdates:
@@ -124,6 +126,20 @@ def combine(global_values: Tensor, client_updates: Tensor, weights: Tensor) -> T
         ``[d]``, a new tensor.
     """
     return torch.addmv(global_values, client_updates.T, weights.to(client_updates))
+
+
+def clip(updates: RoundUpdates, weights: Tensor, multiple: float) -> tuple[Tensor, Tensor]:
+    """Return the weights ``[m]`` that shorten long updates: for parameters, and for buffers.
+
+    ``multiple`` is that of :func:`~fedif_flower.rules.clipping_factors`; 0: nothing is shortened.
+    """
+    if not multiple:
+        return weights, weights
+    buffers = updates.buffer_updates.double().square().sum(dim=1).cpu()  # [m]
+    return (
+        weights * clipping_factors(updates.squared_norms, multiple),
+        weights * clipping_factors(buffers, multiple),
+    )
 
 
 def largest_counters(

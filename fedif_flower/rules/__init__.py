@@ -1,5 +1,6 @@
 """Aggregation rules: from the clients' updates ``[m, d]`` to coefficients ``[m]``. Pure maths."""
 
+from fedif_flower.rules.clipping import clipping_factors
 from fedif_flower.rules.fedadp import FedAdp
 from fedif_flower.rules.fltrust import TrustedCoefficients, fltrust_coefficients
 from fedif_flower.rules.geometric_median import geometric_median_weights
@@ -8,6 +9,7 @@ from fedif_flower.rules.krum import krum_scores, krum_weights, select_lowest
 __all__ = [
     "FedAdp",
     "TrustedCoefficients",
+    "clipping_factors",
     "fltrust_coefficients",
     "geometric_median_weights",
     "krum_scores",

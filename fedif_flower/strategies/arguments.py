@@ -32,5 +32,6 @@ class BaseArguments(TypedDict, total=False):
     min_valid_replies: int
     max_failed_rounds: int
     max_num_examples: int
+    update_clipping: float
     device: str | torch.device
     on_round: OnRound | None

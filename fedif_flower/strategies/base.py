@@ -36,7 +36,7 @@ from fedif_flower.strategies.screening import (
     screen_evaluations,
     screen_replies,
 )
-from fedif_flower.updates import Aggregation, RoundUpdates, combine, largest_counters
+from fedif_flower.updates import Aggregation, RoundUpdates, clip, combine, largest_counters
 
 
 class ScreenedStrategy(FlowerFedAvg):
@@ -68,6 +68,9 @@ class ScreenedStrategy(FlowerFedAvg):
         than half of the clients raised an error or did not answer.
     max_num_examples : int
         A client that claims to have more examples is refused.
+    update_clipping : float
+        Longer updates are shortened to so many times the round's median length (see
+        :func:`~fedif_flower.rules.clipping_factors`), buffers by their own; 0: none is.
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     on_round : callable, optional
@@ -96,6 +99,7 @@ class ScreenedStrategy(FlowerFedAvg):
         min_valid_replies: int = 1,
         max_failed_rounds: int = 3,
         max_num_examples: int = 10_000_000,
+        update_clipping: float = 0.0,
         device: str | torch.device = "auto",
         on_round: OnRound | None = None,
     ) -> None:
@@ -116,6 +120,7 @@ class ScreenedStrategy(FlowerFedAvg):
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
         self.max_num_examples = max_num_examples
+        self.update_clipping = update_clipping
         self.device = select_device(device)
         self.on_round = on_round
         self.failures = FailureCount(max_failed_rounds)
@@ -293,8 +298,9 @@ class ScreenedStrategy(FlowerFedAvg):
         updates = self._updates(server_round, accepted)
         aggregation = self.weigh(updates)
         weights = aggregation.weights
-        params = combine(updates.global_params, updates.client_updates, weights).cpu()
-        buffers = combine(updates.global_buffers, updates.buffer_updates, weights).cpu()
+        coefficients = clip(updates, weights, self.update_clipping)
+        params = combine(updates.global_params, updates.client_updates, coefficients[0]).cpu()
+        buffers = combine(updates.global_buffers, updates.buffer_updates, coefficients[1]).cpu()
         if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
             raise ValuationError("the aggregated model is not finite")
         counters = largest_counters(updates.counters, weights)

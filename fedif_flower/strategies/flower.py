@@ -9,7 +9,7 @@ import torch
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.parameters import ModelVectors
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.base import ScreenedStrategy
@@ -35,6 +35,10 @@ class ScreenedFlower(ScreenedStrategy):
 
     def __init__(self, inner: FlowerFedAvg, **base: Unpack[BaseArguments]) -> None:
         super().__init__(**base)
+        if self.update_clipping:
+            raise ConfigError(
+                f"update-clipping = {self.update_clipping:g}; allowed with Flower's own rules: 0"
+            )
         self.inner = inner
         self.inner.weighted_by_key = self.weighted_by_key
 

@@ -1,0 +1,61 @@
+"""``update-clipping``: one absurdly long update does not spoil the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from client_app import app as client_app
+from fedif_flower import FedAvg
+from fedif_flower.errors import ConfigError
+from fedif_flower.local_grid import LocalGrid
+from fedif_flower.parameters import model_arrays
+from tests.strategies.hostile import Clients, step_reply
+from tests.strategies.test_registry import Spoiler, config, run
+
+
+def test_parameters_and_buffers_by_hand():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False))
+
+    honest = {i: lambda message, _: step_reply(message, 1.0) for i in (0, 2, 3)}
+    strategy = FedAvg(
+        trainable_keys=["0.weight", "0.bias"],
+        fraction_evaluate=0.0,
+        update_clipping=2.0,
+        device="cpu",
+    )
+    arrays = model_arrays(model)
+    before = {name: array.numpy().copy() for name, array in arrays.items()}
+    grid = LocalGrid(Clients({**honest, 1: lambda message, _: step_reply(message, 1e9)}), 4)
+    after = strategy.start(grid, arrays, num_rounds=1).arrays
+    # Three clients add 1, the fourth what is left of 1e9: 2. Mean: 5 / 4.
+    assert after["0.weight"].numpy() - before["0.weight"] == pytest.approx(1.25, rel=1e-5)
+    assert after["1.running_var"].numpy() - before["1.running_var"] == pytest.approx(1.25, rel=1e-5)
+
+
+def test_fedavg_learns_beside_a_client_that_sends_the_largest_values(tmp_path):
+    settings = {"fraction-train": 1.0, "num-server-rounds": 8, "attack": "none"}
+    spoiler = Spoiler(9e14)
+    unclipped, _, _ = run(config(tmp_path / "off", "fedavg", **settings), spoiler)
+    clipped, model, _ = run(
+        config(tmp_path / "on", "fedavg", **settings, **{"update-clipping": 1.0}), spoiler
+    )
+    assert unclipped["test_accuracy"] < 0.3
+    assert clipped["test_accuracy"] > 0.6
+    assert all(torch.isfinite(value).all() for value in model.values())
+
+
+def test_what_is_off_changes_no_result(tmp_path):
+    settings = {"num-server-rounds": 1}
+    untold, never = (
+        run(config(tmp_path / name, "fedif", **settings, **{"update-clipping": multiple}))[1]
+        for name, multiple in (("off", 0.0), ("far", 1e9))
+    )
+    assert all(bool((untold[name] == never[name]).all()) for name in untold)
+
+
+def test_flowers_own_rules_cannot_be_clipped(tmp_path):
+    chosen = config(tmp_path, "fedmedian", **{"update-clipping": 2.0})
+    with pytest.raises(ConfigError, match="update-clipping = 2; allowed with Flower's"):
+        run(chosen, client_app)
