@@ -21,6 +21,8 @@ from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import Metric
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
+_LEAST_CHANCE = 1e-12  # Of being drawn, in S-FedAvg.
+
 
 class AFedSV(ContributionStrategy):
     r"""AFedSV (ShapleyFL): aggregate by smoothed Shapley values.
@@ -190,13 +192,15 @@ class SFedAvg(ScreenedStrategy):
         relevance = torch.tensor(
             [scores.get(node.node_id, initial) for node in nodes], dtype=torch.float64
         )
+        # One absurd value must not leave the others without any chance: too few could be drawn.
+        chances = relevance.softmax(dim=0).clamp_min(_LEAST_CHANCE)
         return sample_clients(
             nodes,
             self.fraction_train,
             self.min_train_nodes,
             self.seed,
             server_round,
-            probabilities=relevance.softmax(dim=0).numpy(),
+            probabilities=(chances / chances.sum()).numpy(),
         )
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:

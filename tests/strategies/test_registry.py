@@ -125,6 +125,14 @@ def test_the_largest_reply_that_is_let_in_does_not_stop_the_server(tmp_path, str
     assert all(torch.isfinite(value).all() for value in model.values())
 
 
+@pytest.mark.parametrize("strategy", ["afedsv", "fedsv", "s-fedavg", "leave-one-out"])
+def test_nor_do_the_losses_that_such_replies_make(tmp_path, strategy):
+    settings = {"fraction-train": 0.5, "num-server-rounds": 6, "shapley-utility": "loss"}
+    summary, model, _ = run(config(tmp_path, strategy, **settings), Spoiler(9e14))
+    assert summary["rounds"] == 6
+    assert all(torch.isfinite(value).all() for value in model.values())
+
+
 @pytest.mark.parametrize(
     ("strategy", "most"),
     # AFedSV's contributions begin at 0.5, and one bad round takes 30 % of that.
