@@ -34,12 +34,13 @@ def test_parameters_and_buffers_by_hand():
     assert after["1.running_var"].numpy() - before["1.running_var"] == pytest.approx(1.25, rel=1e-5)
 
 
-def test_fedavg_learns_beside_a_client_that_sends_the_largest_values(tmp_path):
+@pytest.mark.parametrize(("strategy", "multiple"), [("fedavg", 1.0), ("fedif", 3.0)])
+def test_learns_beside_a_client_that_sends_the_largest_values(tmp_path, strategy, multiple):
     settings = {"fraction-train": 1.0, "num-server-rounds": 8, "attack": "none"}
     spoiler = Spoiler(9e14)
-    unclipped, _, _ = run(config(tmp_path / "off", "fedavg", **settings), spoiler)
+    unclipped, _, _ = run(config(tmp_path / "off", strategy, **settings), spoiler)
     clipped, model, _ = run(
-        config(tmp_path / "on", "fedavg", **settings, **{"update-clipping": 1.0}), spoiler
+        config(tmp_path / "on", strategy, **settings, **{"update-clipping": multiple}), spoiler
     )
     assert unclipped["test_accuracy"] < 0.3
     assert clipped["test_accuracy"] > 0.6
