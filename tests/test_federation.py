@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import Context, Message
 
 from client_app import app as client_app
 from fedif_flower.client import behaviour, client_data
@@ -80,6 +81,22 @@ def test_a_node_may_misbehave_on_its_own_and_is_marked(tmp_path):
         r["partition_id"] for r in read_rows(run_dir / "clients.csv") if r["malicious"] == "1"
     }
     assert marked == {"3"}
+
+
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 2**63 - 1])
+def test_absurd_metrics_are_left_out(tmp_path, value):
+    def boasting(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        for metrics in reply.content.metric_records.values():
+            metrics.update({"train-loss": value, "train-seconds": value, "more": value})
+        return reply
+
+    config = run_config(tmp_path, fraction_train=1.0)
+    run_dir = run_federation(LocalGrid(boasting, config.num_clients), config)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["accepted"], summary["rejected"]) == (30, 0)
+    rows = read_rows(run_dir / "clients.csv")
+    assert {(row["train_seconds"], row["train_loss"]) for row in rows} == {("", "")}
 
 
 def test_clients_that_always_fail_end_the_run_with_an_error(tmp_path):

@@ -195,7 +195,7 @@ def _screen(
     return AcceptedReply(
         node=node,
         num_examples=num_examples,
-        metrics=_finite(metrics) | {weighted_by_key: num_examples},
+        metrics=_credible(metrics) | {weighted_by_key: num_examples},
         arrays=arrays,
         squared_norm=unpacked.squared_norm,
         counters=unpacked.counters,
@@ -213,12 +213,12 @@ def _screen_num_examples(metrics: MetricRecord, key: str, maximum: int) -> int:
     return int(value)
 
 
-def _finite(metrics: MetricRecord) -> Metrics:
-    """Return a reply's finite metrics; what is not finite is left out."""
+def _credible(metrics: MetricRecord) -> Metrics:
+    """Return a reply's metrics but for NaN and what is absurdly large: their sums would be, too."""
     return {
         name: value
         for name, value in metrics.items()
-        if all(math.isfinite(v) for v in (value if isinstance(value, list) else [value]))
+        if all(abs(v) <= MAX_MAGNITUDE for v in (value if isinstance(value, list) else [value]))
     }
 
 
@@ -233,7 +233,7 @@ def screen_evaluations(
                 raise ReplyError(f"client error {reply.error.code}: {reply.error.reason}"[:500])
             (metrics,) = reply.content.metric_records.values()
             num_examples = _screen_num_examples(metrics, weighted_by_key, max_num_examples)
-            accepted.append(_finite(metrics) | {weighted_by_key: num_examples})
+            accepted.append(_credible(metrics) | {weighted_by_key: num_examples})
         except Exception as error:  # nothing a client sends may stop the server
             log(WARNING, "evaluation of node %d refused: %s", reply.metadata.src_node_id, error)
     return accepted
