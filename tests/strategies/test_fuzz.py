@@ -5,18 +5,29 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from torch import nn
 
+from client_app import app as client_app
 from fedif_flower import FedAvg, FedIF, Krum, Validation
 from fedif_flower.arrays import pack_array
 from fedif_flower.local_grid import LocalGrid
 from fedif_flower.parameters import model_arrays
 from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.hostile import Clients, honest_parts
+from tests.strategies.test_registry import config, run
 
 HOSTILE = 1
 
@@ -110,15 +121,32 @@ def build(rule: str, reports: list[RoundReport]):
 def test_no_reply_stops_the_server_or_gets_weight_that_is_not_due(rule, data):
     reports: list[RoundReport] = []
     clients = Clients({HOSTILE: lambda message, _: data.draw(replies(message))})
-    result = build(rule, reports).start(LocalGrid(clients, 4), model_arrays(model()), num_rounds=1)
-    (report,) = reports
-    assert report.num_accepted + report.num_rejected + report.num_failed == 4
-    assert report.num_accepted >= 3
-    for client in report.clients:
-        if client.rejection:
-            assert client.node.partition_id == 1000 + HOSTILE
-            assert client.weight == 0.0
-        assert client.weight is not None
-        assert np.isfinite(client.weight)
+    result = build(rule, reports).start(LocalGrid(clients, 4), model_arrays(model()), num_rounds=3)
+    assert len(reports) == 3
+    for report in reports:
+        assert report.num_accepted + report.num_rejected + report.num_failed == 4
+        assert report.num_accepted >= 3
+        for client in report.clients:
+            if client.rejection:
+                assert client.node.partition_id == 1000 + HOSTILE
+                assert client.weight == 0.0
+            assert client.weight is not None
+            assert np.isfinite(client.weight)
     for array in result.arrays.values():
         assert np.isfinite(array.numpy()).all()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), strategy=st.sampled_from(["fedif", "afedsv", "fedavg", "fltrust"]))
+def test_no_reply_stops_a_run_or_spoils_what_it_writes(tmp_path_factory, data, strategy):
+    def clients(message: Message, context: Context) -> Message:
+        hostile = context.node_config["partition-id"] == HOSTILE
+        if hostile and message.metadata.message_type == "train":
+            return data.draw(replies(message))
+        return client_app(message, context)
+
+    chosen = {"fraction-train": 1.0, "num-server-rounds": 3, "local-epochs": 1}
+    summary, model, rows = run(config(tmp_path_factory.mktemp("run"), strategy, **chosen), clients)
+    assert (summary["rounds"], len(rows)) == (3, 30)
+    assert all(torch.isfinite(value).all() for value in model.values())
+    assert all(row["partition_id"] == str(HOSTILE) for row in rows if row["rejection"])
