@@ -289,8 +289,8 @@ class ScreenedStrategy(FlowerFedAvg):
         if self._proven is None or self._proven is self._record:
             return None
         log(ERROR, "round %d: the model goes back to the last one that worked", server_round)
-        self._vectors, self._record = self.layout.to_vectors(self._proven), self._proven
-        return self._record
+        self.vectors(self._proven)
+        return self._proven
 
     def _combine(
         self, server_round: int, accepted: Sequence[AcceptedReply]

@@ -120,8 +120,9 @@ def test_a_reply_near_the_end_of_float32_is_refused(tmp_path, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_largest_reply_that_is_let_in_does_not_stop_the_server(tmp_path, strategy):
     chosen = config(tmp_path, strategy, **{"fraction-train": 1.0, "num-server-rounds": 6})
-    summary, model, _ = run(chosen, Spoiler(9e14, rounds=1))
+    summary, model, clients = run(chosen, Spoiler(9e14, rounds=1))
     assert summary["rounds"] == 6
+    assert [row["rejection"] for row in clients if row["round"] == "1"] == [""] * 10
     assert all(torch.isfinite(value).all() for value in model.values())
 
 
