@@ -46,6 +46,8 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
         cells = fill_table(table, [*read_results(path), *measurements], defaults)
         if any(cell.measurements for cell in cells):
             write_csv(path, result_rows(table, cells))
+            # Six digits are kept: what is shown is what the rows say, not what they were made from.
+            cells = fill_table(table, read_results(path), defaults)
         text += _section(table, cells, path)
     page = docs / "results.md"
     write_atomically(page, lambda p: p.write_text("\n".join(text).rstrip() + "\n"))

@@ -211,6 +211,14 @@ def test_docs_grow_and_are_written_from_their_rows(results, tmp_path):
     assert "FedIF | 2 | **63.00 ± 1.41**" in text
 
 
+def test_docs_show_the_digits_that_their_rows_keep(tmp_path):
+    own = settings("cifar10", "fedavg", "clean")
+    write_result(tmp_path / "run", own, accuracies(0.2365499999, 0.2365499999))
+    docs = tmp_path / "docs"
+    text = update_docs(docs, find_measurements([tmp_path / "run"]), DEFAULTS).read_text()
+    assert update_docs(docs, [], DEFAULTS).read_text() == text
+
+
 def test_jpeg_is_said(tmp_path):
     own = settings("cifar10", "fedif", "clean", dataset="image-folder", data_dir="there")
     write_result(tmp_path / "run", own, accuracies(0.6, 0.6), data="CIFAR-10 (JPEG)")
