@@ -21,7 +21,7 @@ def accuracy_lines(table: Table, cells: Sequence[TableCell]) -> tuple[list[str],
     """Return heading and lines of a table of accuracies in percent; the best are in bold."""
     split = table.figure.removesuffix("-accuracy")
     heading = ["column", "row", "seeds", *(_NAMES[figure] for figure in FIGURES)]
-    heading += ["paper", "last - paper", "best - paper"]
+    heading += ["paper", "last - paper", "last ten - paper", "best - paper"]
     best = {figure: best_rows(cells, split, figure) for figure in FIGURES}
     best_paper = best_paper_rows(cells)
     lines = []
@@ -32,8 +32,7 @@ def accuracy_lines(table: Table, cells: Sequence[TableCell]) -> tuple[list[str],
         line += [_shown(spreads[figure], ".2f", key in best[figure]) for figure in FIGURES]
         paper = None if cell.paper is None else Spread(*cell.paper)
         line.append(_shown(paper, ".2f", key in best_paper))
-        for figure in ("last", "best"):
-            line.append(_difference(spreads[figure], paper))
+        line += [_difference(spreads[figure], paper) for figure in FIGURES]
         lines.append(line)
     return heading, lines
 
@@ -70,7 +69,6 @@ def table_lines(table: Table, cells: Sequence[TableCell]) -> tuple[list[str], Li
 def notes(table: Table, cells: Sequence[TableCell]) -> list[str]:
     """Return what must be said beside a table: its data, rounds and seeds, what is missing."""
     measured = [m for cell in cells for m in cell.measurements]
-    missing = [f"{cell.column.key} {cell.row.key}" for cell in cells if not cell.measurements]
     said = []
     if measured:
         data = sorted({m.data for m in measured})
@@ -86,8 +84,9 @@ def notes(table: Table, cells: Sequence[TableCell]) -> list[str]:
             )
         machines = sorted({m.machine for m in measured})
         said.append(f"Machine: {'; '.join(machines)}.")
+    missing = sum(not cell.measurements for cell in cells)
     if missing:
-        said.append(f"Missing, {len(missing)} of {len(cells)} cells: {', '.join(missing)}.")
+        said.append(f"Missing, {missing} of {len(cells)} cells: {_missing_by_column(cells)}.")
     if table.figure == "validation-accuracy":
         said.append("Accuracies on the server's validation set, as in the paper.")
     return said
@@ -119,6 +118,18 @@ def _shown(spread: Spread | None, form: str, bold: bool = False) -> str:
 
 def _difference(measured: Spread | None, paper: Spread | None) -> str:
     return "-" if measured is None or paper is None else f"{measured.mean - paper.mean:+.2f}"
+
+
+def _missing_by_column(cells: Sequence[TableCell]) -> str:
+    columns: dict[str, list[TableCell]] = {}
+    for cell in cells:
+        columns.setdefault(cell.column.key, []).append(cell)
+    said = []
+    for key, column in columns.items():
+        rows = [cell.row.key for cell in column if not cell.measurements]
+        if rows:
+            said.append(f"{key} ({'all' if len(rows) == len(column) else ', '.join(rows)})")
+    return ", ".join(said)
 
 
 def _listed(values: Sequence[int]) -> str:
