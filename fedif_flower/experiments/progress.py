@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from types import TracebackType
 
@@ -32,15 +32,24 @@ class GridProgress:
         The cells to come.
     console : Console
         Where to.
+    clock : callable, optional
+        Seconds that only grow.
     """
 
-    def __init__(self, cells: Sequence[Cell], console: Console) -> None:
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._console = console
         self._total = len(cells)
         self._rounds = sum(cell.config.num_server_rounds for cell in cells)
-        self._done = self._ended = 0
+        self._ended = self._ran = 0
+        self._rounds_of: dict[str, int] = {}  # rounds that a cell has behind it
         self._lock = Lock()
-        self._began = time.monotonic()
+        self._began = clock()
         self._started: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._progress = Progress(
@@ -67,7 +76,7 @@ class GridProgress:
 
     def announce(self, actors: int, jobs: int) -> None:
         """Say how the machine is used."""
-        self._began = time.monotonic()
+        self._began = self._clock()
         self._console.print(
             f"{self._total} cells, {jobs} at a time over {actors} actors", highlight=False
         )
@@ -76,7 +85,7 @@ class GridProgress:
     def on_start(self, cell: Cell) -> None:
         """Show a line for a cell."""
         with self._lock:
-            self._started[cell.digest] = time.monotonic()
+            self._started[cell.digest] = self._clock()
             total = cell.config.num_server_rounds
             self._tasks[cell.digest] = self._progress.add_task(cell.name, total=total)
 
@@ -84,10 +93,11 @@ class GridProgress:
         """Show a cell's last accuracy."""
         shown = "" if row.test_accuracy is None else f" {row.test_accuracy:.1%}"
         with self._lock:
-            self._done += row.round > 0
+            self._ran += row.round > 0  # a resumed cell begins later: only these took time here
+            self._rounds_of[cell.digest] = row.round
             task = self._tasks[cell.digest]
             self._progress.update(task, completed=row.round, description=f"{cell.name}{shown}")
-            self._progress.update(self._all, completed=self._done)
+            self._progress.update(self._all, completed=sum(self._rounds_of.values()))
 
     def on_end(self, outcome: Outcome) -> None:
         """Print how a cell ended, and for how long the others will go on."""
@@ -98,16 +108,25 @@ class GridProgress:
             if isinstance(outcome.error, GridInterrupted):
                 return
             self._ended += 1
+            self._rounds_of[cell.digest] = cell.config.num_server_rounds  # none is left to run
             text = f"{self._ended}/{self._total} cells, rounds"
-            self._progress.update(self._all, description=text)
-            now = time.monotonic()
+            self._progress.update(
+                self._all, description=text, completed=sum(self._rounds_of.values())
+            )
+            now = self._clock()
             took = now - self._started.get(cell.digest, now)
-            left = (now - self._began) / max(self._done, 1) * (self._rounds - self._done)
             state = f"failed: {outcome.error}" if outcome.failed else "done"
             self._console.print(
-                f"[{self._ended}/{self._total}] {cell.name}: {state} after {took:.0f} s; "
-                f"about {left / 60:.0f} min left",
+                f"[{self._ended}/{self._total}] {cell.name}: {state} after {took:.0f} s"
+                f"{self._time_left()}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
             )
+
+    def _time_left(self) -> str:
+        rounds = self._rounds - sum(self._rounds_of.values())
+        if not rounds or not self._ran:
+            return ""
+        seconds = (self._clock() - self._began) / self._ran * rounds
+        return f"; about {seconds / 60:.0f} min left"
