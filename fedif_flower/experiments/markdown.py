@@ -84,9 +84,9 @@ def notes(table: Table, cells: Sequence[TableCell]) -> list[str]:
             )
         machines = sorted({m.machine for m in measured})
         said.append(f"Machine: {'; '.join(machines)}.")
-    missing = sum(not cell.measurements for cell in cells)
+    missing = [cell for cell in cells if not cell.measurements]
     if missing:
-        said.append(f"Missing, {missing} of {len(cells)} cells: {_missing_by_column(cells)}.")
+        said.append(f"Missing, {len(missing)} of {len(cells)} cells: {_by_column(table, missing)}.")
     if table.figure == "validation-accuracy":
         said.append("Accuracies on the server's validation set, as in the paper.")
     return said
@@ -120,16 +120,14 @@ def _difference(measured: Spread | None, paper: Spread | None) -> str:
     return "-" if measured is None or paper is None else f"{measured.mean - paper.mean:+.2f}"
 
 
-def _missing_by_column(cells: Sequence[TableCell]) -> str:
-    columns: dict[str, list[TableCell]] = {}
+def _by_column(table: Table, cells: Sequence[TableCell]) -> str:
+    rows: dict[str, list[str]] = {}
     for cell in cells:
-        columns.setdefault(cell.column.key, []).append(cell)
-    said = []
-    for key, column in columns.items():
-        rows = [cell.row.key for cell in column if not cell.measurements]
-        if rows:
-            said.append(f"{key} ({'all' if len(rows) == len(column) else ', '.join(rows)})")
-    return ", ".join(said)
+        rows.setdefault(cell.column.key, []).append(cell.row.key)
+    return ", ".join(
+        f"{column} ({'all' if len(found) == len(table.rows) else ', '.join(found)})"
+        for column, found in rows.items()
+    )
 
 
 def _listed(values: Sequence[int]) -> str:

@@ -94,10 +94,9 @@ class GridProgress:
         shown = "" if row.test_accuracy is None else f" {row.test_accuracy:.1%}"
         with self._lock:
             self._ran += row.round > 0  # a resumed cell begins later: only these took time here
-            self._rounds_of[cell.digest] = row.round
+            self._advance(cell, row.round)
             task = self._tasks[cell.digest]
             self._progress.update(task, completed=row.round, description=f"{cell.name}{shown}")
-            self._progress.update(self._all, completed=sum(self._rounds_of.values()))
 
     def on_end(self, outcome: Outcome) -> None:
         """Print how a cell ended, and for how long the others will go on."""
@@ -108,25 +107,27 @@ class GridProgress:
             if isinstance(outcome.error, GridInterrupted):
                 return
             self._ended += 1
-            self._rounds_of[cell.digest] = cell.config.num_server_rounds  # none is left to run
+            self._advance(cell, cell.config.num_server_rounds)  # none is left to run
             text = f"{self._ended}/{self._total} cells, rounds"
-            self._progress.update(
-                self._all, description=text, completed=sum(self._rounds_of.values())
-            )
+            self._progress.update(self._all, description=text)
             now = self._clock()
             took = now - self._started.get(cell.digest, now)
             state = f"failed: {outcome.error}" if outcome.failed else "done"
             self._console.print(
                 f"[{self._ended}/{self._total}] {cell.name}: {state} after {took:.0f} s"
-                f"{self._time_left()}",
+                f"{self._time_left(now)}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
             )
 
-    def _time_left(self) -> str:
+    def _advance(self, cell: Cell, rounds: int) -> None:
+        self._rounds_of[cell.digest] = rounds
+        self._progress.update(self._all, completed=sum(self._rounds_of.values()))
+
+    def _time_left(self, now: float) -> str:
         rounds = self._rounds - sum(self._rounds_of.values())
         if not rounds or not self._ran:
             return ""
-        seconds = (self._clock() - self._began) / self._ran * rounds
+        seconds = (now - self._began) / self._ran * rounds
         return f"; about {seconds / 60:.0f} min left"
