@@ -18,7 +18,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1: \2/p' $(MAKEFILE_LIST)
 
 run: $(ready) ## simulate 100 clients, half of them malicious, through `flwr run`
-	@$(python) -m fedif_flower.launcher -c '$(CONFIG)' $(ARGS)
+	@$(python) -m fedif_flower.runtime.flwr_run -c '$(CONFIG)' $(ARGS)
 
 test: lint ## run the checks of `make lint` and all tests
 	$(python) -m pytest $(ARGS)

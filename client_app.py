@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedif_flower.client import describe_node, train_round
+from fedif_flower.client.reply import describe_node, train_round
 
 app = ClientApp()
 

@@ -6,10 +6,10 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedif_flower.config import RunConfig
-from fedif_flower.federation import run_federation
-from fedif_flower.polling_grid import PollingGrid
-from fedif_flower.results import RoundRow
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.recorder import RoundRow
+from fedif_flower.runtime.polling_grid import PollingGrid
 from fedif_flower.strategies.nodes import is_simulated
 
 app = ServerApp()

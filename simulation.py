@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from client_app import app as client_app
-from fedif_flower.config import RunConfig, default_run_config, parse_overrides
-from fedif_flower.data import dirichlet_partition, load_dataset
-from fedif_flower.data.export import export_partitions
 from fedif_flower.errors import FedIFError
-from fedif_flower.experiments.commands import add_commands
-from fedif_flower.report import print_summary
-from fedif_flower.results import RoundRow
-from fedif_flower.simulate import simulate
+from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.recorder import RoundRow
+from fedif_flower.run.report import print_summary
+from fedif_flower.runtime.simulation import simulate
+from fedif_flower.tasks.data import dirichlet_partition, load_dataset
+from fedif_flower.tasks.data.export import export_partitions
+from paper.commands import add_commands
 
 cli = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__

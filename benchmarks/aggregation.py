@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from benchmarks.common import Figure, Timing, repeat, report
 from fedif_flower import FedIF, Validation
-from fedif_flower.arrays import pack_array
-from fedif_flower.local_grid import FIRST_NODE_ID, LocalGrid
-from fedif_flower.models import build_model
-from fedif_flower.parameters import model_arrays
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.layout import model_arrays
+from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
+from fedif_flower.tasks.models import build_model
 
 NUM_CLIENTS = 10
 

@@ -20,17 +20,17 @@ import typer
 
 from benchmarks.common import Figure, report
 from benchmarks.workload import PROJECT
-from fedif_flower.config import NodeConfig, RunConfig, default_run_config
-from fedif_flower.data import dirichlet_partition, load_dataset
-from fedif_flower.data.export import export_partitions
-from fedif_flower.models import default_model
+from fedif_flower.run.config import NodeConfig, RunConfig, default_run_config
+from fedif_flower.tasks.data import dirichlet_partition, load_dataset
+from fedif_flower.tasks.data.export import export_partitions
+from fedif_flower.tasks.models import default_model
 
 _CHILD = """
 import json, sys, time
 started = time.perf_counter()
 import client_app
-from fedif_flower import client
-from fedif_flower.config import NodeConfig, RunConfig
+from fedif_flower.client import reply as client
+from fedif_flower.run.config import NodeConfig, RunConfig
 imported = time.perf_counter()
 config, node = RunConfig.from_json(sys.argv[1]), NodeConfig(**json.loads(sys.argv[2]))
 data = client.client_data(config, node)

@@ -21,7 +21,7 @@ import typer
 
 from benchmarks.common import Figure, report
 from benchmarks.workload import PROJECT
-from fedif_flower.processes import MarkedProcesses
+from fedif_flower.runtime.processes import MarkedProcesses
 
 _START_SECONDS = 60.0
 

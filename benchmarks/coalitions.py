@@ -18,8 +18,8 @@ from torch.func import functional_call, vmap
 
 from benchmarks.common import Figure, report
 from benchmarks.replies import synthetic_images
-from fedif_flower.models import build_model
-from fedif_flower.parameters import trainable_names
+from fedif_flower.messages.layout import trainable_names
+from fedif_flower.tasks.models import build_model
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import coalition_means
 

@@ -9,8 +9,8 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from benchmarks.workload import BATCH_SIZE, LEARNING_RATE, MOMENTUM, RoundClock, Workload
-from fedif_flower.models import build_model
-from fedif_flower.training import TrainingConfig, train_local
+from fedif_flower.client.training import TrainingConfig, train_local
+from fedif_flower.tasks.models import build_model
 
 _model = build_model("cnn-cifar10", (3, 32, 32), 10, seed=0)
 

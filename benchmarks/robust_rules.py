@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.common import Figure, report
 from benchmarks.workload import PROJECT
-from fedif_flower.rules import geometric_median_weights, krum_weights
+from fedif_flower.aggregators import geometric_median_weights, krum_weights
 
 CLIENTS, SIZE, MALICIOUS = 10, 1_059_306, 2
 NU, ITERATIONS = 0.1, 3

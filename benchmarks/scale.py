@@ -24,8 +24,8 @@ from flwr.serverapp import Grid
 
 from benchmarks.common import Figure, report
 from benchmarks.memory import MemoryWatch
-from fedif_flower.arrays import pack_array
-from fedif_flower.simulate import run_on_ray
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.nodes import identify_clients
 

@@ -16,9 +16,9 @@ import typer
 
 from benchmarks.common import RESULTS, machine
 from client_app import app as client_app
-from fedif_flower.config import RunConfig, default_run_config
-from fedif_flower.federation import run_federation
-from fedif_flower.local_grid import LocalGrid
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.registry import STRATEGIES
 
 PROJECT = Path(__file__).resolve().parent.parent

@@ -24,7 +24,7 @@ import typer
 
 from benchmarks.common import Figure, report
 from benchmarks.workload import PROJECT, RoundClock, Workload, synthetic_images
-from fedif_flower.processes import available_cpus
+from fedif_flower.runtime.processes import available_cpus
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Pace:
 def run_ours(strategy: str, workload: Workload) -> None:
     """Simulate in this process and print the clock."""
     from client_app import app
-    from fedif_flower.results import RoundRow
-    from fedif_flower.simulate import simulate
+    from fedif_flower.run.recorder import RoundRow
+    from fedif_flower.runtime.simulation import simulate
 
     clock = RoundClock()
 

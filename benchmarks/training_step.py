@@ -20,9 +20,9 @@ from torch.nn import functional
 from benchmarks.common import Figure, report
 from benchmarks.replies import synthetic_images
 from benchmarks.stock_app import Net
-from fedif_flower.data import Normalization, load_dataset, to_pixels
-from fedif_flower.models import build_model
-from fedif_flower.training import TrainingConfig, evaluate, train_local
+from fedif_flower.client.training import TrainingConfig, evaluate, train_local
+from fedif_flower.tasks.data import Normalization, load_dataset, to_pixels
+from fedif_flower.tasks.models import build_model
 
 Train = Callable[[nn.Module, Tensor, Tensor, TrainingConfig, torch.Generator], object]
 Pair = tuple[Tensor, Tensor]

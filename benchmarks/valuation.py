@@ -23,7 +23,7 @@ from benchmarks.naive_afedsv import NaiveAFedSV
 from benchmarks.replies import NUM_CLIENTS, Case, build_case, client_states
 from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation import InfluenceValuation, Validation
-from fedif_flower.valuation.shapley.base import random_permutations
+from fedif_flower.valuation.shapley.estimate import random_permutations
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 

@@ -15,10 +15,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedif_flower.config import RunConfig, Scalar, default_run_config
-from fedif_flower.data import Dataset, Normalization, dirichlet_partition, load_dataset, to_pixels
-from fedif_flower.processes import available_cpus
+from fedif_flower.run.config import RunConfig, Scalar, default_run_config
+from fedif_flower.runtime.processes import available_cpus
 from fedif_flower.strategies.nodes import ClientNode, sample_clients
+from fedif_flower.tasks.data import (
+    Dataset,
+    Normalization,
+    dirichlet_partition,
+    load_dataset,
+    to_pixels,
+)
 
 PROJECT = Path(__file__).resolve().parents[1]
 CLASSES, CLIENTS, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 10, 100, 16, 0.001, 0.9

@@ -106,7 +106,7 @@ superlink() { # DIR HOST:PORT
   host=${host#[} host=${host%]}
   # Relative paths in a run's configuration, such as output-dir, are below DIR.
   cd "$1"
-  PYTHONPATH="$repository" exec python -m fedif_flower.deployment --host "$host" --port "$port" \
+  PYTHONPATH="$repository" exec python -m fedif_flower.runtime.guarded_superlink --host "$host" --port "$port" \
     --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key \
     --enable-supernode-auth --database superlink.db
 }

@@ -1,6 +1,5 @@
 """Federated learning with clients that cannot be trusted, and the worth of each, on Flower."""
 
-from fedif_flower.contribution import ContributionLedger, min_max
 from fedif_flower.strategies import (
     RFA,
     AFedSV,
@@ -17,6 +16,7 @@ from fedif_flower.strategies import (
     ShapFed,
 )
 from fedif_flower.valuation import Validation, round_influence
+from fedif_flower.valuation.ledger import ContributionLedger, min_max
 
 __all__ = [
     "RFA",

@@ -33,3 +33,9 @@ class TrainingFailedError(FedIFError):
 
 class CheckpointError(FedIFError):
     """A checkpoint is damaged, or belongs to another configuration."""
+
+
+def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
+    """Raise ConfigError naming the key, its value and what is allowed, unless ``is_allowed``."""
+    if not is_allowed:
+        raise ConfigError(f"{key} = {value!r}; allowed: {allowed}")

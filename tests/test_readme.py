@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from fedif_flower.local_grid import LocalGrid
+from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -41,7 +41,7 @@ def test_the_two_commands_are_targets_of_the_makefile(target):
 
 
 def test_every_run_config_key_is_documented():
-    from fedif_flower.config import default_run_config
+    from fedif_flower.run.config import default_run_config
 
     text = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
     missing = [k for k in default_run_config(Path(__file__).parents[1]) if f"`{k}`" not in text]

@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
-from fedif_flower.attacks.base import Behaviour
+from fedif_flower.attacks.behaviour import Behaviour
 from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.label_noise import LabelNoise
-from fedif_flower.checks import require
+from fedif_flower.errors import require
 
 __all__ = [
     "ATTACKS",

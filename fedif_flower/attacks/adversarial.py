@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.attacks.base import Behaviour, Normalize
-from fedif_flower.attacks.selection import choose
-from fedif_flower.modules import frozen_parameters, lay_out, module_mode
+from fedif_flower.attacks.behaviour import Behaviour, Normalize
+from fedif_flower.attacks.examples import choose
+from fedif_flower.tasks.modules import frozen_parameters, lay_out, module_mode
 
 _CHUNK = 128  # Examples attacked together: enough to fill the cores, few enough for the cache.
 

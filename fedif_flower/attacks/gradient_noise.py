@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedif_flower.attacks.base import Behaviour
+from fedif_flower.attacks.behaviour import Behaviour
 
 
 def add_gaussian(params: Tensor, std: float, generator: torch.Generator) -> Tensor:

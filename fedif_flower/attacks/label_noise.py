@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedif_flower.attacks.base import Behaviour
-from fedif_flower.attacks.selection import choose
+from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.attacks.examples import choose
 
 
 def flip_labels(

@@ -7,13 +7,13 @@ from typing import TypedDict
 
 import torch
 
+from fedif_flower.messages.screening import MetricsAggregation
 from fedif_flower.strategies.nodes import Identify
 from fedif_flower.strategies.reports import OnRound
-from fedif_flower.strategies.screening import MetricsAggregation
 
 
 class BaseArguments(TypedDict, total=False):
-    """The keyword arguments of :class:`~fedif_flower.strategies.base.ScreenedStrategy`."""
+    """The keyword arguments of :class:`~fedif_flower.strategies.screened.ScreenedStrategy`."""
 
     fraction_train: float
     fraction_evaluate: float

@@ -6,13 +6,13 @@ from typing import Unpack
 
 from torch import Tensor
 
-from fedif_flower.contribution import WEIGHT_SCOPES, ContributionLedger, min_max
 from fedif_flower.errors import ConfigError
-from fedif_flower.state import Stateful
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.updates import Aggregation, RoundUpdates
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import InfluenceValuation, Validation, Valuation
+from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ContributionLedger, min_max
 
 
 class ContributionStrategy(ScreenedStrategy):
@@ -37,11 +37,11 @@ class ContributionStrategy(ScreenedStrategy):
     weight_scope : str
         ``"participants"``: weights sum to 1 over the round's clients. ``"population"``: AFedSV's
         unbiased form over all K clients (see
-        :meth:`~fedif_flower.contribution.ContributionLedger.population_weights`).
+        :meth:`~fedif_flower.valuation.ledger.ContributionLedger.population_weights`).
     num_clients : int, optional
         K for ``"population"``; default: every node seen so far.
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`; ``trainable_keys`` defaults
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`; ``trainable_keys`` defaults
         to the valuation's own.
     """
 
@@ -130,7 +130,7 @@ class FedIF(ContributionStrategy):
         All clients K, for ``weight_scope="population"``; default: every node seen so far.
     **base
         Flower's ``FedAvg`` arguments and those of
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+        :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
 
     Examples
     --------

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedif_flower.errors import TrainingFailedError
-from fedif_flower.strategies.screening import Screening
+from fedif_flower.messages.screening import Screening
 
 
 class FailureCount:

@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.updates import Aggregation, RoundUpdates
+from fedif_flower.strategies.screened import ScreenedStrategy
 
 
 class FedAvg(ScreenedStrategy):
@@ -24,7 +24,7 @@ class FedAvg(ScreenedStrategy):
 
     with :math:`n_i` the examples that client i says it trained on, bounded by
     ``max_num_examples``. Parameters: see
-    :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
@@ -43,7 +43,7 @@ class FedProx(FedAvg):
     proximal_mu : float
         :math:`\mu`, >= 0; at 0 this is FedAvg.
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(self, *, proximal_mu: float = 0.01, **base: Unpack[BaseArguments]) -> None:

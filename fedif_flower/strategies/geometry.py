@@ -9,18 +9,18 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from fedif_flower.aggregators import FedAdp as FedAdpRule
+from fedif_flower.aggregators import fltrust_coefficients, geometric_median_weights
+from fedif_flower.client.training import TrainingConfig, train_local
 from fedif_flower.errors import ConfigError
-from fedif_flower.parameters import trainable_names
-from fedif_flower.rules import FedAdp as FedAdpRule
-from fedif_flower.rules import fltrust_coefficients, geometric_median_weights
+from fedif_flower.messages.layout import trainable_names
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
-from fedif_flower.state import Stateful
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.contribution import ContributionStrategy
-from fedif_flower.training import TrainingConfig, train_local
-from fedif_flower.updates import Aggregation, RoundUpdates
-from fedif_flower.valuation.base import Scores
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.state import Stateful
+from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapfed import shapfed_contributions
 
 
@@ -73,7 +73,7 @@ class ShapFed(ContributionStrategy):
     gamma : float
         Rate of the smooth update, in (0, 1].
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class FLTrust(ScreenedStrategy):
     """FLTrust: the server trains on data of its own, and trusts updates that agree with its own.
 
     Paper: Cao et al., *FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping*,
-    NDSS 2021. Formula: :func:`~fedif_flower.rules.fltrust.fltrust_coefficients`.
+    NDSS 2021. Formula: :func:`~fedif_flower.aggregators.fltrust.fltrust_coefficients`.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class FLTrust(ScreenedStrategy):
     training : TrainingConfig
         How it trains, as a client does.
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class FedAdp(ScreenedStrategy):
     alpha : float
         Steepness of the weights, > 0.
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(self, *, alpha: float = 5.0, **base: Unpack[BaseArguments]) -> None:
@@ -180,7 +180,7 @@ class RFA(ScreenedStrategy):
     nu : float
         Smoothing of distances, > 0.
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(

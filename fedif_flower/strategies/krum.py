@@ -10,11 +10,11 @@ from typing import Literal, Unpack, get_args
 
 from flwr.common.logger import log
 
+from fedif_flower.aggregators.krum import krum_scores, select_lowest
 from fedif_flower.errors import ConfigError
-from fedif_flower.rules.krum import krum_scores, select_lowest
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.updates import Aggregation, RoundUpdates
+from fedif_flower.strategies.screened import ScreenedStrategy
 
 Distances = Literal["parameters", "state"]
 DISTANCES: tuple[Distances, ...] = get_args(Distances)
@@ -37,7 +37,7 @@ class Krum(ScreenedStrategy):
         differences (tens) hide those of the parameters (about one): clients with equally many
         examples are then near each other, whatever they trained on.
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(

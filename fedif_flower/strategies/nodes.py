@@ -90,7 +90,7 @@ def is_simulated(grid: Grid) -> bool:
     # Imported here: it costs clients, who only read this file's constants, half a second.
     from flwr.superlink.grid import InMemoryGrid
 
-    from fedif_flower.ray_grid import RayGrid
+    from fedif_flower.runtime.ray_grid import RayGrid
 
     # A grid that several runs share hands its calls on to ``inner``.
     return isinstance(getattr(grid, "inner", grid), InMemoryGrid | RayGrid)

@@ -10,18 +10,18 @@ from flwr.serverapp import strategy as flower
 from torch import Tensor, nn
 
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.contribution import FedIF
 from fedif_flower.strategies.fedavg import FedAvg, FedProx
-from fedif_flower.strategies.flower import ScreenedFlower
+from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.geometry import RFA, FedAdp, FLTrust, ShapFed
 from fedif_flower.strategies.krum import Distances, Krum
+from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapley import AFedSV, FedSV, LeaveOneOut, SFedAvg
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import Metric
 
 if TYPE_CHECKING:
-    from fedif_flower.config import RunConfig
+    from fedif_flower.run.config import RunConfig
 
 
 class ShapleyArguments(TypedDict):
@@ -111,14 +111,14 @@ def _multikrum(parts: StrategyParts) -> ScreenedStrategy:
     malicious = parts.assumed_malicious
     selected = max(parts.config.clients_per_round - malicious, 1)
     inner = flower.MultiKrum(num_malicious_nodes=malicious, num_nodes_to_select=selected)
-    return ScreenedFlower(inner, **parts.base)
+    return FlowerRule(inner, **parts.base)
 
 
 def _bulyan(parts: StrategyParts) -> ScreenedStrategy:
     # Bulyan is defined for at least 4f + 3 replies only.
     most = max((parts.config.clients_per_round - 3) // 4, 0)
     malicious = min(parts.assumed_malicious, most)
-    return ScreenedFlower(flower.Bulyan(num_malicious_nodes=malicious), **parts.base)
+    return FlowerRule(flower.Bulyan(num_malicious_nodes=malicious), **parts.base)
 
 
 STRATEGIES: Mapping[str, Builder] = {
@@ -135,7 +135,7 @@ STRATEGIES: Mapping[str, Builder] = {
     "rfa": lambda parts: RFA(**parts.base),
     "krum": _krum,
     "multikrum": _multikrum,
-    "fedmedian": lambda parts: ScreenedFlower(flower.FedMedian(), **parts.base),
-    "fedtrimmedavg": lambda parts: ScreenedFlower(flower.FedTrimmedAvg(), **parts.base),
+    "fedmedian": lambda parts: FlowerRule(flower.FedMedian(), **parts.base),
+    "fedtrimmedavg": lambda parts: FlowerRule(flower.FedTrimmedAvg(), **parts.base),
     "bulyan": _bulyan,
 }

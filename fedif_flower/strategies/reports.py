@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedif_flower.messages.screening import AcceptedReply, Screening
+from fedif_flower.round import Aggregation
 from fedif_flower.strategies.nodes import ClientNode
-from fedif_flower.strategies.screening import AcceptedReply, Screening
-from fedif_flower.updates import Aggregation
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from typing import Unpack
 
 import torch
 
-from fedif_flower.contribution import ContributionLedger
-from fedif_flower.state import Stateful
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.strategies.nodes import ClientNode, sample_clients
-from fedif_flower.updates import Aggregation, RoundUpdates
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import Metric
+from fedif_flower.valuation.ledger import ContributionLedger
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 _LEAST_CHANCE = 1e-12  # Of being drawn, in S-FedAvg.
@@ -48,7 +48,7 @@ class AFedSV(ContributionStrategy):
     round_normalization, smooth_update, weight_scope, num_clients
         As in :class:`~fedif_flower.strategies.contribution.ContributionStrategy`.
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class SFedAvg(ScreenedStrategy):
     shapley_estimator, shapley_samples, shapley_utility
         As in :class:`AFedSV`.
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(

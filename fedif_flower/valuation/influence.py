@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedif_flower.devices import fix_threads
 from fedif_flower.errors import ValuationError
-from fedif_flower.updates import RoundUpdates
-from fedif_flower.valuation.base import Scores
+from fedif_flower.round import RoundUpdates
+from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.validation import Validation
 
 # 2**16 columns of 10 clients are 2.6 MB: they stay in the cache between two products.

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import DivergedError, ValuationError
-from fedif_flower.modules import keep_freed_memory
-from fedif_flower.parameters import trainable_names
+from fedif_flower.messages.layout import trainable_names
+from fedif_flower.tasks.modules import keep_freed_memory
 from fedif_flower.valuation.batches import device_batches
 from fedif_flower.valuation.coalitions import MEMORY_BUDGET, Metric, coalition_scores
 from fedif_flower.valuation.pooling import pool_pairwise
-from fedif_flower.valuation.team import Team
+from fedif_flower.valuation.replica_pool import Team
 
 LossFunction = Callable[[Any, Any], Tensor]
 

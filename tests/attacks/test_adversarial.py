@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.attacks.adversarial import AdversarialSamples, pgd
-from fedif_flower.models import build_model
+from fedif_flower.tasks.models import build_model
 
 ROUNDING = 1e-6
 

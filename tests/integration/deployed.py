@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.processes import MarkedProcesses
+from fedif_flower.runtime.processes import MarkedProcesses
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "deploy" / "federation.sh"

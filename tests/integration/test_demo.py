@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from fedif_flower.processes import MarkedProcesses
+from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.deployed import REPOSITORY, marks, search_path
 
 pytestmark = marks

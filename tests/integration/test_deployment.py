@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.results import read_rows
+from fedif_flower.run.recorder import read_rows
 from tests.integration.deployed import (
     REPOSITORY,
     SCRIPT,

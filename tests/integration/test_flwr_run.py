@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.processes import MarkedProcesses
+from fedif_flower.runtime.processes import MarkedProcesses
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = "num-clients=4 fraction-train=0.5 local-epochs=1 num-server-rounds=2"
@@ -34,7 +34,7 @@ class Launch:
         with self._printed.open("wb") as output:
             return self.marked.start(
                 [
-                    *(sys.executable, "-m", "fedif_flower.launcher", *arguments),
+                    *(sys.executable, "-m", "fedif_flower.runtime.flwr_run", *arguments),
                     *("--output-dir", str(self.run_dir.parent), "--run-name", self.run_dir.name),
                 ],
                 cwd=REPOSITORY,

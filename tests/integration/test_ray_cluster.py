@@ -12,10 +12,10 @@ from flwr.clientapp import ClientApp
 
 from benchmarks.cluster import ray_nodes
 from client_app import app as client_app
-from fedif_flower.config import RunConfig, default_run_config
-from fedif_flower.federation import run_federation
-from fedif_flower.local_grid import LocalGrid
-from fedif_flower.simulate import run_on_ray, simulate
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.simulation import run_on_ray, simulate
 
 PROJECT = Path(__file__).parents[2]
 pytestmark = pytest.mark.ray

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from client_app import app as client_app
-from fedif_flower.config import RunConfig, default_run_config
-from fedif_flower.federation import run_federation
-from fedif_flower.local_grid import LocalGrid
-from fedif_flower.results import read_rows
-from fedif_flower.simulate import simulate
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.recorder import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.simulation import simulate
 
 PROJECT = Path(__file__).parents[2]
 pytestmark = pytest.mark.ray

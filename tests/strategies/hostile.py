@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from fedif_flower.arrays import pack_array
+from fedif_flower.messages.arrays import pack_array
 
 Spoil = Callable[[dict[str, Array], dict[str, object]], RecordDict | None]
 

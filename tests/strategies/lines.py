@@ -7,11 +7,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from fedif_flower.arrays import pack_array
-from fedif_flower.local_grid import LocalGrid
-from fedif_flower.parameters import model_arrays
-from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.layout import model_arrays
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.valuation import Validation
 
 

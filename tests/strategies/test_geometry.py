@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower import RFA, FedAdp, FLTrust, ShapFed
+from fedif_flower.client.training import TrainingConfig, train_local
 from fedif_flower.errors import ConfigError
 from fedif_flower.seeding import torch_generator
-from fedif_flower.training import TrainingConfig, train_local
 from tests.strategies.lines import Movers, column, play
 
 BASE = {"fraction_evaluate": 0.0, "device": "cpu"}

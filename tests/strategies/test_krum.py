@@ -7,7 +7,7 @@ import torch
 
 from fedif_flower import Krum
 from fedif_flower.errors import ConfigError
-from fedif_flower.updates import RoundUpdates
+from fedif_flower.round import RoundUpdates
 
 
 @dataclass

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from flwr.app import Message, RecordDict
 
-from fedif_flower.local_grid import LocalGrid
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.nodes import (
     MOST_QUESTIONS,
     UNKNOWN_PARTITION,

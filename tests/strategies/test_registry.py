@@ -12,11 +12,11 @@ import torch
 from flwr.app import ArrayRecord, Context, Message
 
 from client_app import app as client_app
-from fedif_flower.arrays import pack_array
-from fedif_flower.config import RunConfig, default_run_config
-from fedif_flower.federation import run_federation
-from fedif_flower.local_grid import LocalGrid
-from fedif_flower.results import read_rows
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.recorder import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.registry import STRATEGIES
 
 PROJECT = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ from flwr.app import ArrayRecord, Context, Message
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF, Validation
-from fedif_flower.arrays import pack_array
 from fedif_flower.errors import TrainingFailedError
-from fedif_flower.local_grid import LocalGrid
-from fedif_flower.parameters import model_arrays
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.layout import model_arrays
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.hostile import Clients, honest_parts, spoiled_reply, step_reply
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.updates import RoundUpdates
+from fedif_flower.round import RoundUpdates
 from fedif_flower.valuation import InfluenceValuation, Validation
 from fedif_flower.valuation.influence import project_updates, round_influence
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from torch import Generator
 
-from fedif_flower.valuation.shapley.base import CoalitionMemo, ShapleyEstimate, Utility
 from fedif_flower.valuation.shapley.complementary import complementary_shapley
+from fedif_flower.valuation.shapley.estimate import CoalitionMemo, ShapleyEstimate, Utility
 from fedif_flower.valuation.shapley.exact import exact_shapley
 from fedif_flower.valuation.shapley.gtg import gtg_shapley
 from fedif_flower.valuation.shapley.leave_one_out import leave_one_out

@@ -6,7 +6,7 @@ import torch
 from torch import Generator
 from torch.nn.functional import one_hot
 
-from fedif_flower.valuation.shapley.base import (
+from fedif_flower.valuation.shapley.estimate import (
     CoalitionMemo,
     ShapleyEstimate,
     Utility,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.valuation.shapley.base import (
+from fedif_flower.valuation.shapley.estimate import (
     ShapleyEstimate,
     Utility,
     evaluate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedif_flower.valuation.shapley.base import (
+from fedif_flower.valuation.shapley.estimate import (
     CoalitionMemo,
     ShapleyEstimate,
     Utility,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from fedif_flower.valuation.shapley.base import (
+from fedif_flower.valuation.shapley.estimate import (
     CoalitionMemo,
     ShapleyEstimate,
     Utility,

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.round import RoundUpdates
 from fedif_flower.seeding import torch_generator
-from fedif_flower.updates import RoundUpdates
-from fedif_flower.valuation.base import Scores
 from fedif_flower.valuation.coalitions import METRICS, Metric
+from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapley import ESTIMATORS
 from fedif_flower.valuation.validation import Validation
 

@@ -20,7 +20,7 @@ from fedif_flower.valuation.shapley import (
     owen_shapley,
     permutation_shapley,
 )
-from fedif_flower.valuation.shapley.base import random_permutations
+from fedif_flower.valuation.shapley.estimate import random_permutations
 
 M = 7
 TABLE = torch.rand(2**M, generator=Generator().manual_seed(5), dtype=torch.float64)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.updates import RoundUpdates
+from fedif_flower.round import RoundUpdates
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 

@@ -1,0 +1,126 @@
+"""FedAdp: weights from the angle between each client's update and the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
+from fedif_flower.errors import ValuationError
+
+
+class FedAdp:
+    r"""Each client's mean angle over its rounds, and the weights that follow from it.
+
+    .. math:: \theta_i = \arccos \cos(\Delta_i, \Delta), \quad
+              f(\theta) = \alpha \bigl( 1 - e^{-e^{-\alpha (\theta - 1)}} \bigr), \quad
+              p_i = \frac{n_i e^{f(\tilde\theta_i)}}{\sum_{j \in S_t} n_j e^{f(\tilde\theta_j)}}
+
+    with :math:`\Delta_i` client i's update, :math:`\Delta = \sum_i n_i \Delta_i / \sum_i n_i` the
+    global one, :math:`n_i` the numbers of examples and :math:`\tilde\theta_i` the mean of
+    :math:`\theta_i` over the rounds in which i took part.
+
+    Parameters
+    ----------
+    alpha : float
+        :math:`\alpha`, > 0.
+
+    Raises
+    ------
+    ValuationError
+        If alpha is out of range.
+
+    References
+    ----------
+    Wu and Wang, "Fast-Convergent Federated Learning with Adaptive Weighting", IEEE TCCN 2021.
+    """
+
+    def __init__(self, alpha: float = 5.0) -> None:
+        if not 0.0 < alpha < float("inf"):
+            raise ValuationError(f"alpha is {alpha}; allowed: > 0, finite")
+        self.alpha = alpha
+        self._angles: dict[int, float] = {}
+        self._rounds: dict[int, int] = {}
+
+    @property
+    def angles(self) -> dict[int, float]:
+        """Mean angle in radians, in [0, pi], of every client that ever took part."""
+        return dict(self._angles)
+
+    def weights(self, client_ids: Sequence[int], updates: Tensor, num_examples: Tensor) -> Tensor:
+        """Take in one round and return its aggregation weights.
+
+        Parameters
+        ----------
+        client_ids : sequence of int
+            The m participants, distinct.
+        updates : Tensor
+            ``[m, d]``, finite.
+        num_examples : Tensor
+            ``[m]``, >= 0.
+
+        Returns
+        -------
+        Tensor
+            ``[m]``, float64, on the CPU, >= 0, sums to 1.
+
+        Raises
+        ------
+        ValuationError
+            If lengths differ, a client appears twice, or a value is not allowed.
+        """
+        if len(set(client_ids)) != len(client_ids):
+            raise ValuationError("a client appears twice in one round")
+        angles = update_angles(updates, num_examples)
+        if len(angles) != len(client_ids):
+            raise ValuationError(f"{len(client_ids)} clients, but {len(angles)} updates")
+        for client_id, angle in zip(client_ids, angles.tolist(), strict=True):
+            rounds = self._rounds.get(client_id, 0) + 1
+            mean = self._angles.get(client_id, 0.0)
+            self._rounds[client_id] = rounds
+            self._angles[client_id] = mean + (angle - mean) / rounds
+        smoothed = torch.tensor([self._angles[i] for i in client_ids], dtype=torch.float64)
+        contribution = self.alpha * -torch.expm1(-torch.exp(-self.alpha * (smoothed - 1.0)))
+        # The largest factor is 1: the weights are the same, and no alpha overflows.
+        factors = torch.exp(contribution - contribution.max())
+        return shares(num_examples.cpu() * factors, len(client_ids))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {"angles": dict(self._angles), "rounds": dict(self._rounds)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._angles = dict(state["angles"])
+        self._rounds = dict(state["rounds"])
+
+
+def update_angles(updates: Tensor, num_examples: Tensor) -> Tensor:
+    r"""Return the angle between each update and their mean, weighted by examples.
+
+    Parameters
+    ----------
+    updates : Tensor
+        ``[m, d]``, finite.
+    num_examples : Tensor
+        ``[m]``, >= 0.
+
+    Returns
+    -------
+    Tensor
+        ``[m]``, float64, radians in [0, pi]; a right angle where either update is zero.
+
+    Raises
+    ------
+    ValuationError
+        If lengths differ, or a value is not allowed.
+    """
+    gram = gram_matrix(updates)  # [m, m]
+    share = shares(num_examples, gram.shape[0]).to(gram.device)
+    to_mean = gram @ share  # [m]: <Delta_i, Delta>
+    norms = gram.diagonal().sqrt() * (share @ to_mean).clamp_min(0.0).sqrt()
+    cosine = torch.where(norms > 0, to_mean / norms, 0.0)
+    return cosine.clamp(-1.0, 1.0).arccos()

@@ -1,0 +1,61 @@
+"""FLTrust: updates weighed by their agreement with an update of the server's own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.linear_algebra import inner_products
+
+
+class TrustedCoefficients(NamedTuple):
+    """Coefficients a and trust scores TS, each ``[m]``, float64, >= 0."""
+
+    coefficients: Tensor
+    trust: Tensor
+
+
+def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoefficients:
+    r"""Return what to multiply each client's update by, and how far it is trusted.
+
+    .. math:: TS_i = \max(0, \cos(\Delta_i, \Delta_0)), \qquad
+              a_i = \frac{TS_i}{\sum_j TS_j} \cdot
+              \frac{\lVert \Delta_0 \rVert}{\lVert \Delta_i \rVert}, \qquad
+              w_t = w_{t-1} + \sum_i a_i \Delta_i
+
+    with :math:`\Delta_i = w_i - w_{t-1}` client i's update and :math:`\Delta_0` the update that
+    the server makes from its own root data. If nobody is trusted, every share
+    :math:`TS_i / \sum_j TS_j` is 1/m. A zero update has trust and coefficient 0.
+
+    Parameters
+    ----------
+    updates : Tensor
+        ``[m, d]``, m >= 1, finite.
+    server_update : Tensor
+        ``[d]``, finite.
+
+    Returns
+    -------
+    TrustedCoefficients
+        ``coefficients`` and ``trust``. The coefficients need not sum to 1.
+
+    Raises
+    ------
+    ValuationError
+        If the shapes do not fit together, or a value is NaN or Inf.
+
+    References
+    ----------
+    Cao et al., "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping",
+    NDSS 2021.
+    """
+    products = inner_products(updates, server_update)
+    norms, server_norm = products.squared_norms.sqrt(), products.squared_norm.sqrt()
+    length = norms * server_norm  # [m]
+    trust = torch.where(length > 0, products.inner / length, 0.0).clamp(0.0, 1.0)
+    total = trust.sum()
+    share = trust / total if bool(total > 0) else torch.full_like(trust, 1.0 / len(trust))
+    rescaling = torch.where(norms > 0, server_norm / norms, 0.0)
+    return TrustedCoefficients(share * rescaling, trust)

@@ -1,0 +1,245 @@
+"""What a client does between two messages: local SGD; and evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower.client.cuda_graph import MIN_STEPS, GraphedStep, capture_stream
+from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
+from fedif_flower.errors import DataError, require
+from fedif_flower.tasks.modules import (
+    keep_freed_memory,
+    lay_out,
+    module_mode,
+    seeded_randomness,
+    single_value_norms,
+    without_batch_statistics,
+)
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+Precision = Literal["float32", "bf16"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    r"""How a client trains.
+
+    Attributes
+    ----------
+    local_epochs : int
+        E, passes over the client's examples, >= 1.
+    batch_size : int
+        B, examples per step, >= 1; a last smaller batch is kept.
+    learning_rate : float
+        :math:`\eta` > 0.
+    momentum : float
+        :math:`\beta` in [0, 1]; it starts from 0 at every round.
+    proximal_mu : float
+        FedProx's :math:`\mu` >= 0: adds :math:`\frac{\mu}{2} \lVert w - w_{t-1} \rVert^2`.
+    precision : {"float32", "bf16"}
+        Arithmetic of the forward and backward pass (autocast); parameters stay as they are.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key, its value and what is allowed.
+    """
+
+    local_epochs: int = 5
+    batch_size: int = 16
+    learning_rate: float = 0.001
+    momentum: float = 0.9
+    proximal_mu: float = 0.0
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        require(self.local_epochs >= 1, "local-epochs", self.local_epochs, ">= 1")
+        require(self.batch_size >= 1, "batch-size", self.batch_size, ">= 1")
+        require(0 < self.learning_rate < math.inf, "learning-rate", self.learning_rate, "> 0")
+        require(0 <= self.momentum <= 1, "momentum", self.momentum, ">= 0 and <= 1")
+        require(0 <= self.proximal_mu < math.inf, "proximal-mu", self.proximal_mu, ">= 0")
+        require(self.precision in PRECISIONS, "precision", self.precision, ", ".join(PRECISIONS))
+
+
+def train_local(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    config: TrainingConfig,
+    generator: torch.Generator,
+    *,
+    loss_fn: LossFunction = functional.cross_entropy,
+) -> float:
+    r"""Train a model in place by minibatch SGD with momentum, and return its training loss.
+
+    Each epoch visits every example once, in an order drawn from ``generator``, in batches of B
+    (the last one may be smaller). With the batch's mean loss :math:`\ell`:
+
+    .. math::
+        v \leftarrow \beta v + \nabla \ell(w) + \mu (w - w_{t-1}), \qquad w \leftarrow w - \eta v
+
+    The result is a function of the arguments alone: dropout too is seeded from ``generator``
+    (its first draw; one ``randperm`` per epoch follows), and the process's random state is left
+    as it was. A batch norm that would see a single value per channel (a last batch of one example
+    and 1x1 maps) has no batch statistics: there it uses its running ones and leaves them alone.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On the inputs' device; returns to the modes its modules were in.
+    inputs : Tensor
+        ``[n, c, h, w]``, normalised; n >= 1.
+    labels : Tensor
+        ``[n]`` int64.
+    config : TrainingConfig
+        E, B, :math:`\eta`, :math:`\beta`, :math:`\mu` and the precision.
+    generator : torch.Generator
+        On the CPU.
+    loss_fn : callable
+        ``loss_fn(model(inputs), labels)`` -> scalar, the mean over the batch.
+
+    Returns
+    -------
+    float
+        Mean over the last epoch's examples of the loss each had when its batch came.
+
+    Raises
+    ------
+    DataError
+        If there are no examples.
+
+    References
+    ----------
+    McMahan et al., 2017 (FedAvg, algorithm 1); Li et al., 2020 (FedProx, equation 2).
+    """
+    if len(labels) == 0:
+        raise DataError("local training needs at least one example; this client has none")
+    keep_freed_memory()
+    seed = int(torch.randint(2**62, (), generator=generator))
+    device, epochs = inputs.device, config.local_epochs
+    batches = _ShuffledBatches(lay_out(model, inputs), labels, config.batch_size)
+    lonely = single_value_norms(model, inputs[:1]) if batches.smallest == 1 else []
+    sgd = FlatSGD(
+        (parameter for parameter in model.parameters() if parameter.requires_grad),
+        learning_rate=config.learning_rate,
+        momentum=config.momentum,
+        proximal_mu=config.proximal_mu,
+    )
+    is_mixed = config.precision == "bf16"
+    total_loss = torch.zeros((), device=device)
+
+    def step(batch: Tensor, targets: Tensor) -> None:
+        sgd.before_backward()
+        norms = lonely if len(targets) == 1 else []
+        with without_batch_statistics(norms), _autocast(device) if is_mixed else nullcontext():
+            loss = loss_fn(model(batch), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        sgd.after_backward()
+        total_loss.add_(loss.detach(), alpha=len(targets))
+
+    with ExitStack() as stack:
+        stack.enter_context(seeded_randomness(seed, device))
+        stack.enter_context(module_mode(model, training=True))
+        run: Callable[[Tensor, Tensor], None] = step
+        if device.type == "cuda" and epochs * batches.full >= MIN_STEPS:
+            stack.enter_context(capture_stream(device))
+            run = GraphedStep(step, batches.size)
+        stack.enter_context(sgd)
+        if not is_mixed:
+            stack.enter_context(accumulating_linear_layers(model))
+        for _ in range(epochs):
+            total_loss.zero_()
+            for batch, targets in batches.shuffle(generator):
+                run(batch, targets)
+    return float(total_loss) / len(labels)
+
+
+def evaluate(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    batch_size: int = 500,
+    loss_fn: LossFunction = functional.cross_entropy,
+) -> tuple[float, float]:
+    """Return the mean loss and the accuracy of a model, in eval mode.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On the inputs' device; returns to the modes its modules were in.
+    inputs : Tensor
+        ``[n, c, h, w]``, normalised; n >= 1.
+    labels : Tensor
+        ``[n]`` int64.
+    batch_size : int
+        Examples per forward pass, >= 1.
+    loss_fn : callable
+        ``loss_fn(model(inputs), labels)`` -> scalar, the mean over the batch.
+
+    Returns
+    -------
+    loss : float
+        Exact mean over all examples.
+    accuracy : float
+        Share of the examples whose label has the largest logit, in [0, 1].
+
+    Raises
+    ------
+    DataError
+        If there are no examples.
+    """
+    if len(labels) == 0:
+        raise DataError("evaluation needs at least one example")
+    loss = torch.zeros((), device=inputs.device)
+    correct = torch.zeros((), dtype=torch.int64, device=inputs.device)
+    with module_mode(model, training=False), torch.inference_mode():
+        for start in range(0, len(labels), batch_size):
+            targets = labels[start : start + batch_size]
+            logits = model(lay_out(model, inputs[start : start + batch_size]))
+            loss += loss_fn(logits, targets) * len(targets)
+            correct += (logits.argmax(1) == targets).sum()
+    return float(loss) / len(labels), int(correct) / len(labels)
+
+
+class _ShuffledBatches:
+    """All examples in a new order per epoch: one gather into the same memory, then views of it."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor, batch_size: int) -> None:
+        count = len(labels)
+        self.size = min(batch_size, count)
+        self.full = count // self.size
+        self.smallest = count % self.size or self.size
+        self._inputs, self._labels = inputs, labels
+        self._shuffled, self._shuffled_labels = torch.empty_like(inputs), torch.empty_like(labels)
+        starts = range(0, count, self.size)
+        self._batches = [
+            (self._shuffled[i : i + self.size], self._shuffled_labels[i : i + self.size])
+            for i in starts
+        ]
+
+    def shuffle(self, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self._labels), generator=generator).to(self._labels.device)
+        torch.index_select(_rows(self._inputs), 0, order, out=_rows(self._shuffled))
+        torch.index_select(self._labels, 0, order, out=self._shuffled_labels)
+        return self._batches
+
+
+def _rows(examples: Tensor) -> Tensor:
+    """View dense examples, in whichever memory format, as ``[n, values]``."""
+    length = examples[0].numel()
+    return examples.as_strided((len(examples), length), (length, 1))
+
+
+def _autocast(device: torch.device) -> torch.autocast:
+    # No cache: each weight is cast once per step anyway, and a captured graph must not keep it.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)

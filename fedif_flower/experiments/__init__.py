@@ -1,1 +1,0 @@
-"""Grids of federations: the paper's tables, sweeps, and reports on them."""

@@ -1,0 +1,302 @@
+"""Flower's ``ArrayRecord`` <-> the vectors the server computes with.
+
+A model is three things here: the vector of its trainable parameters, the vector of its other
+floating-point arrays (frozen parameters, batch-norm statistics), and its integer arrays
+(``num_batches_tracked``). Nothing outside this file knows how they lie in a record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor, nn
+
+from fedif_flower.errors import ReplyError
+from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
+
+# A block of a model and of an update stay in the cache between two passes over them.
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class ModelVectors:
+    """A model as vectors: ``params`` [d], ``buffers`` [b] and the integer arrays by name."""
+
+    params: Tensor  # [d]
+    buffers: Tensor  # [b]
+    counters: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class UnpackedUpdate(NamedTuple):
+    """Squared norm of a client's update over trainable parameters; its integer arrays."""
+
+    squared_norm: float
+    counters: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Where each array of a record lies in the server's vectors.
+
+    Parameters
+    ----------
+    trainable : tuple of ArraySpec
+        The arrays that make up ``params`` [d], in this order.
+    buffers : tuple of ArraySpec
+        All other floating-point arrays, which make up ``buffers`` [b].
+    counters : tuple of ArraySpec
+        Integer and boolean arrays.
+    order : tuple of str
+        The names in the record's own order.
+    """
+
+    trainable: tuple[ArraySpec, ...]
+    buffers: tuple[ArraySpec, ...]
+    counters: tuple[ArraySpec, ...]
+    order: tuple[str, ...]
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: ArrayRecord, trainable_keys: Sequence[str] | None = None
+    ) -> ParameterLayout:
+        """Read the layout off a record.
+
+        Parameters
+        ----------
+        arrays : ArrayRecord
+            The global model as it is sent to clients.
+        trainable_keys : sequence of str, optional
+            The names of the trainable parameters, in the order of the vector. ``None``: every
+            floating-point array is taken to be trainable.
+
+        Raises
+        ------
+        ValueError
+            If a trainable key is missing from the record, or is not floating point.
+        """
+        specs = {name: ArraySpec.of(name, view_array(array)) for name, array in arrays.items()}
+        floating = [spec for spec in specs.values() if spec.is_floating]
+        if trainable_keys is None:
+            trainable_keys = [spec.name for spec in floating]
+        unfit = [key for key in trainable_keys if specs.get(key) not in floating]
+        if unfit:
+            raise ValueError(
+                f"trainable parameters {unfit} are not floating-point arrays of the global model, "
+                f"whose arrays are {list(specs)}"
+            )
+        chosen = set(trainable_keys)
+        return cls(
+            trainable=tuple(specs[key] for key in trainable_keys),
+            buffers=tuple(spec for spec in floating if spec.name not in chosen),
+            counters=tuple(spec for spec in specs.values() if not spec.is_floating),
+            order=tuple(specs),
+        )
+
+    @property
+    def num_params(self) -> int:
+        """Length d of the vector of trainable parameters."""
+        return sum(spec.size for spec in self.trainable)
+
+    @property
+    def num_buffers(self) -> int:
+        """Length b of the vector of floating-point buffers."""
+        return sum(spec.size for spec in self.buffers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64 where the model has it, float32 otherwise."""
+        wide = any(spec.dtype == np.float64 for spec in (*self.trainable, *self.buffers))
+        return torch.float64 if wide else torch.float32
+
+    def check(self, arrays: Mapping[str, Array]) -> None:
+        """Raise ReplyError unless ``arrays`` has exactly this layout's names, shapes, dtypes."""
+        expected, received = set(self.order), set(arrays)
+        if missing := sorted(expected - received):
+            raise ReplyError(f"arrays missing: {_shorten(missing)}")
+        if extra := sorted(received - expected):
+            raise ReplyError(f"unexpected arrays: {_shorten(extra)}")
+        for spec in (*self.trainable, *self.buffers, *self.counters):
+            spec.view(arrays[spec.name])
+
+    def check_variances(self, arrays: Mapping[str, Array]) -> None:
+        """Raise ReplyError if a batch norm's ``running_var`` has a value below 0.
+
+        The model takes its square root: one such value would make every output NaN.
+        """
+        for spec in (*self.trainable, *self.buffers):
+            variances = spec.name.rpartition(".")[2] == "running_var"
+            if variances and spec.view(arrays[spec.name]).min(initial=0) < 0:
+                raise ReplyError(f"array {spec.name!r} has negative variances")
+
+    def unpack_update(
+        self,
+        arrays: Mapping[str, Array],
+        received: ModelVectors,
+        update: Tensor,
+        buffer_update: Tensor,
+        *,
+        max_magnitude: float = math.inf,
+    ) -> UnpackedUpdate:
+        """Write a checked record, less the model it came from, into two vectors.
+
+        One pass over the reply: it is read, subtracted, measured and written block by block.
+
+        Parameters
+        ----------
+        arrays : mapping of str to Array
+            What a client sent back.
+        received : ModelVectors
+            The model it had received, on the CPU.
+        update, buffer_update : Tensor
+            ``[d]`` and ``[b]``, on the CPU: where the differences go.
+        max_magnitude : float
+            Larger values are refused.
+
+        Raises
+        ------
+        ReplyError
+            If a value is NaN, infinite or larger than ``max_magnitude``.
+        """
+        squared_norms = [
+            _subtract(specs, arrays, reference, target, max_magnitude)
+            for specs, reference, target in (
+                (self.trainable, received.params, update),
+                (self.buffers, received.buffers, buffer_update),
+            )
+        ]
+        counters = {
+            spec.name: torch.from_numpy(np.array(spec.view(arrays[spec.name])))
+            for spec in self.counters
+        }
+        return UnpackedUpdate(squared_norms[0], counters)
+
+    def to_vectors(self, arrays: Mapping[str, Array]) -> ModelVectors:
+        """Copy a record of this layout into new vectors on the CPU."""
+        self.check(arrays)
+        zero = ModelVectors(
+            torch.zeros(self.num_params, dtype=self.dtype),
+            torch.zeros(self.num_buffers, dtype=self.dtype),
+        )
+        params, buffers = torch.empty_like(zero.params), torch.empty_like(zero.buffers)
+        unpacked = self.unpack_update(arrays, zero, params, buffers)
+        return ModelVectors(params, buffers, unpacked.counters)
+
+    def cast(self, arrays: Mapping[str, Array]) -> ModelVectors:
+        """Copy a record with this layout's names and shapes, whatever its dtypes, into vectors."""
+        dtypes = {
+            spec.name: spec.dtype for spec in (*self.trainable, *self.buffers, *self.counters)
+        }
+        return self.to_vectors(
+            {k: pack_array(view_array(a).astype(dtypes[k], copy=False)) for k, a in arrays.items()}
+        )
+
+    def to_arrays(self, vectors: ModelVectors) -> ArrayRecord:
+        """Copy vectors into a new record with the layout's own dtypes and order."""
+        packed: dict[str, Array] = {}
+        for specs, vector in ((self.trainable, vectors.params), (self.buffers, vectors.buffers)):
+            values, start = vector.detach().cpu().numpy(), 0
+            for spec in specs:
+                piece = values[start : start + spec.size].reshape(spec.shape)
+                packed[spec.name] = pack_array(piece.astype(spec.dtype, copy=False))
+                start += spec.size
+        for spec in self.counters:
+            packed[spec.name] = pack_array(vectors.counters[spec.name].cpu().numpy())
+        return ArrayRecord({name: packed[name] for name in self.order})
+
+    def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
+        """Return floating-point buffers as named views of ``vectors.buffers``, and counters."""
+        return {**vectors.counters, **self.split_buffers(vectors.buffers)}
+
+    def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
+        """Return ``buffers`` [..., b] as named views ``[..., *shape]``."""
+        named, start = {}, 0
+        for spec in self.buffers:
+            piece = buffers[..., start : start + spec.size]
+            named[spec.name] = piece.view(*buffers.shape[:-1], *spec.shape)
+            start += spec.size
+        return named
+
+
+def trainable_names(model: nn.Module) -> list[str]:
+    """Return the names of a model's trainable parameters, in the order of the flat vector."""
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def model_arrays(model: nn.Module) -> ArrayRecord:
+    """Return a model's ``state_dict`` as a record."""
+    return tensor_arrays(model.state_dict())
+
+
+def tensor_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Return named tensors as a record."""
+    return ArrayRecord({k: pack_array(v.detach().cpu().numpy()) for k, v in tensors.items()})
+
+
+def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
+    """Copy a record into a model's parameters and buffers, wherever the model lies.
+
+    Raises
+    ------
+    ValueError
+        If the record and the model do not have the same arrays, e.g. because this client's data
+        have another number of classes than the server's.
+    """
+    state = model.state_dict()
+    if set(state) != set(arrays):
+        raise ValueError(f"received arrays {list(arrays)}, but the model has {list(state)}")
+    with torch.no_grad():
+        for key, value in state.items():
+            received = torch.from_numpy(arrays[key].numpy())
+            if received.shape != value.shape:
+                raise ValueError(
+                    f"received array {key!r} has shape {list(received.shape)}, but this client's "
+                    f"model has {list(value.shape)}: its images or classes differ from the server's"
+                )
+            value.copy_(received)
+
+
+def _subtract(
+    specs: Iterable[ArraySpec],
+    arrays: Mapping[str, Array],
+    reference: Tensor,
+    target: Tensor,
+    max_magnitude: float,
+) -> float:
+    """Write ``arrays - reference`` into ``target``; return its squared norm."""
+    old, new, total, start = reference.numpy(), target.numpy(), 0.0, 0
+    with np.errstate(all="ignore"):  # what overflows is refused below
+        for spec in specs:
+            values = spec.view(arrays[spec.name]).reshape(-1)
+            for first in range(0, spec.size, _BLOCK):
+                piece = values[first : first + _BLOCK]
+                place = slice(start + first, start + first + len(piece))
+                np.subtract(piece, old[place], out=new[place])
+                total += float(np.dot(new[place], new[place]))
+            start += spec.size
+    # NaN and Inf show in the norm, and so does any value that is too large.
+    if not (math.isfinite(total) and total <= max_magnitude**2):
+        _refuse_values(specs, arrays, max_magnitude)
+    return total
+
+
+def _refuse_values(
+    specs: Iterable[ArraySpec], arrays: Mapping[str, Array], max_magnitude: float
+) -> None:
+    for spec in specs:
+        values = spec.view(arrays[spec.name])
+        if not np.isfinite(values).all():
+            raise ReplyError(f"array {spec.name!r} has NaN or Inf")
+        largest = float(np.abs(values).max(initial=0))
+        if largest > max_magnitude:
+            raise ReplyError(f"array {spec.name!r} has {largest:g}, beyond {max_magnitude:g}")
+
+
+def _shorten(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

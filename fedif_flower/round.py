@@ -1,0 +1,155 @@
+"""What a round gives the server to judge, and what a rule answers: tensors, no Flower types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.clipping import clipping_factors
+
+
+@dataclass(frozen=True)
+class RoundUpdates:
+    """The accepted replies of one round, ordered by partition id.
+
+    Attributes
+    ----------
+    server_round : int
+        The round t, from 1.
+    client_ids : tuple of int
+        The m clients' node ids: the key of every score that is kept.
+    num_examples : Tensor
+        ``[m]``, float64: the examples each client says it trained on.
+    global_params : Tensor
+        ``[d]``: the model w_{t-1} that the clients received.
+    client_updates : Tensor
+        ``[m, d]``: w_i - w_{t-1} for the models w_i that they sent back.
+    squared_norms : Tensor
+        ``[m]``, float64: of the updates.
+    global_buffers, buffer_updates : Tensor
+        ``[b]`` and ``[m, b]``: floating-point arrays that are not trained, and their changes.
+    named_buffers : mapping of str to Tensor
+        The received model's buffers by name, counters included.
+    split_buffers : callable
+        Returns buffers ``[..., b]`` by name, ``[..., *shape]`` each.
+    counters : sequence of mapping of str to Tensor
+        The integer arrays that each of the m clients sent back, by name.
+    """
+
+    server_round: int
+    client_ids: tuple[int, ...]
+    num_examples: Tensor
+    global_params: Tensor
+    client_updates: Tensor
+    squared_norms: Tensor
+    global_buffers: Tensor
+    buffer_updates: Tensor
+    named_buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    split_buffers: Callable[[Tensor], Mapping[str, Tensor]] = lambda _: {}
+    counters: Sequence[Mapping[str, Tensor]] = ()
+
+    @property
+    def num_clients(self) -> int:
+        """The number m of accepted replies."""
+        return len(self.client_ids)
+
+    def client_params(self) -> Tensor:
+        """Return the models w_i, ``[m, d]`` (a new tensor)."""
+        return self.global_params + self.client_updates
+
+    def named_client_buffers(self) -> Mapping[str, Tensor]:
+        """Return the clients' buffers by name, ``[m, ...]`` each (new tensors)."""
+        return self.split_buffers(self.global_buffers + self.buffer_updates)
+
+    def state_updates(self) -> Tensor:
+        """Return what changed of parameters, buffers and counters, ``[m, d + b + c]`` (new)."""
+        changes = [
+            [(value - self.named_buffers[name]).flatten() for name, value in own.items()]
+            for own in self.counters
+        ]
+        # [m, c]
+        counted = torch.stack([torch.cat(c) for c in changes]) if any(changes) else None
+        parts = [self.client_updates, self.buffer_updates]
+        parts += [] if counted is None else [counted.to(self.client_updates)]
+        return torch.cat(parts, dim=1)
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """What a rule makes of a round: coefficients, and the scores that led to them.
+
+    The new model is ``w_t = w_{t-1} + sum_i weights_i (w_i - w_{t-1})``, which is the weighted
+    mean of the clients' models where the weights sum to 1.
+
+    Attributes
+    ----------
+    weights : Tensor
+        ``[m]``, finite.
+    scores : Tensor, optional
+        ``[m]``: the round's raw valuation, e.g. round influences Phi.
+    normalized : Tensor, optional
+        ``[m]``: the valuation after round normalisation, Psi.
+    contributions : Tensor, optional
+        ``[m]``: the smoothed contribution Omega of these clients.
+    accumulative : Tensor, optional
+        ``[m]``: the paper's accumulative influence INF of these clients.
+    evaluations : int
+        How often the model was evaluated on the validation set.
+    """
+
+    weights: Tensor
+    scores: Tensor | None = None
+    normalized: Tensor | None = None
+    contributions: Tensor | None = None
+    accumulative: Tensor | None = None
+    evaluations: int = 0
+
+
+def combine(global_values: Tensor, client_updates: Tensor, weights: Tensor) -> Tensor:
+    """Return ``global + sum_i weights_i update_i`` in one pass over the clients.
+
+    Parameters
+    ----------
+    global_values : Tensor
+        ``[d]``.
+    client_updates : Tensor
+        ``[m, d]``.
+    weights : Tensor
+        ``[m]``.
+
+    Returns
+    -------
+    Tensor
+        ``[d]``, a new tensor.
+    """
+    return torch.addmv(global_values, client_updates.T, weights.to(client_updates))
+
+
+def clip(updates: RoundUpdates, weights: Tensor, multiple: float) -> tuple[Tensor, Tensor]:
+    """Return the weights ``[m]`` that shorten long updates: for parameters, and for buffers.
+
+    ``multiple`` is that of :func:`~fedif_flower.aggregators.clipping_factors`; 0 shortens nothing.
+    """
+    if not multiple:
+        return weights, weights
+    buffers = updates.buffer_updates.double().square().sum(dim=1).cpu()  # [m]
+    return (
+        weights * clipping_factors(updates.squared_norms, multiple),
+        weights * clipping_factors(buffers, multiple),
+    )
+
+
+def largest_counters(
+    received: Sequence[Mapping[str, Tensor]], weights: Tensor
+) -> dict[str, Tensor]:
+    """Return each integer buffer's maximum over the clients whose weight is not 0."""
+    chosen = [
+        counters for counters, weight in zip(received, weights.tolist(), strict=True) if weight
+    ]
+    return {
+        name: torch.stack([counters[name] for counters in chosen or received]).amax(dim=0)
+        for name in (received[0] if received else {})
+    }

@@ -1,0 +1,1 @@
+"""One federation, from its settings to its report."""

@@ -1,0 +1,186 @@
+"""Checkpoints: everything needed to go on after a crash, in files that are whole or not there.
+
+A file is one line with the SHA-256 of the rest, then what ``torch.save`` writes; it is read back
+with ``weights_only=True``, so that nothing in it can run. No generator is kept: every random draw
+is a function of (purpose, seed, ids), the round among them, see :mod:`~fedif_flower.seeding`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from io import BytesIO
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.common.logger import log
+from torch import Tensor
+
+from fedif_flower.errors import CheckpointError
+from fedif_flower.storage import temporary_siblings, write_atomically
+from fedif_flower.strategies.state import rename_nodes
+
+AUTO = "auto"
+KEPT = 2
+_MAGIC = b"fedif-flower checkpoint 1 sha256 "
+_NAME = re.compile(r"round-(\d{6,})\.pt")
+
+
+class _DamagedError(CheckpointError):
+    """A file is not what was written; an older one may do."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after one of its rounds.
+
+    Attributes
+    ----------
+    server_round : int
+        The last round that is part of it, >= 0.
+    settings : dict
+        Everything that can change a result; a run with other settings cannot go on from here.
+    arrays : dict of str to Tensor
+        The global model.
+    strategy, records : dict
+        State of the strategy and of the results
+        (see :class:`~fedif_flower.strategies.state.Stateful`).
+    """
+
+    server_round: int
+    settings: dict[str, Any]
+    arrays: dict[str, Tensor]
+    strategy: dict[str, Any]
+    records: dict[str, Any]
+
+    def renamed(self, names: Mapping[int, int]) -> Checkpoint:
+        """Return this checkpoint with new node ids for old ones."""
+        return replace(
+            self,
+            strategy=rename_nodes(self.strategy, names),
+            records=rename_nodes(self.records, names),
+        )
+
+
+class CheckpointFolder:
+    """The checkpoints of one run, of which the last two are kept.
+
+    Parameters
+    ----------
+    folder : Path
+        Created with the first checkpoint.
+    settings : mapping
+        The run's own; see :class:`Checkpoint`.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.settings = dict(settings)
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint, then remove all but the last two.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be written; earlier ones are as they were.
+        """
+        path = self.folder / f"round-{checkpoint.server_round:06d}.pt"
+        buffer = BytesIO()
+        # Not asdict: it would copy every tensor and row.
+        torch.save(vars(checkpoint), buffer)
+        digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left_behind in temporary_siblings(path):
+                left_behind.unlink()
+            write_atomically(path, b"".join((_MAGIC, digest, b"\n", buffer.getbuffer())))
+            for old in self._paths()[:-KEPT]:
+                old.unlink()
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error}") from error
+        return path
+
+    def find(self, resume: str) -> Checkpoint | None:
+        """Return the checkpoint that ``resume`` names, or ``None`` to begin at the beginning.
+
+        Parameters
+        ----------
+        resume : str
+            ``""``: none. ``"auto"``: the folder's last, the one before it if that is damaged, none
+            if there are none. Anything else: a file's path.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged or of another configuration.
+        """
+        if not resume:
+            return None
+        if resume != AUTO:
+            return self._checked(Path(resume).expanduser())
+        paths = self._paths()
+        for path in reversed(paths):
+            try:
+                return self._checked(path)
+            except _DamagedError as error:
+                log(WARNING, "resume = 'auto': %s; trying the one before it", error)
+        if paths:
+            raise CheckpointError(
+                f"resume = 'auto': every checkpoint in {self.folder} is damaged; remove the "
+                "folder, or set resume = '', to begin anew"
+            )
+        log(INFO, "resume = 'auto': no checkpoint in %s, beginning at round 1", self.folder)
+        return None
+
+    def remove_after(self, server_round: int) -> None:
+        """Remove checkpoints of later rounds than this: they belong to a run that is given up."""
+        for path in self._paths():
+            if _round_of(path) > server_round:
+                path.unlink()
+
+    def _paths(self) -> list[Path]:
+        """Return the folder's checkpoints, the oldest first."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_round_of)
+
+    def _checked(self, path: Path) -> Checkpoint:
+        checkpoint = read_checkpoint(path)
+        theirs, ours = checkpoint.settings, self.settings
+        if other := sorted(k for k in theirs.keys() | ours.keys() if theirs.get(k) != ours.get(k)):
+            shown = "; ".join(f"{k} = {theirs.get(k)!r} there, {ours.get(k)!r} here" for k in other)
+            raise CheckpointError(f"{path} is of another configuration: {shown}")
+        return checkpoint
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a file that :meth:`CheckpointFolder.save` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, or is not exactly what was written.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _DamagedError(f"cannot read the checkpoint {path}: {error}") from error
+    header, _, body = content.partition(b"\n")
+    if not header.startswith(_MAGIC):
+        raise _DamagedError(f"{path} is not a checkpoint of this version, or its start is damaged")
+    if header.removeprefix(_MAGIC) != hashlib.sha256(body).hexdigest().encode():
+        raise _DamagedError(f"the checkpoint {path} is damaged: it has not its SHA-256")
+    try:
+        return Checkpoint(**torch.load(BytesIO(body), weights_only=True))
+    except Exception as error:  # its own hash is right: it was made to be wrong
+        raise _DamagedError(f"the checkpoint {path} cannot be read: {error}") from error
+
+
+def _round_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None  # only such paths are asked for
+    return int(match[1])

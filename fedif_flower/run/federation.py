@@ -1,0 +1,212 @@
+"""One federation from the server's side: data, model, strategy, rounds, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedif_flower.attacks import malicious_partitions
+from fedif_flower.client.reply import RUN_CONFIG_KEY, data_settings
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.layout import model_arrays
+from fedif_flower.run.checkpoint import CheckpointFolder
+from fedif_flower.run.config import AUTO, RunConfig
+from fedif_flower.run.recorder import OnRow, RunRecorder
+from fedif_flower.run.report import write_report
+from fedif_flower.run.resume import ResumableRun, require_space
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.nodes import ClientNode, identify_clients
+from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.tasks.data import (
+    NORMALIZATIONS,
+    Normalization,
+    Split,
+    load_dataset,
+    split_test,
+    to_pixels,
+)
+from fedif_flower.tasks.models import build_model, default_model
+from fedif_flower.valuation import Validation
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server holds: the initial model, its validation split and its test split."""
+
+    config: RunConfig
+    model: torch.nn.Module
+    validation: Validation
+    validation_data: tuple[Tensor, Tensor]
+    test: Validation
+    normalization: Normalization
+    classes: tuple[str, ...]
+    num_train: int
+    fingerprint: str
+
+
+def build_server(config: RunConfig) -> Server:
+    """Load data and model; ``model = "auto"`` is resolved here.
+
+    Raises
+    ------
+    DataError, ConfigError
+        If the data set cannot be read, or does not fit the model or the number of clients.
+    """
+    dataset = load_dataset(config.dataset, config.data_dir, verify=True)
+    if config.num_clients > len(dataset.train.labels):
+        raise ConfigError(
+            f"num-clients = {config.num_clients}; allowed: at most the "
+            f"{len(dataset.train.labels)} training examples of {config.dataset!r}"
+        )
+    if config.model == AUTO:
+        config = replace(config, model=default_model(config.dataset, dataset.image_shape))
+    model = build_model(config.model, dataset.image_shape, dataset.num_classes, seed=config.seed)
+    normalization = NORMALIZATIONS[config.normalization](dataset.mean, dataset.std)
+    held_out = _held_out(dataset.name, config.data_dir, config.seed, normalization)
+    validation_data, test_data = held_out
+    return Server(
+        config=config,
+        model=model,
+        validation=Validation(model, *validation_data, device=config.device),
+        validation_data=validation_data,
+        test=Validation(model, *test_data, device=config.device),
+        normalization=normalization,
+        classes=dataset.classes,
+        num_train=len(dataset.train.labels),
+        fingerprint=dataset.fingerprint,
+    )
+
+
+@lru_cache(maxsize=2)
+def _held_out(
+    name: str, data_dir: str, seed: int, normalization: Normalization
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    # Shared by the federations of a grid: they only read, and nothing copies this layout.
+    dataset = load_dataset(name, data_dir)
+
+    def held_out(chosen: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        split = Split(dataset.test.images[chosen], dataset.test.labels[chosen])
+        inputs = normalization(to_pixels(split.images, dataset.max_value))  # [n, c, h, w]
+        labels = torch.from_numpy(split.labels.copy())
+        return inputs.contiguous(memory_format=torch.channels_last), labels
+
+    validation, test = split_test(len(dataset.test.labels), seed)
+    return held_out(validation), held_out(test)
+
+
+def build_strategy(server: Server, recorder: RunRecorder) -> ScreenedStrategy:
+    """Return the strategy that the run config names."""
+    config = server.config
+    base = BaseArguments(
+        fraction_train=config.fraction_train,
+        fraction_evaluate=0.0,
+        min_train_nodes=1,
+        min_available_nodes=config.num_clients,
+        trainable_keys=server.validation.parameter_names,
+        seed=config.seed,
+        identify=identify_clients,
+        min_valid_replies=config.min_valid_replies,
+        max_failed_rounds=config.max_failed_rounds,
+        max_num_examples=config.max_num_examples or server.num_train,
+        update_clipping=config.update_clipping,
+        device=config.device,
+        on_round=recorder.on_round,
+    )
+    parts = StrategyParts(config, server.model, server.validation, server.validation_data, base)
+    return STRATEGIES[config.strategy](parts)
+
+
+def marks(config: RunConfig) -> Callable[[ClientNode], bool]:
+    """Return a function that tells which clients are known to misbehave."""
+    malicious = (
+        frozenset()
+        if config.attack == "none"
+        else malicious_partitions(config.num_clients, config.malicious_fraction, config.seed)
+    )
+
+    def is_malicious(node: ClientNode) -> bool:
+        return node.attack != "none" if node.attack else node.partition_id in malicious
+
+    return is_malicious
+
+
+def run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None = None) -> Path:
+    """Run one federation to its end and return the directory of its results.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's way to the clients.
+    config : RunConfig
+        Everything else.
+    on_row : callable, optional
+        Called after each round with its line of ``rounds.csv``.
+    """
+    server = build_server(config)
+    config = server.config
+    settings = {**config.identity(), "data": server.fingerprint}
+    checkpoints = CheckpointFolder(config.run_dir / "checkpoints", settings)
+    checkpoint = checkpoints.find(config.resume)
+    recorder = RunRecorder(config, marks(config), on_row)
+    arrays = model_arrays(server.model)
+    require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1)
+    strategy = build_strategy(server, recorder)
+    run = ResumableRun(checkpoints, strategy, recorder, every=config.checkpoint_every)
+    if checkpoint is None:
+        checkpoints.remove_after(-1)
+    else:
+        arrays = run.restore(checkpoint, grid)
+
+    def evaluate(flower_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        server_round = flower_round + strategy.completed_rounds
+        if server_round and not flower_round:
+            return None  # the model that was resumed from was evaluated at its time
+        metrics = measure(server_round, arrays)
+        run.completed(server_round, arrays)
+        return metrics
+
+    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if server_round % config.eval_every and server_round != config.num_server_rounds:
+            recorder.on_evaluation(server_round, None, None, 0.0)
+            return None
+        started = time.perf_counter()
+        vectors = strategy.vectors(arrays)
+        buffers = strategy.layout.named_buffers(vectors)
+        validation = server.validation.evaluate(vectors.params, buffers)
+        test = server.test.evaluate(vectors.params, buffers)
+        recorder.on_evaluation(server_round, test, validation, time.perf_counter() - started)
+        return MetricRecord(
+            {"test-accuracy": test.accuracy, "validation-accuracy": validation.accuracy}
+        )
+
+    try:
+        result = strategy.start(
+            grid=grid,
+            initial_arrays=arrays,
+            num_rounds=run.rounds_left,
+            timeout=config.round_timeout,
+            train_config=ConfigRecord(
+                {
+                    RUN_CONFIG_KEY: config.to_json(),
+                    **data_settings(server.normalization, server.classes),
+                }
+            ),
+            evaluate_fn=evaluate,
+        )
+    except Exception:
+        run.stopped()
+        raise
+    final = result.arrays if len(result.arrays) else arrays
+    write_report(recorder, recorder.finish(final.to_torch_state_dict()))
+    return recorder.run_dir

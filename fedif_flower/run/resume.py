@@ -1,0 +1,134 @@
+"""A run that can be stopped at any moment: it saves itself as it goes, and goes on from there."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ArrayRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
+from fedif_flower.messages.layout import tensor_arrays
+from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
+from fedif_flower.run.recorder import RunRecorder
+from fedif_flower.strategies.nodes import is_simulated
+from fedif_flower.strategies.screened import ScreenedStrategy
+
+
+class ResumableRun:
+    """Ties a strategy and its records to checkpoints.
+
+    Parameters
+    ----------
+    folder : CheckpointFolder
+        Where checkpoints go.
+    strategy : ScreenedStrategy
+        Its scores, counters and known nodes are kept.
+    recorder : RunRecorder
+        Its lines are kept: a run that goes on has each round once.
+    every : int
+        Save every so many rounds, and after the last; 0: never.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        strategy: ScreenedStrategy,
+        recorder: RunRecorder,
+        *,
+        every: int,
+    ) -> None:
+        self.folder = folder
+        self.strategy = strategy
+        self.recorder = recorder
+        self.every = every
+        self.num_rounds = recorder.config.num_server_rounds
+        self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
+        self._saved = 0
+
+    @property
+    def rounds_left(self) -> int:
+        """How many rounds Flower is to run."""
+        return self.num_rounds - self.strategy.completed_rounds
+
+    def restore(self, checkpoint: Checkpoint, grid: Grid) -> ArrayRecord:
+        """Go back to where a checkpoint was made; return the global model of that moment.
+
+        Scores stay with node ids, which authenticated SuperNodes keep for good and others until
+        they are restarted. Simulated nodes get new ids in every run: there, and only there, scores
+        follow the partition, because elsewhere a partition id is no more than a client's claim.
+        """
+        try:
+            self.strategy.load_state_dict(checkpoint.strategy)
+            self.strategy.completed_rounds = self._saved = checkpoint.server_round
+            if self.rounds_left:
+                checkpoint = self._meet_nodes(checkpoint, grid)
+            self.recorder.load_state_dict(checkpoint.records)
+            arrays = tensor_arrays(checkpoint.arrays)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"the checkpoint of round {checkpoint.server_round} does not fit this version: "
+                f"{error!r}"
+            ) from error
+        self.folder.remove_after(checkpoint.server_round)
+        log(INFO, "Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
+        return arrays
+
+    def completed(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Take note of a round whose lines are written; save it if it is due."""
+        self._last = server_round, arrays, self.strategy.state_dict()
+        last = server_round == self.num_rounds
+        if self.every and server_round and (last or server_round % self.every == 0):
+            self._save()
+
+    def stopped(self) -> None:
+        """Save the last complete round of a run that ends with an error, if that is possible."""
+        if self.every and self._last is not None and self._last[0] > self._saved:
+            with contextlib.suppress(CheckpointError):  # the error that ends the run counts
+                self._save()
+
+    def _save(self) -> None:
+        assert self._last is not None  # callers have made sure
+        server_round, arrays, strategy = self._last
+        self.folder.save(
+            Checkpoint(
+                server_round=server_round,
+                settings=self.folder.settings,
+                arrays=arrays.to_torch_state_dict(),
+                strategy=strategy,
+                records=self.recorder.state_dict(server_round),
+            )
+        )
+        self._saved = server_round
+
+    def _meet_nodes(self, checkpoint: Checkpoint, grid: Grid) -> Checkpoint:
+        """Wait for the nodes as at a run's start, but do without those that do not come."""
+        nodes = self.strategy.nodes
+        try:
+            online = nodes.online(grid, self.strategy.min_available_nodes)
+        except TrainingFailedError as error:
+            log(WARNING, "%s; going on with those that are there", error)
+            return checkpoint
+        if not is_simulated(grid):
+            return checkpoint
+        checkpoint = checkpoint.renamed(nodes.successors(online))
+        self.strategy.load_state_dict(checkpoint.strategy)
+        return checkpoint
+
+
+def require_space(recorder: RunRecorder, arrays: ArrayRecord, *, copies: int) -> None:
+    """Raise ConfigError if the disk cannot hold so many copies of the model.
+
+    There are four with checkpoints: two of them, a third while it is written, and ``model.pt``.
+    """
+    needed = copies * sum(len(array.data) for array in arrays.values()) + 2**20
+    free = shutil.disk_usage(recorder.run_dir).free
+    if free < needed:
+        raise ConfigError(
+            f"output-dir = {recorder.config.output_dir!r}: {free / 2**20:.1f} MiB free, but the "
+            f"model and its checkpoints need {needed / 2**20:.1f} MiB"
+        )

@@ -1,0 +1,1 @@
+"""Where a federation runs: the only room that touches the insides of Flower and Ray."""

@@ -1,0 +1,257 @@
+"""One run through ``flwr run`` in Flower's simulation runtime, honest about its outcome.
+
+``flwr run`` exits with 0 once a run is submitted, whatever becomes of it. This launcher shows the
+rounds as they come, asks Flower and the results how the run ended, says why if it failed, and
+leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedif_flower.devices import select_device
+from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.run.config import AUTO, RunConfig, Scalar, default_run_config, parse_overrides
+from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.report import print_summary
+from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink
+from fedif_flower.runtime.processes import StopRequest, available_cpus
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class Interrupted(LaunchError):  # noqa: N818
+    """The launcher was asked to stop, by Ctrl-C or a signal."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("interrupted; what was recorded so far is kept")
+        self.exit_code = 128 + signal_number
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is handed to ``flwr run``, checked before anything starts."""
+
+    run_config: Mapping[str, Scalar]
+    federation_config: Mapping[str, Scalar]
+    run_dir: Path
+    num_rounds: int
+
+    @property
+    def log_path(self) -> Path:
+        """Where everything that Flower and the app print goes."""
+        return self.run_dir / "flwr.log"
+
+
+def prepare(
+    overrides: Mapping[str, Scalar], *, cpus_per_client: int = 1, gpus_per_client: float = 0.0
+) -> Launch:
+    """Check a run's configuration and make it independent of any working directory.
+
+    Parameters
+    ----------
+    overrides : Mapping[str, Scalar]
+        Run-config keys that differ from ``[tool.flwr.app.config]``.
+    cpus_per_client : int
+        CPUs that Ray reserves for a client, >= 1; decides how many clients train at once.
+    gpus_per_client : float
+        Share of a GPU that Ray reserves for a client, >= 0.
+
+    Returns
+    -------
+    Launch
+        Everything that :func:`execute` needs.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key or option, its value and what is allowed.
+    """
+    if not (REPOSITORY / "pyproject.toml").is_file():
+        raise ConfigError(
+            f"{REPOSITORY} has no pyproject.toml, but `flwr run` needs the source tree: "
+            "install fedif-flower from a checkout with `pip install -e .`"
+        )
+    config = RunConfig.from_run_config({**default_run_config(REPOSITORY), **overrides})
+    select_device(config.device)
+    # Flower's processes run elsewhere, so no path may depend on the working directory.
+    run_config = dict(overrides)
+    run_config["output-dir"] = str(config.run_dir.parent)
+    run_config["run-name"] = config.run_name
+    for key, path in (("data-dir", config.data_dir), ("resume", config.resume)):
+        if path not in ("", AUTO):
+            run_config[key] = str(Path(path).expanduser().absolute())
+
+    federation_config: dict[str, Scalar] = {
+        "num-supernodes": config.num_clients,
+        "client-resources-num-cpus": cpus_per_client,
+        "client-resources-num-gpus": gpus_per_client,
+    }
+    # A cluster that RAY_ADDRESS names has CPUs and GPUs of its own.
+    if not os.environ.get("RAY_ADDRESS"):
+        cpus, gpus = available_cpus(), torch.cuda.device_count()
+        if cpus_per_client > cpus:
+            raise ConfigError(f"--cpus-per-client {cpus_per_client}: this machine has {cpus}")
+        if gpus_per_client > gpus:
+            raise ConfigError(f"--gpus-per-client {gpus_per_client}: this machine has {gpus}")
+        # Ray starts an actor per slot; more than there are clients in a round only cost memory.
+        wanted = config.clients_per_round * cpus_per_client
+        federation_config["init-args-num-cpus"] = min(cpus, wanted)
+    return Launch(run_config, federation_config, config.run_dir, config.num_server_rounds)
+
+
+def execute(launch: Launch, console: Console) -> None:
+    """Run to the end, then leave no process and no temporary file behind.
+
+    Parameters
+    ----------
+    launch : Launch
+        From :func:`prepare`; the results are in its ``run_dir`` afterwards.
+    console : Console
+        Where progress is shown.
+
+    Raises
+    ------
+    Interrupted
+        If a signal asked for an end.
+    LaunchError
+        If the run failed, whatever ``flwr run`` says.
+    """
+    summary = _ResultFile(launch.run_dir / "summary.json")
+    rounds = _ResultFile(launch.run_dir / "rounds.csv")
+    try:
+        launch.run_dir.mkdir(parents=True, exist_ok=True)
+        log = launch.log_path.open("w+b")
+    except OSError as error:
+        raise LaunchError(f"cannot write into output-dir: {error}") from error
+
+    with log, StopRequest() as stop:
+
+        def check_stop() -> None:
+            if stop.signal_number is not None:
+                raise Interrupted(stop.signal_number)
+
+        with LocalSuperLink(log, check_stop) as superlink:
+            stream = superlink.submit(REPOSITORY, launch.run_config, launch.federation_config)
+            with _progress(launch.num_rounds, console) as show:
+                while stream.poll() is None:
+                    superlink.check()
+                    show(rounds.rows())
+                    time.sleep(0.5)
+                show(rounds.rows())
+            if stream.returncode != 0:
+                raise LaunchError(f"`flwr run` failed: {superlink.last_words()}")
+            status, details = superlink.outcome()
+            if status != "finished:completed":
+                reason = _reason(details, superlink.printed())
+                raise LaunchError(reason or f"Flower reports {status!r}")
+    if not summary.is_new():
+        raise LaunchError("the ServerApp ended before it wrote summary.json")
+
+
+class _ResultFile:
+    """A file of results; one that an earlier run left behind does not count."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._earlier = self._modified()
+
+    def is_new(self) -> bool:
+        return self._modified() not in (None, self._earlier)
+
+    def rows(self) -> list[dict[str, str]]:
+        return read_rows(self._path) if self.is_new() else []
+
+    def _modified(self) -> int | None:
+        return self._path.stat().st_mtime_ns if self._path.exists() else None
+
+
+@contextlib.contextmanager
+def _progress(
+    num_rounds: int, console: Console
+) -> Iterator[Callable[[Sequence[Mapping[str, str]]], None]]:
+    """Yield a function that shows the rounds so far: a bar, or without a terminal some lines."""
+    columns = (
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    step = max(1, num_rounds // 10)
+    shown = 0
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting Flower and Ray", total=num_rounds)
+
+        def show(rows: Sequence[Mapping[str, str]]) -> None:
+            nonlocal shown
+            for row in rows[shown:]:
+                accuracy = row["test_accuracy"]
+                text = f"test accuracy {float(accuracy):.1%}" if accuracy else ""
+                progress.update(task, completed=int(row["round"]), description=text)
+                if not console.is_terminal and int(row["round"]) % step == 0:
+                    console.print(f"round {row['round']}/{num_rounds} {text}")
+            shown = len(rows)
+
+        yield show
+
+
+def _reason(details: str, log: str) -> str:
+    """Return the first line of Flower's status details, with the exception's type if logged."""
+    message = details.removeprefix("Simulation failed with exception:").strip().split("\n")[0]
+    logged = re.search(rf"^(?:\w+\.)*(\w+: {re.escape(message)})$", log, re.MULTILINE)
+    return logged[1] if message and logged else message
+
+
+def run(
+    config: Annotated[
+        list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="simulated clients (num-clients)")] = None,
+    cpus_per_client: Annotated[int, typer.Option(help="decides how many run at once", min=1)] = 1,
+    gpus_per_client: Annotated[
+        float, typer.Option(help="share of a GPU for each client", min=0.0)
+    ] = 0.0,
+    output_dir: Annotated[str | None, typer.Option(help="where results go")] = None,
+    run_name: Annotated[str | None, typer.Option(help="their folder there")] = None,
+) -> None:
+    """Simulate one federation through `flwr run`; exit with 0 only if it completed."""
+    overrides = parse_overrides(" ".join(config or []))
+    options = {"num-clients": clients, "output-dir": output_dir, "run-name": run_name}
+    overrides |= {key: value for key, value in options.items() if value is not None}
+    launch = prepare(overrides, cpus_per_client=cpus_per_client, gpus_per_client=gpus_per_client)
+    console = Console()
+    console.print(f"Log: {launch.log_path}", soft_wrap=True, highlight=False)
+    try:
+        execute(launch, console)
+    except Interrupted:
+        raise
+    except LaunchError as error:
+        raise LaunchError(f"{error} (log: {launch.log_path})") from error
+    print_summary(launch.run_dir, console)
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line, not a traceback."""
+    try:
+        typer.run(run)
+    except FedIFError as error:
+        Console(stderr=True).print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
+        raise SystemExit(error.exit_code if isinstance(error, Interrupted) else 1) from None
+
+
+if __name__ == "__main__":
+    main()

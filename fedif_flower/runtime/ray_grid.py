@@ -1,0 +1,183 @@
+"""A Flower ``Grid`` on Ray: Flower's own actors, fed directly.
+
+Flower's simulation stores every message in a link state and polls it for each node in turn, ten
+times a second: with 10,000 nodes and 100 clients a round that takes longer than many a training.
+Here a message goes to a free actor when it is sent, whatever the number of nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
+from flwr.clientapp.client_app import ClientAppException
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.server.superlink.fleet.vce.backend import Backend
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.runtime.local_grid import LocalGrid
+
+_POLL_SECONDS = 0.05
+
+
+class RayGrid(LocalGrid):
+    """Nodes 1000, 1001 ... that hold partitions 0, 1 ..., answering from Ray's actors.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        What every node runs.
+    num_nodes : int
+        How many nodes there are.
+    backend : Backend
+        Flower's Ray backend, built.
+    """
+
+    def __init__(self, client_app: ClientApp, num_nodes: int, backend: Backend) -> None:
+        super().__init__(client_app, num_nodes)
+        self._backend = backend
+        self._executor = ThreadPoolExecutor(backend.num_workers, "ray-client")
+        self._futures: dict[str, Future[Message]] = {}
+        self._at_work: set[Future[Message]] = set()
+
+    @property
+    def num_actors(self) -> int:
+        """How many clients train at once."""
+        return self._backend.num_workers
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """Return every node, registered in the order of the partitions."""
+        return [NodeInfo(node_id=i, registered_at=f"{i:020d}") for i in self.contexts]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand messages to the actors, first come first served, and return their ids."""
+        message_ids = super().push_messages(messages)
+        for message_id in message_ids:
+            message = self._waiting.pop(message_id)
+            future = self._executor.submit(self._answer, message)
+            self._at_work.add(future)
+            future.add_done_callback(self._at_work.discard)
+            self._futures[message_id] = future
+        return message_ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there, each once."""
+        ready = [i for i in message_ids if i in self._futures and self._futures[i].done()]
+        return [self._futures.pop(i).result() for i in ready]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Push messages; return the replies as they come, kept nowhere else.
+
+        Who has not begun when time is over is not asked.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        message_ids = self.push_messages(messages)
+        return self._arrivals({self._futures.pop(i) for i in message_ids}, deadline)
+
+    def _arrivals(self, waiting: set[Future[Message]], deadline: float | None) -> Iterator[Message]:
+        try:
+            while waiting:
+                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                arrived, waiting = wait(waiting, left, return_when=FIRST_COMPLETED)
+                if not arrived:
+                    return
+                while arrived:
+                    yield arrived.pop().result()
+        finally:
+            for late in waiting:
+                late.cancel()
+
+    def close(self, interrupt: Callable[[], None] = lambda: None) -> None:
+        """Ask nobody any more; wait for those who are at work, who end early by ``interrupt``."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        # Ray must not be shut down under them: they would wait for its answer for ever.
+        while self._at_work:
+            interrupt()
+            time.sleep(_POLL_SECONDS)
+
+    def _answer(self, message: Message) -> Message:
+        node_id = message.metadata.dst_node_id
+        try:
+            reply, context = self._backend.process_message(message, self.contexts[node_id])
+        except Exception as error:
+            raised = isinstance(error, ClientAppException)
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.UNKNOWN
+            # Ray puts the actor's traceback first, where a reader wants what went wrong.
+            reason = str(getattr(error, "cause", None) or error)
+            return Message(Error(code=code, reason=reason), reply_to=message)
+        self.contexts[node_id] = context
+        return reply
+
+
+@contextmanager
+def ray_grid(
+    client_app: ClientApp, num_nodes: int, *, cpus_per_client: int, gpus_per_client: float
+) -> Iterator[RayGrid]:
+    """Start Ray (or join the cluster that ``RAY_ADDRESS`` names) and Flower's actors on it.
+
+    Raises
+    ------
+    ConfigError
+        If no machine of the cluster has room for one client.
+    """
+    # Imported here: it pulls in Ray, which clients of a deployment lack.
+    import ray
+    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+
+    with warnings.catch_warnings():
+        # Ray announces that clients without a share of a GPU may see GPUs in a later version.
+        warnings.simplefilter("ignore", FutureWarning)
+        backend = RayBackend(
+            {
+                "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
+                "init_args": {
+                    # Without an address Ray joins whatever `ray start` was last called here for.
+                    "address": os.environ.get("RAY_ADDRESS") or "local",
+                    "log_to_driver": False,
+                    "logging_level": "error",
+                },
+            }
+        )
+
+    def load() -> ClientApp:
+        return client_app
+
+    def import_app() -> None:
+        """Do what it takes to be called: the app, and torch with it, is imported by then."""
+        load()
+
+    def kill_busy() -> None:
+        """End the actors that still train; nobody waits for what they would return."""
+        assert backend.pool is not None  # it is built
+        for actor in list(backend.pool._future_to_actor.values()):
+            ray.kill(actor)
+
+    # In the actors, while the server reads its data.
+    backend.actor_kwargs["on_actor_init_fn"] = import_app
+    try:
+        try:
+            backend.build(load)
+        except ValueError as error:
+            raise ConfigError(
+                f"cpus-per-client = {cpus_per_client}, gpus-per-client = {gpus_per_client}: no "
+                "machine has room for one such client; allowed: less"
+            ) from error
+        grid = RayGrid(client_app, num_nodes, backend)
+        try:
+            yield grid
+        finally:
+            # Flower reports every actor that dies; these are meant to.
+            logging.getLogger("flwr").setLevel(logging.CRITICAL)
+            grid.close(kill_busy)
+    finally:
+        backend.terminate()

@@ -1,0 +1,80 @@
+"""A simulation in this process: Flower's actors on Ray, no SuperLink."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.recorder import OnRow
+from fedif_flower.runtime.ray_grid import RayGrid, ray_grid
+
+
+def simulate(
+    config: RunConfig,
+    client_app: ClientApp,
+    *,
+    cpus_per_client: int = 1,
+    gpus_per_client: float = 0.0,
+    on_row: OnRow | None = None,
+) -> Path:
+    """Run one federation on Ray in this process and return the directory of its results.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run; ``num_clients`` nodes are simulated.
+    client_app : ClientApp
+        The clients.
+    cpus_per_client : int
+        Cores per client, >= 1: with c cores, c // cpus_per_client clients run at once.
+    gpus_per_client : float
+        Share of a GPU per client, >= 0.
+    on_row : callable, optional
+        Called with each line of ``rounds.csv``.
+
+    Raises
+    ------
+    FedIFError
+        Whatever stopped the run.
+    """
+    run_dirs: list[Path] = []
+
+    def main(grid: Grid) -> None:
+        run_dirs.append(run_federation(grid, config, on_row))
+
+    run_on_ray(
+        main,
+        client_app,
+        num_clients=config.num_clients,
+        cpus_per_client=cpus_per_client,
+        gpus_per_client=gpus_per_client,
+    )
+    return run_dirs[0]
+
+
+def run_on_ray(
+    main: Callable[[RayGrid], None],
+    client_app: ClientApp,
+    *,
+    num_clients: int,
+    cpus_per_client: int = 1,
+    gpus_per_client: float = 0.0,
+) -> None:
+    """Call ``main(grid)`` beside ``num_clients`` simulated nodes; re-raise what it raises."""
+    if cpus_per_client < 1:
+        raise ConfigError(f"cpus-per-client = {cpus_per_client}; allowed: >= 1")
+    if gpus_per_client < 0:
+        raise ConfigError(f"gpus-per-client = {gpus_per_client}; allowed: >= 0")
+    # Flower logs every round's settings and metrics; what counts is in the run's own records.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    with ray_grid(
+        client_app, num_clients, cpus_per_client=cpus_per_client, gpus_per_client=gpus_per_client
+    ) as grid:
+        main(grid)

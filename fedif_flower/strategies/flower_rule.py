@@ -1,0 +1,70 @@
+"""Flower's own aggregation rules behind our screening: any of them, by the instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from flwr.app import Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.messages.layout import ModelVectors
+from fedif_flower.messages.screening import AcceptedReply
+from fedif_flower.round import Aggregation
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.screened import ScreenedStrategy
+
+
+class FlowerRule(ScreenedStrategy):
+    """Screen and sort the replies, then let one of Flower's strategies aggregate them.
+
+    Its rule sees every array of the model, batch-norm statistics and counters included, as it
+    does in Flower itself; integer arrays keep their dtype.
+
+    Parameters
+    ----------
+    inner : flwr.serverapp.strategy.FedAvg
+        A strategy whose ``aggregate_train`` is the rule, e.g. ``FedMedian()``.
+    **base
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+    """
+
+    keep_arrays = True
+
+    def __init__(self, inner: FlowerFedAvg, **base: Unpack[BaseArguments]) -> None:
+        super().__init__(**base)
+        if self.update_clipping:
+            raise ConfigError(
+                f"update-clipping = {self.update_clipping:g}; allowed with Flower's own rules: 0"
+            )
+        self.inner = inner
+        self.inner.weighted_by_key = self.weighted_by_key
+
+    def summary(self) -> None:
+        """Log the inner strategy's settings."""
+        self.inner.summary()
+
+    def _combine(
+        self, server_round: int, accepted: Sequence[AcceptedReply]
+    ) -> tuple[ModelVectors, Aggregation]:
+        arrays, _ = self.inner.aggregate_train(
+            server_round, _messages(accepted, self.weighted_by_key)
+        )
+        if arrays is None:
+            raise ValuationError(f"{type(self.inner).__name__} made no model of the replies")
+        # The rule works coordinate by coordinate: NaN says that no client has a weight of its own.
+        weights = torch.full((len(accepted),), float("nan"))
+        return self.layout.cast(arrays), Aggregation(weights=weights)
+
+
+def _messages(accepted: Sequence[AcceptedReply], weighted_by_key: str) -> list[Message]:
+    """Rebuild replies with nothing in them but the arrays and the number of examples."""
+    messages = []
+    for reply in accepted:
+        assert reply.arrays is not None  # keep_arrays
+        metrics = MetricRecord({weighted_by_key: reply.num_examples})
+        content = RecordDict({"arrays": reply.arrays, "metrics": metrics})
+        messages.append(Message(content, reply.node.node_id, MessageType.TRAIN))
+    return messages

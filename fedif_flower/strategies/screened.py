@@ -1,0 +1,347 @@
+"""The base of every strategy here: seeded sampling, screened replies, records.
+
+What Flower's ``FedAvg`` leaves open and this base settles: it waits for all nodes, draws clients
+from a seed, takes replies in the order of their partitions, screens each on its own, keeps the
+old model when nothing valid came, takes a model back that nobody can go on from, and stops when
+most clients fail round after round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from logging import ERROR, INFO, WARNING
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from torch import Tensor
+
+from fedif_flower.devices import select_device
+from fedif_flower.errors import DivergedError, ValuationError
+from fedif_flower.messages.layout import ModelVectors, ParameterLayout
+from fedif_flower.messages.screening import (
+    AcceptedReply,
+    MetricsAggregation,
+    Screening,
+    Workspace,
+    aggregate_metrics,
+    screen_evaluations,
+    screen_replies,
+)
+from fedif_flower.round import Aggregation, RoundUpdates, clip, combine, largest_counters
+from fedif_flower.strategies.failures import FailureCount
+from fedif_flower.strategies.nodes import ClientNode, Identify, NodeDirectory, sample_clients
+from fedif_flower.strategies.reports import OnRound, round_report
+from fedif_flower.strategies.state import Stateful
+
+
+class ScreenedStrategy(FlowerFedAvg):
+    """Flower's ``FedAvg`` with everything hostile, random or late taken care of.
+
+    A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
+    :meth:`select` if it does not draw clients uniformly; :meth:`stateful` if it remembers rounds.
+
+    Parameters
+    ----------
+    fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes, min_available_nodes,
+    weighted_by_key, arrayrecord_key, configrecord_key, train_metrics_aggr_fn,
+    evaluate_metrics_aggr_fn
+        As in :class:`flwr.serverapp.strategy.FedAvg`.
+    trainable_keys : sequence of str, optional
+        Names of the trainable parameters, in the order of the vector [d]; other floating-point
+        arrays never enter norms, distances or influences. ``None``: all floating-point arrays.
+    seed : int
+        Clients are drawn from (seed, round).
+    identify : callable, optional
+        Names nodes (see :class:`~fedif_flower.strategies.nodes.NodeDirectory`).
+    node_timeout : float
+        Seconds to wait for ``min_available_nodes`` before the first round, and for
+        ``min_train_nodes`` in every other.
+    min_valid_replies : int
+        With fewer, the round fails: the old model is kept.
+    max_failed_rounds : int
+        The run stops with an error after this many rounds in a row that failed, or in which more
+        than half of the clients raised an error or did not answer.
+    max_num_examples : int
+        A client that claims to have more examples is refused.
+    update_clipping : float
+        Longer updates are shortened to so many times the round's median length (see
+        :func:`~fedif_flower.aggregators.clipping_factors`), buffers by their own; 0: none is.
+    device : str or torch.device
+        Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
+    on_round : callable, optional
+        Called with a :class:`~fedif_flower.strategies.reports.RoundReport` after each round.
+    """
+
+    keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
+
+    def __init__(
+        self,
+        *,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        trainable_keys: Sequence[str] | None = None,
+        seed: int = 0,
+        identify: Identify | None = None,
+        node_timeout: float = 600.0,
+        min_valid_replies: int = 1,
+        max_failed_rounds: int = 3,
+        max_num_examples: int = 10_000_000,
+        update_clipping: float = 0.0,
+        device: str | torch.device = "auto",
+        on_round: OnRound | None = None,
+    ) -> None:
+        super().__init__(
+            fraction_train=fraction_train,
+            fraction_evaluate=fraction_evaluate,
+            min_train_nodes=min_train_nodes,
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes,
+            weighted_by_key=weighted_by_key,
+            arrayrecord_key=arrayrecord_key,
+            configrecord_key=configrecord_key,
+            train_metrics_aggr_fn=train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
+        )
+        self.trainable_keys = trainable_keys
+        self.seed = seed
+        self.nodes = NodeDirectory(identify, node_timeout)
+        self.min_valid_replies = min_valid_replies
+        self.max_num_examples = max_num_examples
+        self.update_clipping = update_clipping
+        self.device = select_device(device)
+        self.on_round = on_round
+        self.failures = FailureCount(max_failed_rounds)
+        # Rounds of an earlier process: Flower counts those of this one, from 1.
+        self.completed_rounds = 0
+        self._workspace: Workspace | None = None
+        self._record: ArrayRecord | None = None
+        self._vectors: ModelVectors | None = None
+        self._proven: ArrayRecord | None = None  # The last model from which a round succeeded.
+        self._asked: dict[int, ClientNode] = {}
+        self._started = 0.0
+
+    # -- what subclasses override ---------------------------------------------------------------
+
+    def weigh(self, updates: RoundUpdates) -> Aggregation:
+        """Return the coefficients with which the round's models are combined."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how to weigh a round")
+
+    def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
+        """Draw the round's clients from those online, by (seed, round)."""
+        return sample_clients(
+            nodes, self.fraction_train, self.min_train_nodes, self.seed, server_round
+        )
+
+    def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
+        """Begin whatever depends on the global model ``params`` [d] alone."""
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the parts that remember earlier rounds, by name."""
+        return {"nodes": self.nodes, "failures": self.failures}
+
+    # -- a run that goes on ---------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the model needed to go on."""
+        return {name: part.state_dict() for name, part in self.stateful().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned; set :attr:`completed_rounds` as well."""
+        for name, part in self.stateful().items():
+            part.load_state_dict(state[name])
+
+    # -- Flower's hooks -------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the round's clients and send them the model."""
+        if self.fraction_train == 0.0:
+            return []
+        server_round += self.completed_rounds
+        begun = self._record is not None or self.completed_rounds
+        needed = self.min_train_nodes if begun else self.min_available_nodes
+        nodes = self.nodes.online(grid, max(needed, 1))
+        sampled = self.select(nodes, server_round)
+        self._asked = {node.node_id: node for node in sampled}
+        vectors = self.vectors(arrays)
+        self.prepare(vectors.params, self.layout.named_buffers(vectors))
+        log(INFO, "round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        self._started = time.perf_counter()
+        return self._construct_messages(record, list(self._asked), MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Screen the replies, weigh them, and combine them into the new model."""
+        server_round += self.completed_rounds
+        if not self._asked:
+            return None, None
+        if self._workspace is None or self._vectors is None:
+            raise RuntimeError("aggregate_train was called before configure_train")
+        screening = screen_replies(
+            replies,
+            self._asked,
+            self._vectors,
+            self._workspace,
+            weighted_by_key=self.weighted_by_key,
+            max_num_examples=self.max_num_examples,
+            keep_arrays=self.keep_arrays,
+        )
+        started = time.perf_counter() - screening.seconds
+        arrays, aggregation = self._aggregate(server_round, screening)
+        self._report(
+            server_round,
+            screening,
+            aggregation,
+            round_seconds=started - self._started,
+            aggregation_seconds=time.perf_counter() - started,
+        )
+        self.failures.update(server_round, screening, len(self._asked), failed=aggregation is None)
+        if aggregation is None:
+            return arrays, None
+        reported = [reply.metrics for reply in screening.accepted]
+        return arrays, aggregate_metrics(reported, self.train_metrics_aggr_fn, self.weighted_by_key)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the clients that evaluate the new model, from (seed, round) too."""
+        if self.fraction_evaluate == 0.0:
+            return []
+        server_round += self.completed_rounds
+        nodes = self.nodes.online(grid, max(self.min_evaluate_nodes, 1))
+        sampled = sample_clients(
+            nodes, self.fraction_evaluate, self.min_evaluate_nodes, self.seed, server_round
+        )
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return self._construct_messages(record, [n.node_id for n in sampled], MessageType.EVALUATE)
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 (Flower's signature)
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Average the metrics of every well-formed evaluation reply."""
+        reported = screen_evaluations(list(replies), self.weighted_by_key, self.max_num_examples)
+        return aggregate_metrics(reported, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
+
+    # -- the round ------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Where the arrays of the global model lie in the vectors."""
+        if self._workspace is None:
+            raise RuntimeError("the layout is known from the first round on")
+        return self._workspace.layout
+
+    def vectors(self, arrays: ArrayRecord) -> ModelVectors:
+        """Return a record as vectors; the one last produced or sent is not unpacked again."""
+        if self._workspace is None:
+            self._workspace = Workspace(ParameterLayout.from_arrays(arrays, self.trainable_keys))
+        if arrays is not self._record or self._vectors is None:
+            self._vectors, self._record = self.layout.to_vectors(arrays), arrays
+        return self._vectors
+
+    def _aggregate(
+        self, server_round: int, screening: Screening
+    ) -> tuple[ArrayRecord | None, Aggregation | None]:
+        accepted = screening.accepted
+        if len(accepted) < self.min_valid_replies:
+            log(
+                WARNING,
+                "round %d: %d valid replies, %d needed; the model stays as it was",
+                server_round,
+                len(accepted),
+                self.min_valid_replies,
+            )
+            # Where nonsense is all that came, the model that was sent may be why.
+            nonsense = not accepted and screening.num_failed < len(screening.refused)
+            return self._take_back(server_round) if nonsense else None, None
+        try:
+            vectors, aggregation = self._combine(server_round, accepted)
+        except ValuationError as error:
+            log(ERROR, "round %d: %s; the model stays as it was", server_round, error)
+            diverged = isinstance(error, DivergedError)
+            return self._take_back(server_round) if diverged else None, None
+        self._proven = self._record
+        self._vectors, self._record = vectors, self.layout.to_arrays(vectors)
+        return self._record, aggregation
+
+    def _take_back(self, server_round: int) -> ArrayRecord | None:
+        """Return to the last model from which a round succeeded, if that is another one."""
+        if self._proven is None or self._proven is self._record:
+            return None
+        log(ERROR, "round %d: the model goes back to the last one that worked", server_round)
+        self.vectors(self._proven)
+        return self._proven
+
+    def _combine(
+        self, server_round: int, accepted: Sequence[AcceptedReply]
+    ) -> tuple[ModelVectors, Aggregation]:
+        updates = self._updates(server_round, accepted)
+        aggregation = self.weigh(updates)
+        weights = aggregation.weights
+        coefficients = clip(updates, weights, self.update_clipping)
+        params = combine(updates.global_params, updates.client_updates, coefficients[0]).cpu()
+        buffers = combine(updates.global_buffers, updates.buffer_updates, coefficients[1]).cpu()
+        if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
+            raise ValuationError("the aggregated model is not finite")
+        counters = largest_counters(updates.counters, weights)
+        return ModelVectors(params, buffers, counters), aggregation
+
+    def _updates(self, server_round: int, accepted: Sequence[AcceptedReply]) -> RoundUpdates:
+        m, vectors, workspace = len(accepted), self._vectors, self._workspace
+        assert vectors is not None  # both are set by configure_train
+        assert workspace is not None
+        return RoundUpdates(
+            server_round=server_round,
+            client_ids=tuple(reply.node.node_id for reply in accepted),
+            num_examples=torch.tensor([r.num_examples for r in accepted], dtype=torch.float64),
+            global_params=vectors.params.to(self.device),
+            client_updates=workspace.updates[:m].to(self.device),
+            squared_norms=torch.tensor([r.squared_norm for r in accepted], dtype=torch.float64),
+            global_buffers=vectors.buffers.to(self.device),
+            buffer_updates=workspace.buffer_updates[:m].to(self.device),
+            named_buffers=self.layout.named_buffers(vectors),
+            split_buffers=self.layout.split_buffers,
+            counters=[reply.counters for reply in accepted],
+        )
+
+    def _report(
+        self,
+        server_round: int,
+        screening: Screening,
+        aggregation: Aggregation | None,
+        *,
+        round_seconds: float,
+        aggregation_seconds: float,
+    ) -> None:
+        for refused in screening.refused:
+            log(WARNING, "round %d: %s: %s", server_round, refused.node.label, refused.reason)
+        if self.on_round is not None:
+            self.on_round(
+                round_report(
+                    server_round,
+                    screening,
+                    aggregation,
+                    round_seconds=round_seconds,
+                    aggregation_seconds=aggregation_seconds,
+                )
+            )

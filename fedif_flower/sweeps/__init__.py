@@ -1,0 +1,1 @@
+"""Many federations: cells, one engine for them, tables and plots of the results."""

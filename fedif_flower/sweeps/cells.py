@@ -1,0 +1,117 @@
+"""The cells of a grid: one federation each, and where its result lies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedif_flower.run.config import AUTO, RunConfig, Scalar
+from fedif_flower.run.recorder import write_json
+from fedif_flower.tasks.data import load_dataset
+from fedif_flower.tasks.models import default_model
+
+SUMMARY, LABEL = "summary.json", "cell.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One federation of a grid.
+
+    Attributes
+    ----------
+    group : str
+        The table or sweep it was made for.
+    name : str
+        What it is called there; unique in the group.
+    config : RunConfig
+        Every setting; ``config.run_dir`` is where the result goes.
+    data : str
+        What its data set is called in a report, such as ``"CIFAR-10 (JPEG)"``.
+    """
+
+    group: str
+    name: str
+    config: RunConfig
+    data: str
+
+    @property
+    def digest(self) -> str:
+        """The hash that ends the name of its directory."""
+        return self.config.run_name.rpartition("-")[2]
+
+    def label(self) -> None:
+        """Leave in its directory what a report cannot tell from the settings."""
+        content = {"group": self.group, "name": self.name, "data": self.data}
+        write_json(self.config.run_dir / LABEL, content)
+
+
+def make_cell(
+    group: str, name: str, settings: Mapping[str, Scalar], output_dir: Path, data: str = ""
+) -> Cell:
+    """Return a cell whose directory is ``<output>/<group>/<name>-<hash>``.
+
+    The hash covers every setting that can change the result, and the pixels and labels of the
+    data set: a directory that exists is the result of these settings and of no others.
+
+    Parameters
+    ----------
+    group, name : str
+        The table or sweep, and the cell's name in it.
+    settings : Mapping[str, Scalar]
+        A complete run config, as of ``flwr run``.
+    output_dir : Path
+        Under it lies one directory per group.
+    data : str
+        The data set's name in a report; empty: as in ``dataset``.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If a setting is not allowed, or the data set cannot be read.
+    """
+    folder = (output_dir / group).absolute()
+    own = {"output-dir": str(folder), "run-name": AUTO, "resume": AUTO}
+    config = RunConfig.from_run_config({**settings, **own})
+    dataset = load_dataset(config.dataset, config.data_dir)
+    if config.model == AUTO:
+        config = replace(config, model=default_model(config.dataset, dataset.image_shape))
+    content = f"{config.digest()} {dataset.fingerprint}"
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    config = replace(config, run_name=f"{name}-{digest}")
+    return Cell(group, name, config, data or config.dataset)
+
+
+def is_complete(run_dir: Path) -> bool:
+    """Return whether a run came to its end: its summary is written last."""
+    try:
+        return isinstance(json.loads((run_dir / SUMMARY).read_text()), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def find_result(cell: Cell) -> Path | None:
+    """Return where a cell's complete result lies; another table may have needed the same cell."""
+    if is_complete(cell.config.run_dir):
+        return cell.config.run_dir
+    output_dir = cell.config.run_dir.parent.parent
+    same = sorted(output_dir.glob(f"*/*-{cell.digest}"))
+    return next((run_dir for run_dir in same if is_complete(run_dir)), None)
+
+
+def distinct(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the cells without those that differ from an earlier one in name only."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(cell.digest, cell)
+    return list(first.values())
+
+
+def by_num_clients(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Divide cells into grids: the number of simulated clients is fixed in a simulation."""
+    groups: dict[int, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.config.num_clients, []).append(cell)
+    return list(groups.values())

@@ -1,0 +1,69 @@
+"""Accuracy over rounds: one picture per column, one line per row."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fedif_flower.run.recorder import write_atomically
+from fedif_flower.sweeps.measurements import Measurement
+
+
+def plot_curves(
+    series: Mapping[str, Sequence[Measurement]],
+    path: Path,
+    title: str,
+    *,
+    split: str = "test",
+    paper: Mapping[str, float] | None = None,
+) -> bool:
+    """Draw the mean accuracy of each line's seeds, and the range between them.
+
+    Parameters
+    ----------
+    series : mapping of str to sequence of Measurement
+        What each line is called, and its runs.
+    path : Path
+        The PNG file.
+    title : str
+        Above the picture.
+    split : {"test", "validation"}
+        What the accuracy was measured on.
+    paper : mapping of str to float, optional
+        The paper's accuracy of a line, in percent: a mark at the right margin.
+
+    Returns
+    -------
+    bool
+        ``False`` if there is nothing to draw.
+    """
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    drawn = False
+    for index, (name, measurements) in enumerate(series.items()):
+        curves = [dict(curve) for m in measurements if (curve := m.curve(split))]
+        if not curves:
+            continue
+        rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+        values = [[100 * curve[round_] for curve in curves] for round_ in rounds]
+        colour = f"C{index}"
+        axes.plot(rounds, [statistics.fmean(v) for v in values], color=colour, label=name)
+        if len(curves) > 1:
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+        if paper and name in paper:
+            axes.plot(rounds[-1], paper[name], marker="*", markersize=11, color=colour)
+        drawn = True
+    if not drawn:
+        return False
+    if paper:
+        axes.plot([], [], marker="*", linestyle="", color="grey", label="paper")
+    axes.set(xlabel="round", ylabel=f"{split} accuracy, %", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda p: figure.savefig(p, format="png", dpi=120))
+    return True

@@ -1,0 +1,198 @@
+"""What was measured: read from the directories of complete runs, kept as rows of a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedif_flower.run.config import RunConfig, Scalar
+from fedif_flower.run.recorder import read_rows, write_atomically
+from fedif_flower.sweeps.cells import LABEL, SUMMARY, is_complete
+
+# Where a run wrote and read, and how long it was patient: no part of what it measured.
+PATHS = ("output-dir", "run-name", "data-dir", "round-timeout", "checkpoint-every", "resume")
+LAST = 10
+_TEXTS = {field.name.replace("_", "-") for field in fields(RunConfig) if field.type == "str"}
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A run's accuracy, in [0, 1]: single rounds swing, so three figures are given.
+
+    Attributes
+    ----------
+    last : float
+        After the last round.
+    last_ten : float
+        Mean over the last ten rounds that were evaluated.
+    best : float
+        The highest of any round.
+    """
+
+    last: float
+    last_ten: float
+    best: float
+
+    @classmethod
+    def of(cls, accuracies: list[float]) -> Accuracy:
+        """Return the figures of one run's rounds."""
+        return cls(accuracies[-1], statistics.fmean(accuracies[-LAST:]), max(accuracies))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One complete run.
+
+    Attributes
+    ----------
+    config : Mapping[str, Scalar]
+        Its settings under their kebab-case keys.
+    data : str
+        What its data set is called.
+    test, validation : Accuracy
+        Accuracies on the two parts of the test split.
+    figures : Mapping[str, float]
+        Its seconds, counts and shares, by name.
+    machine : str
+        What it ran on.
+    run_dir : Path, optional
+        Where its rounds are; ``None`` if only its row was kept.
+    """
+
+    config: Mapping[str, Scalar]
+    data: str
+    test: Accuracy
+    validation: Accuracy
+    figures: Mapping[str, float]
+    machine: str
+    run_dir: Path | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed that everything random was drawn from."""
+        return int(self.config["seed"])
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it ran."""
+        return int(self.config["num-server-rounds"])
+
+    def curve(self, split: str) -> list[tuple[int, float]]:
+        """Return (round, accuracy) for every evaluated round; split: "test" or "validation"."""
+        return _curve(self.run_dir, f"{split}_accuracy") if self.run_dir else []
+
+
+# Names of figures in a row, and where summary.json has them.
+_FIGURES = {
+    "seconds": "seconds",
+    "train-seconds-per-client": "train_seconds_per_client",
+    "train-seconds-total": "train_seconds_total",
+    "aggregation-seconds-per-round": "aggregation_seconds_per_round",
+    "evaluations-per-round": "evaluations_per_round",
+    "malicious-weight-share": "malicious_weight_share",
+    "detection-auc": "detection_auc",
+}
+_ACCURACIES = {
+    f"{split}-{name}": (split, field)
+    for split in ("test", "validation")
+    for name, field in (("last", "last"), ("last-ten", "last_ten"), ("best", "best"))
+}
+
+
+def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
+    """Return every complete run in or under the directories, each only once."""
+    found = {
+        path.parent.resolve()
+        for directory in directories
+        for path in [*directory.rglob(SUMMARY), directory / SUMMARY]
+        if is_complete(path.parent)
+    }
+    read = (read_measurement(run_dir) for run_dir in sorted(found))
+    return [measurement for measurement in read if measurement is not None]
+
+
+def read_measurement(run_dir: Path) -> Measurement | None:
+    """Return what a complete run measured; ``None`` if it never evaluated its model."""
+    summary = json.loads((run_dir / SUMMARY).read_text())
+    test, validation = (
+        [accuracy for round_, accuracy in _curve(run_dir, f"{split}_accuracy") if round_ > 0]
+        for split in ("test", "validation")
+    )
+    if not test or not validation:
+        return None
+    config = summary["config"]
+    label = run_dir / LABEL
+    data = json.loads(label.read_text())["data"] if label.exists() else config["dataset"]
+    figures = {name: summary.get(key) for name, key in _FIGURES.items()}
+    return Measurement(
+        config=config,
+        data=data,
+        test=Accuracy.of(test),
+        validation=Accuracy.of(validation),
+        figures={name: float(value) for name, value in figures.items() if value is not None},
+        machine=_machine(summary.get("machine", {})),
+        run_dir=run_dir,
+    )
+
+
+def to_row(measurement: Measurement) -> dict[str, str]:
+    """Return a measurement as a line of a CSV file."""
+    row = {"data": measurement.data}
+    for column, (split, field) in _ACCURACIES.items():
+        row[column] = f"{getattr(getattr(measurement, split), field):.6f}"
+    for name in _FIGURES:
+        value = measurement.figures.get(name)
+        row[name] = "" if value is None else f"{value:.6g}"
+    row["machine"] = measurement.machine
+    settings = {k: v for k, v in measurement.config.items() if k not in PATHS}
+    return row | {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
+
+
+def from_row(row: Mapping[str, str]) -> Measurement:
+    """Read what :func:`to_row` wrote; cells of other columns are taken for settings."""
+    known = {"data", "machine", *_ACCURACIES, *_FIGURES}
+    accuracies: dict[str, dict[str, float]] = {"test": {}, "validation": {}}
+    for column, (split, field) in _ACCURACIES.items():
+        accuracies[split][field] = float(row[column])
+    return Measurement(
+        config={k: _setting(k, v) for k, v in row.items() if k not in known and v},
+        data=row["data"],
+        test=Accuracy(**accuracies["test"]),
+        validation=Accuracy(**accuracies["validation"]),
+        figures={name: float(row[name]) for name in _FIGURES if row[name]},
+        machine=row["machine"],
+    )
+
+
+def _setting(key: str, text: str) -> Scalar:
+    value: Scalar = text if key in _TEXTS else json.loads(text)
+    return value
+
+
+def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write rows as a CSV file; its columns are those of all rows, in order of appearance."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda p: p.write_text(text.getvalue()))
+
+
+def _curve(run_dir: Path, column: str) -> list[tuple[int, float]]:
+    rows = read_rows(run_dir / "rounds.csv")
+    return [(int(row["round"]), float(row[column])) for row in rows if row[column]]
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    parts = [f"{machine[key]} {key}" for key in ("cores",) if machine.get(key)]
+    parts += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
+    parts += [f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)]
+    return ", ".join(parts)

@@ -1,0 +1,1 @@
+"""What a federation is about: data sets and models."""

@@ -1,0 +1,197 @@
+"""Who gets which examples: clients by Dirichlet, the server's validation and test sets by seed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import logging
+import math
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.seeding import numpy_generator
+from fedif_flower.storage import (
+    cache_errors,
+    cache_root,
+    content_key,
+    exclusive_lock,
+    write_atomically,
+)
+from fedif_flower.tasks.data.datasets import Dataset
+
+_log = logging.getLogger("fedif_flower")
+
+
+def dirichlet_partition(
+    dataset: Dataset,
+    num_partitions: int,
+    alpha: float,
+    seed: int,
+    *,
+    cache_dir: str | Path | None = None,
+) -> list[NDArray[np.int64]]:
+    r"""Divide the train split among clients, class by class, in Dirichlet proportions.
+
+    .. math:: (q_{1,k}, \dots, q_{K,k}) \sim \mathrm{Dir}(\alpha, \dots, \alpha)
+
+    where client i gets the share :math:`q_{i,k}` of class k's examples. Flower's
+    ``DirichletPartitioner`` draws them once; the result is stored in the cache, so that each
+    later process only reads it. Every client gets at least ``min(10, n // K // 4)`` examples,
+    and at least one.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Its train split, of n examples, is divided.
+    num_partitions : int
+        K, the number of clients, in [1, n].
+    alpha : float
+        Concentration, > 0: the smaller, the fewer classes a client has.
+    seed : int
+        >= 0.
+    cache_dir : str or Path, optional
+        Instead of ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Returns
+    -------
+    list of NDArray[np.int64]
+        K disjoint arrays of indices into the train split, shuffled; together all of it.
+
+    Raises
+    ------
+    ConfigError
+        If K or alpha is out of range, or alpha so small that some client keeps too few examples.
+    DataError
+        If the cache cannot be written.
+
+    References
+    ----------
+    Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
+    """
+    total = len(dataset.train)
+    if not 1 <= num_partitions <= total:
+        raise ConfigError(
+            f"num-clients = {num_partitions}; allowed: 1 to {total}, the train images of "
+            f"{dataset.name!r}"
+        )
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ConfigError(f"dirichlet-alpha = {alpha}; allowed: a number > 0")
+    # Both libraries' versions: either may change what a seed draws.
+    versions = [importlib.metadata.version(package) for package in ("flwr-datasets", "numpy")]
+    key = content_key([dataset.fingerprint, num_partitions, float(alpha), seed, versions], 24)
+    root = cache_root(cache_dir)
+    path = root / f"partitions-{key}.npz"
+    partitions = _read(path, num_partitions, total)
+    if partitions is None:
+        with cache_errors(root), exclusive_lock(root / "partitions.lock"):
+            partitions = _read(path, num_partitions, total)  # another process may have drawn it
+            if partitions is None:
+                partitions = _draw(dataset.train.labels, num_partitions, float(alpha), seed)
+                _write(path, partitions)
+    return partitions
+
+
+def _draw(
+    labels: NDArray[np.int64], num_partitions: int, alpha: float, seed: int
+) -> list[NDArray[np.int64]]:
+    # Seconds to import, and needed by the first process only.
+    from datasets import Dataset as HuggingFaceDataset
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    partitioner = DirichletPartitioner(
+        num_partitions=num_partitions,
+        partition_by="label",
+        alpha=alpha,
+        min_partition_size=1,  # A small alpha, or a small data set, leaves some with little.
+        self_balancing=False,
+        shuffle=True,
+        seed=seed,
+    )
+    columns = {"label": labels.tolist(), "index": range(len(labels))}
+    partitioner.dataset = HuggingFaceDataset.from_dict(columns)
+    try:
+        with warnings.catch_warnings():  # it warns at each of its eleven attempts
+            warnings.simplefilter("ignore")
+            partitions = [
+                np.array(partitioner.load_partition(i)[:]["index"], dtype=np.int64)
+                for i in range(num_partitions)
+            ]
+    except ValueError as error:
+        raise ConfigError(
+            f"dirichlet-alpha = {alpha}: found no division among num-clients = {num_partitions} "
+            "in which each has a train image; allowed: a larger dirichlet-alpha, or fewer clients"
+        ) from error
+    return partitions
+
+
+def _is_division(partitions: list[NDArray[np.int64]], total: int) -> bool:
+    """Return whether the indices are 0..total-1, each in one partition, and none is empty."""
+    indices = np.sort(np.concatenate(partitions))
+    return all(map(len, partitions)) and np.array_equal(indices, np.arange(total))
+
+
+def _write(path: Path, partitions: list[NDArray[np.int64]]) -> None:
+    sizes = np.array([len(partition) for partition in partitions])
+    buffer = io.BytesIO()
+    np.savez(buffer, indices=np.concatenate(partitions), sizes=sizes)
+    write_atomically(path, buffer.getvalue())
+
+
+def _read(path: Path, num_partitions: int, total: int) -> list[NDArray[np.int64]] | None:
+    """Return the stored partitions; None if there are none, or they are damaged."""
+    try:
+        with np.load(path) as stored:  # checks the CRC of both arrays
+            indices, sizes = stored["indices"], stored["sizes"]
+        partitions = np.split(indices, np.cumsum(sizes)[:-1])
+        if len(partitions) == num_partitions and _is_division(partitions, total):
+            return partitions
+        reason = "not a division of this data set"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        reason = str(error)
+    _log.warning("%s is damaged (%s): drawing the partitions again", path, reason)
+    return None
+
+
+def split_test(
+    num_test: int, seed: int, validation_fraction: float = 0.2
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide the test split at random, whatever the labels: the server's validation and test.
+
+    Parameters
+    ----------
+    num_test : int
+        Images of the test split, >= 2.
+    seed : int
+        >= 0.
+    validation_fraction : float
+        Share of the validation set, in (0, 1); each part keeps at least one image.
+
+    Returns
+    -------
+    tuple of two NDArray[np.int64]
+        Sorted indices into the test split: validation, test.
+
+    Raises
+    ------
+    DataError
+        If there are fewer than two images.
+    ValueError
+        If the fraction is out of range.
+    """
+    if not 0 < validation_fraction < 1:
+        raise ValueError(f"validation_fraction = {validation_fraction}; allowed: 0 < fraction < 1")
+    if num_test < 2:
+        raise DataError(
+            f"the test split has {num_test} image(s); allowed: 2 or more, as validation and test "
+            "need at least one each"
+        )
+    order = numpy_generator("test-split", seed).permutation(num_test)
+    num_validation = min(max(round(validation_fraction * num_test), 1), num_test - 1)
+    return np.sort(order[:num_validation]), np.sort(order[num_validation:])

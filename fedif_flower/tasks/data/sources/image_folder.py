@@ -1,0 +1,152 @@
+"""A user's own images: ``train/<class>/`` and ``test/<class>/`` below ``data-dir``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.tasks.data.sources.source import RawDataset, RawSplit, Source
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Pillow's mode -> what it is read as; 16-bit and floating-point images have no place in uint8.
+_MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB"}
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The image files of one split, sorted by class and name."""
+
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+    digest: str
+
+
+class ImageFolder(Source):
+    """Any tree of equally large images, one folder per class, labels in the classes' sort order.
+
+    Hidden files and files without an image's suffix are passed over. A class may be without
+    images but not without its folder in ``train``, so that nodes that lack examples of some
+    classes still agree on the labels. Only clients may leave ``test`` out.
+    """
+
+    @property
+    def _folder(self) -> Path:
+        if not self.data_dir:
+            raise ConfigError("data-dir = '': dataset 'image-folder' needs the folder's path")
+        return Path(self.data_dir).expanduser().resolve()
+
+    @cached_property
+    def _splits(self) -> tuple[_Listing, _Listing]:
+        train = _list_images(self._folder / "train")
+        test = _list_images(self._folder / "test")
+        if not train.paths:
+            raise DataError(
+                f"no images in {self._folder / 'train'}; expected train/<class>/<file> with one "
+                f"of {', '.join(SUFFIXES)}"
+            )
+        if unknown := sorted(set(test.classes) - set(train.classes)):
+            raise DataError(
+                f"{self._folder / 'test' / unknown[0]} is a class that {self._folder / 'train'} "
+                f"lacks; it has {', '.join(train.classes)}"
+            )
+        return train, test
+
+    def has_test(self) -> bool:
+        """Return whether there are test images."""
+        return bool(self._splits[1].paths)
+
+    def identity(self) -> dict[str, object]:
+        """Return the folder with a digest of every file's name, size and time of change."""
+        train, test = self._splits
+        return {"folder": str(self._folder), "train": train.digest, "test": test.digest}
+
+    def read(self) -> RawDataset:
+        """Return the splits; their images are decoded as they are asked for."""
+        train, test = self._splits
+        first = _decode(train.paths[0])
+        labels = {name: label for label, name in enumerate(train.classes)}
+
+        def split(listing: _Listing) -> RawSplit:
+            def blocks() -> Iterator[NDArray[np.uint8]]:
+                for path in listing.paths:
+                    yield _checked(_decode(path), path, first.shape, train.paths[0])[None]
+
+            own = np.array([labels[name] for name in listing.classes], dtype=np.int64)
+            return RawSplit(own[np.array(listing.labels, dtype=np.int64)], blocks)
+
+        channels, height, width = first.shape
+        return RawDataset(
+            classes=train.classes,
+            image_shape=(channels, height, width),
+            max_value=255,
+            train=split(train),
+            test=split(test),
+        )
+
+
+def _list_images(folder: Path) -> _Listing:
+    """List ``<class>/**/<image>`` below a folder that may be missing."""
+    paths, labels, digest = [], [], hashlib.sha256()
+    try:
+        names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+        classes = tuple(sorted(name for name in names if not name.startswith(".")))
+        for label, name in enumerate(classes):
+            digest.update(os.fsencode(f"{name}/\n"))
+            for entry in _image_files(folder / name):
+                stat = entry.stat()
+                paths.append(entry.path)
+                labels.append(label)
+                digest.update(os.fsencode(f"{entry.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"))
+    except FileNotFoundError as error:
+        if Path(error.filename) != folder:  # a dangling link, or a file that has just gone
+            raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+        return _Listing((), (), (), "missing")
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+    return _Listing(classes, tuple(paths), tuple(labels), digest.hexdigest())
+
+
+def _image_files(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    # scandir instead of Path: it knows directories from files without asking for each.
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _image_files(entry.path)
+        elif entry.name.lower().endswith(SUFFIXES):
+            yield entry
+
+
+def _decode(path: str) -> NDArray[np.uint8]:
+    """Return one image ``[c, h, w]``, c = 1 for greyscale and 3 otherwise."""
+    try:
+        with Image.open(path) as image:
+            mode = _MODES.get(image.mode)
+            if mode is not None:
+                pixels = np.asarray(image.convert(mode), dtype=np.uint8)
+    except Exception as error:  # a damaged image raises whatever its decoder stumbled over
+        raise DataError(f"cannot read the image {path}: {error}") from error
+    if mode is None:
+        raise DataError(f"{path} has Pillow's mode {image.mode!r}; allowed: {', '.join(_MODES)}")
+    return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+
+
+def _checked(
+    image: NDArray[np.uint8], path: str, shape: tuple[int, ...], first_path: str
+) -> NDArray[np.uint8]:
+    if image.shape != shape:
+        raise DataError(
+            f"{path} has (channels, height, width) = {image.shape} but {first_path} has {shape}; "
+            "all images must have one size, and be greyscale or all colour"
+        )
+    return image

@@ -1,0 +1,130 @@
+"""Data sets in torchvision's own layout: read where present, downloaded where not."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedif_flower.errors import DataError
+from fedif_flower.storage import cache_errors, exclusive_lock
+from fedif_flower.tasks.data.sources.source import RawDataset, RawSplit, Source
+
+_log = logging.getLogger("fedif_flower")
+
+
+class TorchvisionSource(Source):
+    """A data set that ``torchvision.datasets`` can download and read.
+
+    Without ``data_dir`` it is downloaded into this package's folder in the user's cache.
+    """
+
+    title: ClassVar[str]
+    folder: ClassVar[str]  # below the root, as torchvision names it
+    files: ClassVar[tuple[str, ...]]
+    mean: ClassVar[tuple[float, ...]]
+    std: ClassVar[tuple[float, ...]]
+
+    @abstractmethod
+    def _open(self, *, train: bool, download: bool = False) -> Any:
+        """Return torchvision's data set of one split."""
+
+    @property
+    def root(self) -> Path:
+        """The folder that torchvision is given."""
+        if not self.data_dir:
+            return self.cache_root / "downloads"
+        return Path(self.data_dir).expanduser().resolve()
+
+    def _is_present(self) -> bool:
+        return all((self.root / self.folder / name).is_file() for name in self.files)
+
+    def fetch(self) -> None:
+        """Download what is missing; many processes that ask together download once."""
+        if self._is_present():
+            return
+        lock = self.cache_root / f"download-{self.title.lower()}.lock"
+        with cache_errors(self.cache_root), exclusive_lock(lock):
+            if self._is_present():
+                return
+            _log.info("downloading %s to %s", self.title, self.root)
+            try:
+                self._open(train=True, download=True)
+            except Exception as error:  # torchvision documents none: network, disk and checksum
+                reason = " ".join(str(error).split())  # torchvision's has many lines
+                raise DataError(
+                    f"{self.title} is not in {self.root} and could not be downloaded there "
+                    f"({reason}). To use a copy, put {', '.join(self.files)} into "
+                    f"{self.root / self.folder}, or set data-dir to the folder above "
+                    f"{self.folder}"
+                ) from error
+
+    def identity(self) -> dict[str, object]:
+        """Return the folder with every file's size and time of change."""
+        stats = [(name, (self.root / self.folder / name).stat()) for name in self.files]
+        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+        return {"root": str(self.root), "files": files}
+
+    def read(self) -> RawDataset:
+        """Read both splits with torchvision."""
+        try:
+            train, test = self._open(train=True), self._open(train=False)
+            splits = [_raw_split(train), _raw_split(test)]
+        except Exception as error:  # torchvision documents none: what a damaged file provokes
+            raise DataError(
+                f"{self.title} in {self.root / self.folder} is damaged ({error}); remove that "
+                "folder to have it downloaded again"
+            ) from error
+        return RawDataset(
+            classes=tuple(train.classes),
+            image_shape=(len(self.mean), *train.data.shape[1:3]),
+            max_value=255,
+            train=splits[0],
+            test=splits[1],
+            mean=self.mean,
+            std=self.std,
+        )
+
+
+def _raw_split(dataset: Any) -> RawSplit:
+    pixels = np.asarray(dataset.data)  # [n, h, w] or [n, h, w, c]
+    images = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+    return RawSplit(np.asarray(dataset.targets, dtype=np.int64), lambda: [images])
+
+
+class FashionMNIST(TorchvisionSource):
+    """28x28 greyscale photographs of ten kinds of clothes, 60,000 and 10,000 (Zalando, 2017)."""
+
+    title = "Fashion-MNIST"
+    folder = "FashionMNIST/raw"
+    files = (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    )
+    mean = (0.2860,)
+    std = (0.3530,)
+
+    def _open(self, *, train: bool, download: bool = False) -> Any:
+        from torchvision import datasets  # a second to import, and needed once only
+
+        return datasets.FashionMNIST(self.root, train=train, download=download)
+
+
+class CIFAR10(TorchvisionSource):
+    """32x32 colour photographs of ten kinds of things, 50,000 and 10,000 (Krizhevsky, 2009)."""
+
+    title = "CIFAR-10"
+    folder = "cifar-10-batches-py"
+    files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2470, 0.2435, 0.2616)
+
+    def _open(self, *, train: bool, download: bool = False) -> Any:
+        from torchvision import datasets  # a second to import, and needed once only
+
+        return datasets.CIFAR10(self.root, train=train, download=download)

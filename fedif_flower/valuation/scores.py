@@ -1,0 +1,47 @@
+"""What a valuation is: something that scores a round's clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedif_flower.round import RoundUpdates
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A round's raw scores.
+
+    Attributes
+    ----------
+    values : Tensor
+        ``[m]``, finite; more is better.
+    influences : Tensor, optional
+        ``[m]``: un-normalised influences, which the ledger sums up.
+    evaluations : int
+        Passes over the validation set that the scores took.
+    """
+
+    values: Tensor
+    influences: Tensor | None = None
+    evaluations: int = 0
+
+
+class Valuation(Protocol):
+    """Scores clients by what their models do on data that the server trusts."""
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """The trainable parameters, in the order of the vector [d]."""
+        ...
+
+    def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Begin what depends on the global model alone, while clients train."""
+        ...
+
+    def score(self, updates: RoundUpdates) -> Scores:
+        """Score the round's clients."""
+        ...

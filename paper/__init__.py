@@ -1,0 +1,1 @@
+"""The paper's tables as data, and what was measured beside them."""

@@ -1,0 +1,92 @@
+"""What there is to run, and how long it would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from fedif_flower.sweeps.measurements import Measurement
+from paper.selection import Selection, cell_name, select
+from paper.tables import TABLES, Table, Variant
+
+_EXPLANATION = (
+    "work: million images that the clients pass forward and backward through the model; "
+    "time: what they would train for on one actor, judged by the results in --output-dir"
+)
+
+
+def list_tables(tables: Iterable[Table], measured: Sequence[Measurement], console: Console) -> None:
+    """Print every table with its rows, columns, and work for one seed."""
+    shown = RichTable("table", "rows", "columns", show_lines=True, title="The paper's tables")
+    for name in ("cells", "work", "time"):
+        shown.add_column(name, justify="right")
+    rate = seconds_per_image(measured)
+    for table in tables:
+        pairs = [(row, column) for row in table.rows for column in table.columns]
+        shown.add_row(
+            table.name,
+            ", ".join(row.key for row in table.rows),
+            "\n".join(column.key for column in table.columns),
+            str(len(pairs)),
+            *_estimate(table, pairs, rate, None),
+        )
+    console.print(shown)
+    console.print(_EXPLANATION)
+
+
+def list_cells(
+    table: Table, selection: Selection, measured: Sequence[Measurement], console: Console
+) -> None:
+    """Print the cells of a table that were asked for, with their work."""
+    shown = RichTable("cell", title=f"{table.name}: {table.title}")
+    for name in ("work", "time"):
+        shown.add_column(name, justify="right")
+    rate = seconds_per_image(measured)
+    chosen = select(table, selection)
+    for row, column, seed in chosen:
+        estimate = _estimate(table, [(row, column)], rate, selection.rounds)
+        shown.add_row(cell_name(row, column, seed), *estimate)
+    shown.add_section()
+    pairs = [(row, column) for row, column, _ in chosen]
+    shown.add_row(f"{len(pairs)} cells", *_estimate(table, pairs, rate, selection.rounds))
+    console.print(shown)
+    console.print(_EXPLANATION)
+
+
+def seconds_per_image(measured: Iterable[Measurement]) -> dict[str, float]:
+    """Return, by model, the seconds of training per image, from runs without PGD."""
+    seconds: dict[str, float] = {}
+    images: dict[str, float] = {}
+    sizes = {str(t.settings(t.rows[0], c)["model"]): _size(t, c) for t, c in _clean_columns()}
+    for m in measured:
+        model = str(m.config["model"])
+        if m.config["attack"] == "adversarial" or "train-seconds-total" not in m.figures:
+            continue
+        if model in sizes:
+            seconds[model] = seconds.get(model, 0.0) + m.figures["train-seconds-total"]
+            images[model] = images.get(model, 0.0) + sizes[model] * m.rounds
+    return {model: seconds[model] / images[model] for model in seconds}
+
+
+def _clean_columns() -> list[tuple[Table, Variant]]:
+    return [(table, table.columns[0]) for table in TABLES.values()]
+
+
+def _size(table: Table, column: Variant) -> float:
+    return table.work(table.rows[0], column, rounds=1)
+
+
+def _estimate(
+    table: Table,
+    pairs: Iterable[tuple[Variant, Variant]],
+    rate: dict[str, float],
+    rounds: int | None,
+) -> tuple[str, str]:
+    work, seconds = 0.0, 0.0
+    for row, column in pairs:
+        own = table.work(row, column, rounds)
+        work += own
+        seconds += own * rate.get(str(column.settings["model"]), float("nan"))
+    return f"{work / 1e6:.1f}", "-" if seconds != seconds else f"{seconds / 60:.0f} min"

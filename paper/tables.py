@@ -1,0 +1,265 @@
+"""The paper's eight tables as data: rows, columns, and the settings that each stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from fedif_flower.run.config import Scalar
+from paper.figures import PAPER, PaperFigure
+
+Settings = Mapping[str, Scalar]
+Figure = Literal["test-accuracy", "validation-accuracy", "seconds"]
+
+# What every cell of the paper shares (Section "Experiments").
+PROTOCOL: Settings = MappingProxyType(
+    {
+        "num-clients": 100,
+        "fraction-train": 0.1,
+        "num-server-rounds": 100,
+        "local-epochs": 5,
+        "batch-size": 16,
+        "learning-rate": 0.001,
+        "momentum": 0.9,
+        "dirichlet-alpha": 1.0,
+        "pgd-epsilon": 0.03,
+        "pgd-step-size": 0.01,
+        "pgd-steps": 20,
+    }
+)
+DATASETS: Mapping[str, Settings] = MappingProxyType(
+    {
+        "cifar10": {"dataset": "cifar10", "model": "cnn-cifar10", "gamma": 0.3},
+        "fashion-mnist": {"dataset": "fashion-mnist", "model": "cnn-fashion-mnist", "gamma": 0.4},
+    }
+)
+TRAIN_IMAGES: Mapping[str, int] = MappingProxyType({"cifar10": 50_000, "fashion-mnist": 60_000})
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row or a column of a table, and the settings that make it one."""
+
+    key: str
+    title: str
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper.
+
+    Attributes
+    ----------
+    name, title : str
+        What it is called on the command line and in a report.
+    rows, columns : tuple of Variant
+        Each pair is a cell; a column's settings win over a row's.
+    figure : {"test-accuracy", "validation-accuracy", "seconds"}
+        What its figures are.
+    rounds : int
+        How long a cell runs unless told otherwise.
+    sequential : bool
+        Whether its cells must run one at a time, for their times to mean something.
+    """
+
+    name: str
+    title: str
+    rows: tuple[Variant, ...]
+    columns: tuple[Variant, ...]
+    figure: Figure = "test-accuracy"
+    rounds: int = 100
+    sequential: bool = False
+
+    @property
+    def paper(self) -> Mapping[str, Mapping[str, PaperFigure]]:
+        """The paper's figures: row -> column -> (value, standard deviation)."""
+        return PAPER[self.name]
+
+    def settings(self, row: Variant, column: Variant) -> dict[str, Scalar]:
+        """Return what a cell's run config sets."""
+        return {
+            **PROTOCOL,
+            "num-server-rounds": self.rounds,
+            "attack": "none",
+            **row.settings,
+            **column.settings,
+        }
+
+    def work(self, row: Variant, column: Variant, rounds: int | None = None) -> float:
+        """Return how many images a cell's clients pass forward and backward through the model.
+
+        The server's own work is left out; only with AFedSV is it more than a few percent.
+        """
+        settings = self.settings(row, column)
+        passes = float(settings["local-epochs"])
+        if settings["attack"] == "adversarial":
+            ratio = (float(settings["poison-ratio-min"]) + float(settings["poison-ratio-max"])) / 2
+            passes += float(settings["malicious-fraction"]) * ratio * float(settings["pgd-steps"])
+        images = TRAIN_IMAGES[str(settings["dataset"])] * float(settings["fraction-train"])
+        return images * passes * (rounds or self.rounds)
+
+
+def _methods(gamma: float) -> tuple[Variant, ...]:
+    titles = ("FedAvg", "FedProx", "Krum", "AFedSV", "FedIF")
+    # AFedSV keeps its authors' gamma; the paper tuned its own method's only.
+    gammas = {"FedIF": gamma}
+    return tuple(
+        Variant(t.lower(), t, {"strategy": t.lower(), "gamma": gammas.get(t, 0.3)}) for t in titles
+    )
+
+
+def _clean(dataset: Settings) -> Variant:
+    return Variant("clean", "clean", _data(dataset))
+
+
+def _data(dataset: Settings) -> dict[str, Scalar]:
+    return {key: value for key, value in dataset.items() if key != "gamma"}
+
+
+def _poisoned(attack: str, dataset: Settings, level: float, low: float, high: float) -> Variant:
+    return Variant(
+        f"{attack}_{level}_{low}-{high}",
+        f"{attack.replace('-', ' ')} {level} ({low}, {high})",
+        {
+            **_data(dataset),
+            "attack": attack,
+            "malicious-fraction": level,
+            "poison-ratio-min": low,
+            "poison-ratio-max": high,
+        },
+    )
+
+
+def _noisy(dataset: Settings, level: float, std: float) -> Variant:
+    return Variant(
+        f"gradient-noise_{level}_{std}",
+        f"gradient noise {level}, std {std}",
+        {
+            **_data(dataset),
+            "attack": "gradient-noise",
+            "malicious-fraction": level,
+            "gradient-noise-std": std,
+        },
+    )
+
+
+def _accuracy_tables() -> list[Table]:
+    cifar10, fashion = DATASETS["cifar10"], DATASETS["fashion-mnist"]
+    cifar10_levels = [(n, *ratio) for n in (0.5, 0.7) for ratio in ((0.5, 0.6), (0.7, 0.8))]
+    label_levels = [(n, *ratio) for n in (0.6, 0.7) for ratio in ((0.5, 0.6), (0.6, 0.7))]
+    adversarial_levels = [(n, *ratio) for n in (0.5, 0.7) for ratio in ((0.6, 0.7), (0.7, 0.8))]
+    return [
+        Table(
+            "cifar10",
+            "CIFAR-10: label noise and adversarial samples",
+            _methods(0.3),
+            (
+                _clean(cifar10),
+                *(_poisoned("label-noise", cifar10, *level) for level in cifar10_levels),
+                *(_poisoned("adversarial", cifar10, *level) for level in cifar10_levels),
+            ),
+        ),
+        Table(
+            "fashion-mnist",
+            "Fashion-MNIST: label noise and adversarial samples",
+            _methods(0.4),
+            (
+                _clean(fashion),
+                *(_poisoned("label-noise", fashion, *level) for level in label_levels),
+                *(_poisoned("adversarial", fashion, *level) for level in adversarial_levels),
+            ),
+        ),
+        Table(
+            "cifar10-gradient",
+            "CIFAR-10: gradient noise",
+            _methods(0.3),
+            (
+                _clean(cifar10),
+                *(_noisy(cifar10, n, std) for n in (0.5, 0.6) for std in (0.05, 0.1)),
+            ),
+        ),
+        Table(
+            "fashion-mnist-gradient",
+            "Fashion-MNIST: gradient noise",
+            _methods(0.4),
+            (
+                _clean(fashion),
+                *(_noisy(fashion, n, std) for n in (0.5, 0.7) for std in (0.05, 0.1)),
+            ),
+        ),
+    ]
+
+
+def _timing_table() -> Table:
+    columns = tuple(Variant(name, name, _data(data)) for name, data in DATASETS.items())
+    return Table(
+        "timing",
+        "Training and aggregation time",
+        _methods(0.3),
+        columns,
+        figure="seconds",
+        rounds=10,
+        sequential=True,
+    )
+
+
+def _benchmarks(dataset: str) -> tuple[Variant, ...]:
+    data = DATASETS[dataset]
+    labels = (0.5, 0.5, 0.6) if dataset == "cifar10" else (0.6, 0.6, 0.7)
+    columns = (
+        _clean(data),
+        _poisoned("label-noise", data, *labels),
+        _noisy(data, 0.5, 0.1),
+        _poisoned("adversarial", data, 0.5, 0.5, 0.6),
+    )
+    names = ("clean", "label-noise", "gradient-noise", "adversarial")
+    return tuple(
+        Variant(name, column.title, column.settings)
+        for name, column in zip(names, columns, strict=True)
+    )
+
+
+def _gamma_table(dataset: str, title: str) -> Table:
+    rows = tuple(
+        Variant(f"gamma-{gamma}", f"gamma = {gamma}", {"strategy": "fedif", "gamma": gamma})
+        for gamma in (0.3, 0.4, 0.5, 0.6)
+    )
+    return Table(
+        f"gamma-{dataset}",
+        f"{title}: validation accuracy by gamma",
+        rows,
+        _benchmarks(dataset),
+        figure="validation-accuracy",
+    )
+
+
+def _ablation_table() -> Table:
+    parts = ("weight-normalization", "round-normalization", "smooth-update")
+    short = ("WN", "RN", "SU")
+    kept = ((1, 2), (0, 2), (2,), (0, 1), (0, 1, 2))
+    rows = tuple(
+        Variant(
+            (title := "+".join(short[i] for i in keep)).lower(),
+            title,
+            {"strategy": "fedif", "gamma": 0.3, **{p: i in keep for i, p in enumerate(parts)}},
+        )
+        for keep in kept
+    )
+    return Table("ablation", "CIFAR-10: ablation of FedIF", rows, _benchmarks("cifar10"))
+
+
+TABLES: Mapping[str, Table] = MappingProxyType(
+    {
+        table.name: table
+        for table in (
+            *_accuracy_tables(),
+            _timing_table(),
+            _gamma_table("cifar10", "CIFAR-10"),
+            _gamma_table("fashion-mnist", "Fashion-MNIST"),
+            _ablation_table(),
+        )
+    }
+)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.aggregators import FedAdp
+from fedif_flower.aggregators.fedadp import update_angles
+from fedif_flower.errors import ValuationError
+
+
+def gompertz(theta: float, alpha: float = 5.0) -> float:
+    return alpha * (1.0 - math.exp(-math.exp(-alpha * (theta - 1.0))))
+
+
+def test_angles_by_hand() -> None:
+    # Global update (2, 2) / 2 for equal numbers of examples: 45 degrees from either.
+    updates = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+    expected = torch.full((2,), math.pi / 4, dtype=torch.float64)
+    torch.testing.assert_close(update_angles(updates, torch.ones(2)), expected)
+
+
+def test_angles_use_the_numbers_of_examples() -> None:
+    # (3 (1, 0) + 1 (-1, 0)) / 4 = (0.5, 0): one along, one against.
+    updates = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    expected = torch.tensor([0.0, math.pi], dtype=torch.float64)
+    torch.testing.assert_close(update_angles(updates, torch.tensor([3, 1])), expected)
+
+
+def test_a_zero_update_stands_at_a_right_angle() -> None:
+    updates = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    expected = torch.tensor([0.0, math.pi / 2], dtype=torch.float64)
+    torch.testing.assert_close(update_angles(updates, torch.ones(2)), expected)
+
+
+def test_weights_by_hand() -> None:
+    updates = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    weights = FedAdp().weights([7, 9], updates, torch.tensor([3, 1]))
+    first, second = 3 * math.exp(gompertz(0.0)), math.exp(gompertz(math.pi))
+    expected = torch.tensor([first, second], dtype=torch.float64) / (first + second)
+    torch.testing.assert_close(weights, expected)
+
+
+def test_angles_are_averaged_over_each_clients_own_rounds() -> None:
+    rule = FedAdp()
+    against = torch.tensor([[3.0, 0.0], [-1.0, 0.0]])
+    rule.weights([1, 2], against, torch.ones(2))
+    assert rule.angles == pytest.approx({1: 0.0, 2: math.pi})
+    rule.weights([2, 3], torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.ones(2))
+    assert rule.angles == pytest.approx({1: 0.0, 2: (math.pi + math.pi / 4) / 2, 3: math.pi / 4})
+    weights = rule.weights([2, 1], torch.ones(2, 2), torch.ones(2))
+    assert rule.angles[2] == pytest.approx((math.pi + math.pi / 4) / 3, abs=1e-6)
+    ratio = math.exp(gompertz(rule.angles[2]) - gompertz(rule.angles[1]))
+    assert float(weights[0] / weights[1]) == pytest.approx(ratio)
+
+
+def test_state_survives_and_does_not_alias() -> None:
+    rule, twin = FedAdp(), FedAdp()
+    updates = torch.tensor([[1.0, 2.0], [2.0, -1.0]])
+    rule.weights([4, 5], updates, torch.ones(2))
+    state = rule.state_dict()
+    twin.load_state_dict(state)
+    assert rule.weights([5], updates[:1], torch.ones(1)).tolist() == [1.0]
+    assert state["rounds"] == {4: 1, 5: 1}
+    twin.weights([5], updates[:1], torch.ones(1))
+    assert twin.angles == rule.angles
+    assert json.loads(json.dumps(state))["rounds"] == {"4": 1, "5": 1}
+
+
+def test_a_large_alpha_does_not_overflow() -> None:
+    updates = torch.tensor([[3.0, 0.0], [-1.0, 0.0]])
+    weights = FedAdp(alpha=1000.0).weights([1, 2], updates, torch.ones(2))
+    assert weights.tolist() == [1.0, 0.0]
+
+
+@given(st.data())
+def test_permutation_equivariance(data: st.DataObject) -> None:
+    m = data.draw(st.integers(1, 5))
+    row = st.lists(st.integers(-9, 9), min_size=3, max_size=3)
+    updates = torch.tensor(data.draw(st.lists(row, min_size=m, max_size=m))).double()
+    num_examples = torch.tensor(data.draw(st.lists(st.integers(1, 9), min_size=m, max_size=m)))
+    order = data.draw(st.permutations(range(m)))
+    weights = FedAdp().weights(range(m), updates, num_examples)
+    moved = FedAdp().weights(range(m), updates[order], num_examples[order])
+    assert float(weights.sum()) == pytest.approx(1.0)
+    # Where updates cancel, the global update is rounding and has no direction of its own.
+    share = num_examples / num_examples.sum()
+    if float((share.double() @ updates).norm()) > 1e-6:
+        torch.testing.assert_close(moved, weights[order], rtol=1e-5, atol=1e-5)
+
+
+def test_bad_input() -> None:
+    updates = torch.ones(2, 3)
+    for alpha in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ValuationError, match="alpha is"):
+            FedAdp(alpha)
+    with pytest.raises(ValuationError, match="twice"):
+        FedAdp().weights([1, 1], updates, torch.ones(2))
+    with pytest.raises(ValuationError, match="3 clients, but 2 updates"):
+        FedAdp().weights([1, 2, 3], updates, torch.ones(2))
+    with pytest.raises(ValuationError, match="positive sum"):
+        FedAdp().weights([1, 2], updates, torch.zeros(2))

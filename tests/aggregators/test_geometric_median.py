@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedif_flower.aggregators import geometric_median_weights
+from fedif_flower.errors import ValuationError
+
+
+def direct_weiszfeld(points: Tensor, alpha: Tensor, iterations: int, nu: float) -> Tensor:
+    """The definition, with the points themselves: the median ``[d]``, in float64."""
+    points, alpha = points.double(), alpha.double()
+    median = alpha @ points / alpha.sum()
+    for _ in range(iterations):
+        beta = alpha / (points - median).norm(dim=1).clamp_min(nu)
+        median = beta @ points / beta.sum()
+    return median
+
+
+def test_one_iteration_by_hand() -> None:
+    # Mean of 0, 3, 9 is 4; distances 4, 1, 5; 1/4 : 1 : 1/5 = 5 : 20 : 4.
+    points = torch.tensor([[0.0], [3.0], [9.0]])
+    weights = geometric_median_weights(points, torch.ones(3), iterations=1)
+    torch.testing.assert_close(weights, torch.tensor([5.0, 20.0, 4.0]).double() / 29)
+
+
+def test_no_iteration_gives_the_weighted_mean() -> None:
+    weights = geometric_median_weights(torch.randn(3, 4), torch.tensor([1, 2, 1]), iterations=0)
+    assert weights.tolist() == [0.25, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("origin", [0.0, 30.0])
+@pytest.mark.parametrize("iterations", [3, 30])
+def test_equals_the_direct_form(origin: float, iterations: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    common = origin * torch.randn(9001, generator=generator)
+    points = common + 0.01 * torch.randn(7, 9001, generator=generator)
+    points[6] += 10.0  # an attacker
+    alpha = torch.rand(7, generator=generator)
+    weights = geometric_median_weights(points, alpha, iterations=iterations)
+    median = direct_weiszfeld(points, alpha, iterations, 1e-6)
+    error = (weights @ points.double() - median).norm()
+    # Rounding of inner products: 2e-16 |w|^2 / distance^2 = 2e-9 at the far origin.
+    assert float(error) <= 1e-8 * float((median - points[0]).norm())
+    assert float(weights.sum()) == pytest.approx(1.0)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(-100, 100), min_size=3, max_size=7, unique=True))
+def test_on_a_line_it_tends_to_the_median(values: list[int]) -> None:
+    points = torch.tensor(values[: len(values) // 2 * 2 - 1]).float()[:, None]  # an odd number
+    weights = geometric_median_weights(points, torch.ones(len(points)), iterations=500)
+    median = float(points.median())
+    assert float(weights @ points[:, 0].double()) == pytest.approx(median, abs=0.5)
+
+
+def test_a_minority_cannot_carry_it_away() -> None:
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1e20, 1e20], [1e20, -1e20]])
+    weights = geometric_median_weights(points, torch.ones(5), iterations=200)
+    assert float((weights @ points.double()).norm()) < 2.0
+
+
+def test_equal_models_share_as_they_come() -> None:
+    weights = geometric_median_weights(torch.ones(3, 5), torch.tensor([1.0, 1.0, 2.0]))
+    assert weights.tolist() == [0.25, 0.25, 0.5]
+
+
+def test_one_model() -> None:
+    assert geometric_median_weights(torch.ones(1, 5), torch.tensor([7.0])).tolist() == [1.0]
+
+
+def test_a_client_without_weight_gets_none() -> None:
+    points = torch.tensor([[0.0], [1.0], [5.0]])
+    weights = geometric_median_weights(points, torch.tensor([0.0, 1.0, 1.0]))
+    assert float(weights[0]) == 0.0
+
+
+@given(st.data())
+def test_permutation_equivariance(data: st.DataObject) -> None:
+    m = data.draw(st.integers(1, 6))
+    row = st.lists(st.integers(-50, 50), min_size=3, max_size=3)
+    points = torch.tensor(data.draw(st.lists(row, min_size=m, max_size=m, unique_by=tuple)))
+    points = points.float()
+    alpha = torch.tensor(data.draw(st.lists(st.integers(1, 9), min_size=m, max_size=m)))
+    order = data.draw(st.permutations(range(m)))
+    # Near a model the smoothing makes the weights steep: nu = 0.1 keeps rounding out of them.
+    weights = geometric_median_weights(points, alpha, nu=0.1)
+    moved = geometric_median_weights(points[order], alpha[order], nu=0.1)
+    torch.testing.assert_close(moved, weights[order])
+
+
+def test_parameters_out_of_range() -> None:
+    points = torch.ones(2, 3)
+    with pytest.raises(ValuationError, match="iterations is -1"):
+        geometric_median_weights(points, torch.ones(2), iterations=-1)
+    for nu in (0.0, float("nan")):
+        with pytest.raises(ValuationError, match="nu is"):
+            geometric_median_weights(points, torch.ones(2), nu=nu)
+    with pytest.raises(ValuationError, match="positive sum"):
+        geometric_median_weights(points, torch.zeros(2))

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower.client.training import TrainingConfig, evaluate, train_local
+from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.tasks.models import build_model
+
+SHAPES = {"cnn-cifar10": (3, 32, 32), "cnn-fashion-mnist": (1, 28, 28), "mlp": (1, 8, 8)}
+
+
+def examples(image_shape: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(count, *image_shape, generator=generator)
+    return inputs, torch.randint(10, (count,), generator=generator)
+
+
+def plain_training(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    config: TrainingConfig,
+    generator: torch.Generator,
+) -> float:
+    """Train as any PyTorch tutorial does."""
+    seed = int(torch.randint(2**62, (), generator=generator))
+    received = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=config.learning_rate, momentum=config.momentum
+    )
+    model.train()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for _ in range(config.local_epochs):
+            total = 0.0
+            for batch in torch.randperm(len(labels), generator=generator).split(config.batch_size):
+                optimizer.zero_grad()
+                batch = batch.to(labels.device)
+                loss = functional.cross_entropy(model(inputs[batch]), labels[batch])
+                distances = zip(model.parameters(), received, strict=True)
+                penalty = sum(((p - r) ** 2).sum() for p, r in distances)
+                (loss + config.proximal_mu / 2 * penalty).backward()
+                optimizer.step()
+                total += float(loss.detach()) * len(batch)
+    return total / len(labels)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten().cpu() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("proximal_mu", [0.0, 0.5])
+def test_training_equals_the_plain_loop_up_to_rounding(name, proximal_mu):
+    inputs, labels = examples(SHAPES[name], 21)
+    config = TrainingConfig(
+        local_epochs=2, batch_size=8, learning_rate=0.02, proximal_mu=proximal_mu
+    )
+    ours = build_model(name, SHAPES[name], 10, seed=0)
+    plain = copy.deepcopy(ours)
+    before = flat(ours)
+    loss = train_local(ours, inputs, labels, config, torch.Generator().manual_seed(1))
+    expected = plain_training(plain, inputs, labels, config, torch.Generator().manual_seed(1))
+    assert loss == pytest.approx(expected, abs=1e-4)
+    torch.testing.assert_close(flat(ours), flat(plain), atol=2e-4, rtol=1e-3)
+    # The distance moved is far above the tolerance, so that the comparison means something.
+    assert (flat(ours) - before).norm() > 100 * (flat(ours) - flat(plain)).norm()
+    for ours_buffer, plain_buffer in zip(ours.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours_buffer, plain_buffer, atol=1e-4, rtol=1e-4)
+
+
+class OneParameter(nn.Module):
+    """f(x) = w x, so that with loss = mean f every gradient is the mean of x."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([weight]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.weight
+
+
+def mean_output(outputs: Tensor, _: Tensor) -> Tensor:
+    return outputs.mean()
+
+
+def test_momentum_and_proximal_term_by_hand():
+    # Gradient 2 at each step; lr = 0.1, momentum = 0.5, mu = 0.1, w = 1.
+    # v1 = 2                                   w1 = 1 - 0.2 = 0.8
+    # v2 = 0.5 * 2 + 2 + 0.1 * (0.8 - 1)       = 2.98    w2 = 0.8 - 0.298 = 0.502
+    # v3 = 0.5 * 2.98 + 2 + 0.1 * (0.502 - 1)  = 3.4402  w3 = 0.502 - 0.34402 = 0.15798
+    model = OneParameter(1.0)
+    config = TrainingConfig(
+        local_epochs=3, batch_size=2, learning_rate=0.1, momentum=0.5, proximal_mu=0.1
+    )
+    loss = train_local(
+        model,
+        torch.full((2, 1), 2.0),
+        torch.zeros(2, dtype=torch.int64),
+        config,
+        torch.Generator().manual_seed(0),
+        loss_fn=mean_output,
+    )
+    assert model.weight.item() == pytest.approx(0.15798, abs=1e-6)
+    assert loss == pytest.approx(2 * 0.502, abs=1e-6)  # The last epoch's, before its step.
+
+
+def test_loss_weighs_a_smaller_last_batch_by_its_size():
+    model = OneParameter(1.0)
+    config = TrainingConfig(local_epochs=1, batch_size=2, learning_rate=1e-12)
+    inputs = torch.tensor([[1.0], [2.0], [6.0]])
+    loss = train_local(
+        model,
+        inputs,
+        torch.zeros(3, dtype=torch.int64),
+        config,
+        torch.Generator().manual_seed(0),
+        loss_fn=mean_output,
+    )
+    assert loss == pytest.approx(3.0)
+
+
+def test_same_generator_same_bits_dropout_included_and_random_state_untouched():
+    inputs, labels = examples(SHAPES["cnn-cifar10"], 20)
+    config = TrainingConfig(local_epochs=2, learning_rate=0.05)
+    results = []
+    for process_seed in (1, 2):
+        torch.manual_seed(process_seed)
+        state = torch.get_rng_state()
+        model = build_model("cnn-cifar10", SHAPES["cnn-cifar10"], 10, seed=0)
+        train_local(model, inputs, labels, config, torch.Generator().manual_seed(9))
+        assert torch.equal(torch.get_rng_state(), state)
+        results.append(flat(model))
+    assert torch.equal(results[0], results[1])
+    train_local(model, inputs, labels, config, torch.Generator().manual_seed(10))
+    assert not torch.equal(flat(model), results[0])
+
+
+class DropoutOnly(nn.Module):
+    """Passes the parameter through dropout: the gradient shows which inputs were dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1000))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.dropout(inputs * self.weight, 0.5, self.training)
+
+
+def test_dropout_follows_the_generator():
+    config = TrainingConfig(local_epochs=1, learning_rate=1.0, momentum=0.0)
+    weights = []
+    for seed in (1, 1, 2):
+        model = DropoutOnly()
+        train_local(
+            model,
+            torch.ones(1, 1000),
+            torch.zeros(1, dtype=torch.int64),
+            config,
+            torch.Generator().manual_seed(seed),
+            loss_fn=mean_output,
+        )
+        weights.append(model.weight.detach().clone())
+    assert 300 < int((weights[0] == 0).sum()) < 700
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_model_keeps_its_memory_modes_and_has_no_gradients_left():
+    model = build_model("cnn-fashion-mnist", SHAPES["cnn-fashion-mnist"], 10, seed=0)
+    model.eval()
+    model[1].train()
+    modes = [module.training for module in model.modules()]
+    memory = [parameter.data_ptr() for parameter in model.parameters()]
+    inputs, labels = examples(SHAPES["cnn-fashion-mnist"], 5)
+    config = TrainingConfig(local_epochs=1)
+    train_local(model, inputs, labels, config, torch.Generator().manual_seed(0))
+    assert [module.training for module in model.modules()] == modes
+    assert [parameter.data_ptr() for parameter in model.parameters()] == memory
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_frozen_parameters_stay_and_inputs_are_not_written_to():
+    model = build_model("mlp", SHAPES["mlp"], 10, seed=0)
+    model[1].requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    inputs, labels = examples(SHAPES["mlp"], 10)
+    kept = inputs.clone()
+    train_local(model, inputs, labels, TrainingConfig(), torch.Generator().manual_seed(0))
+    assert torch.equal(model[1].weight, before["1.weight"])
+    assert not torch.equal(model[3].weight, before["3.weight"])
+    assert torch.equal(inputs, kept)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_lonely_last_example_does_not_stop_batch_norm_on_1x1_maps(count):
+    # The last layers of ResNet-18 on 8x8 images see 1x1 maps: torch refuses a batch of one there.
+    model = build_model("resnet18", (1, 8, 8), 10, seed=0)
+    inputs, labels = examples((1, 8, 8), count)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        model.train()(inputs[:1])
+    model = build_model("resnet18", (1, 8, 8), 10, seed=0)
+    before = flat(model)
+    config = TrainingConfig(local_epochs=1, batch_size=4)
+    loss = train_local(model, inputs, labels, config, torch.Generator().manual_seed(0))
+    assert torch.isfinite(torch.tensor(loss))
+    assert not torch.equal(flat(model), before)
+    assert batches_tracked(model.layer3) == {count // 4 + 1}  # 2x2 maps: every batch.
+    assert batches_tracked(model.layer4) == {count // 4}  # 1x1 maps: the full ones only.
+
+
+def batches_tracked(layer: nn.Module) -> set[int]:
+    norms = [module for module in layer.modules() if isinstance(module, nn.BatchNorm2d)]
+    return {int(norm.num_batches_tracked) for norm in norms}
+
+
+def test_bf16_moves_about_as_float32_does_and_keeps_float32_parameters():
+    inputs, labels = examples(SHAPES["cnn-cifar10"], 32)
+    moves = {}
+    for precision in ("float32", "bf16"):
+        model = build_model("cnn-cifar10", SHAPES["cnn-cifar10"], 10, seed=0)
+        before = flat(model)
+        config = TrainingConfig(local_epochs=2, precision=precision)
+        train_local(model, inputs, labels, config, torch.Generator().manual_seed(0))
+        assert flat(model).dtype == torch.float32
+        moves[precision] = flat(model) - before
+    assert not torch.equal(moves["float32"], moves["bf16"])
+    assert functional.cosine_similarity(moves["float32"], moves["bf16"], dim=0) > 0.99
+
+
+def test_training_without_examples_is_refused():
+    model = build_model("mlp", SHAPES["mlp"], 10, seed=0)
+    inputs, labels = examples(SHAPES["mlp"], 0)
+    with pytest.raises(DataError, match="at least one example"):
+        train_local(model, inputs, labels, TrainingConfig(), torch.Generator())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 500])
+def test_evaluate_by_hand_for_any_batch_size(batch_size):
+    # Logits are the inputs. Losses: log(1 + e^-2), log(1 + e^2), log 2, log(1 + e^-2).
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [1.0, 1.0], [0.0, 2.0]])
+    labels = torch.tensor([0, 1, 0, 1])
+    loss, accuracy = evaluate(nn.Identity(), logits, labels, batch_size=batch_size)
+    assert loss == pytest.approx((2 * 0.126928 + 2.126928 + 0.693147) / 4, abs=1e-5)
+    assert accuracy == 0.75
+
+
+def test_evaluate_uses_eval_mode_and_restores_the_modes():
+    model = nn.Sequential(nn.Dropout(0.9), nn.Flatten())
+    model[1].eval()
+    loss, accuracy = evaluate(model, torch.tensor([[9.0, 0.0]]), torch.tensor([0]))
+    assert accuracy == 1.0
+    assert loss == pytest.approx(1.2e-4, abs=1e-4)
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_evaluate_without_examples_is_refused():
+    with pytest.raises(DataError, match="at least one example"):
+        evaluate(nn.Identity(), torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"local_epochs": 0}, "local-epochs = 0; allowed: >= 1"),
+        ({"batch_size": 0}, "batch-size = 0; allowed: >= 1"),
+        ({"learning_rate": 0.0}, "learning-rate = 0.0; allowed: > 0"),
+        ({"learning_rate": float("nan")}, "learning-rate = nan"),
+        ({"momentum": 1.5}, "momentum = 1.5; allowed: >= 0 and <= 1"),
+        ({"proximal_mu": -0.1}, "proximal-mu = -0.1; allowed: >= 0"),
+        ({"precision": "int8"}, "precision = 'int8'; allowed: float32, bf16"),
+    ],
+)
+def test_config_out_of_range_names_key_value_and_range(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(**setting)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_captured_step_trains_as_the_plain_loop_does():
+    inputs, labels = (tensor.cuda() for tensor in examples((1, 28, 28), 83))
+    config = TrainingConfig(local_epochs=5, batch_size=8, proximal_mu=0.1)
+    ours = build_model("cnn-fashion-mnist", (1, 28, 28), 10, seed=0).cuda()
+    plain = copy.deepcopy(ours)
+    loss = train_local(ours, inputs, labels, config, torch.Generator().manual_seed(1))
+    expected = plain_training(plain, inputs, labels, config, torch.Generator().manual_seed(1))
+    assert loss == pytest.approx(expected, abs=1e-2)
+    torch.testing.assert_close(flat(ours), flat(plain), atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_dropout_in_the_captured_step_follows_the_generator():
+    inputs, labels = (tensor.cuda() for tensor in examples((3, 32, 32), 160))
+    results = []
+    for seed in (1, 1, 2):
+        model = build_model("cnn-cifar10", (3, 32, 32), 10, seed=0).cuda()
+        generator = torch.Generator().manual_seed(seed)
+        train_local(model, inputs, labels, TrainingConfig(), generator)
+        results.append(flat(model))
+    torch.testing.assert_close(results[0], results[1])
+    assert (results[0] - results[2]).norm() > 100 * (results[0] - results[1]).norm()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from flwr.app import Array
+
+from fedif_flower.errors import ReplyError
+from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.array(3, dtype=np.int64),
+        np.empty((0, 4), dtype=np.float16),
+        np.array([True, False]),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    ],
+)
+def test_packing_is_flowers_format(values):
+    packed = pack_array(values)
+    np.testing.assert_array_equal(packed.numpy(), values)
+    assert packed.numpy().dtype == values.dtype
+    flower = Array(values)
+    assert (packed.dtype, packed.shape, packed.stype) == (flower.dtype, flower.shape, flower.stype)
+    np.testing.assert_array_equal(view_array(flower), values)
+    assert not view_array(flower).flags.writeable
+
+
+def array_with(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array(dtype="float32", shape=(1,), stype=stype, data=data)
+
+
+def object_array() -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (array_with(b"garbage"), "not a NumPy array"),
+        (array_with(b""), "not a NumPy array"),
+        (array_with(object_array()), "object"),
+        (array_with(pack_array(np.ones(3)).data[:-1]), "length"),
+        (array_with(pack_array(np.ones(3)).data + b"more"), "length"),
+        (array_with(pack_array(np.ones(3)).data, "torch.tensor"), "serialisation"),
+    ],
+)
+def test_bytes_that_are_no_array_are_refused(array, reason):
+    with pytest.raises(ReplyError, match=reason):
+        view_array(array)
+
+
+def test_spec_views_what_fits_and_names_what_does_not():
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    spec = ArraySpec.of("w", values)
+    for array in (pack_array(values), Array(values), Array(np.asfortranarray(values))):
+        np.testing.assert_array_equal(spec.view(array), values)
+    with pytest.raises(ReplyError, match="'w' has dtype float64"):
+        spec.view(pack_array(values.astype(np.float64)))
+    with pytest.raises(ReplyError, match=r"'w' has shape \(3, 2\)"):
+        spec.view(pack_array(values.T))
+    with pytest.raises(ReplyError, match="'w': length"):
+        spec.view(array_with(pack_array(values).data + b"more"))

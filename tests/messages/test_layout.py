@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import nn
+
+from fedif_flower.errors import ReplyError
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.layout import (
+    ModelVectors,
+    ParameterLayout,
+    load_arrays,
+    model_arrays,
+    trainable_names,
+)
+
+
+def batch_norm_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+def layout_of(model: nn.Module) -> ParameterLayout:
+    return ParameterLayout.from_arrays(model_arrays(model), trainable_names(model))
+
+
+def test_layout_tells_parameters_buffers_and_counters_apart():
+    layout = layout_of(batch_norm_model())
+    assert [spec.name for spec in layout.trainable] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert [spec.name for spec in layout.buffers] == ["1.running_mean", "1.running_var"]
+    assert [spec.name for spec in layout.counters] == ["1.num_batches_tracked"]
+    assert (layout.num_params, layout.num_buffers) == (15, 6)
+
+
+def test_vector_is_in_the_order_of_named_parameters():
+    model = batch_norm_model()
+    vectors = layout_of(model).to_vectors(model_arrays(model))
+    assert torch.equal(
+        vectors.params, torch.cat([p.detach().flatten() for p in model.parameters()])
+    )
+    assert vectors.buffers.tolist() == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    assert vectors.counters["1.num_batches_tracked"].item() == 0
+
+
+def test_round_trip_keeps_names_order_dtypes_and_bits():
+    model = batch_norm_model().half()
+    arrays = model_arrays(model)
+    layout = ParameterLayout.from_arrays(arrays, trainable_names(model))
+    back = layout.to_arrays(layout.to_vectors(arrays))
+    assert list(back) == list(arrays)
+    assert all(back[name].data == arrays[name].data for name in arrays)
+
+
+def test_every_float_array_is_trainable_if_nobody_says_otherwise():
+    arrays = ArrayRecord({"a": Array(np.ones(2, np.float32)), "n": Array(np.ones(1, np.int64))})
+    layout = ParameterLayout.from_arrays(arrays)
+    assert [spec.name for spec in layout.trainable] == ["a"]
+
+
+def test_unknown_trainable_key_is_named():
+    with pytest.raises(ValueError, match="nonsense"):
+        ParameterLayout.from_arrays(model_arrays(nn.Linear(1, 1)), ["nonsense"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda a: a.pop("0.bias"), "missing: 0.bias"),
+        (lambda a: a.update(more=pack_array(np.ones(1))), "unexpected arrays: more"),
+        (lambda a: a.update({"0.bias": pack_array(np.ones(3))}), "dtype float64"),
+        (lambda a: a.update({"0.bias": pack_array(np.ones(4, np.float32))}), r"shape \(4,\)"),
+        (lambda a: a.update({"0.bias": pack_array(np.ones((1, 3), np.float32))}), "shape"),
+        (
+            lambda a: a.update(
+                {"0.bias": Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=b"x")}
+            ),
+            "'0.bias': not a NumPy array",
+        ),
+    ],
+)
+def test_check_names_what_does_not_fit(change, reason):
+    model = batch_norm_model()
+    arrays = dict(model_arrays(model))
+    change(arrays)
+    with pytest.raises(ReplyError, match=reason):
+        layout_of(model).check(arrays)
+
+
+@pytest.mark.parametrize("name", ["0.weight", "1.bias", "1.running_var"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_named(name, value):
+    model = batch_norm_model()
+    arrays = dict(model_arrays(model))
+    bad = arrays[name].numpy()
+    bad.flat[-1] = value
+    arrays[name] = pack_array(bad)
+    with pytest.raises(ReplyError, match=f"'{name}' has NaN or Inf"):
+        layout_of(model).to_vectors(arrays)
+
+
+def test_a_large_finite_model_passes_unless_a_bound_is_set():
+    values = np.array([3e38, -3e38], np.float32)
+    arrays = ArrayRecord({"a": pack_array(values)})
+    layout = ParameterLayout.from_arrays(arrays)
+    vectors = layout.to_vectors(arrays)
+    assert vectors.params.tolist() == values.tolist()
+    zero, empty = ModelVectors(torch.zeros(2), torch.empty(0)), torch.empty(0)
+    with pytest.raises(ReplyError, match=r"'a' has 3e\+38, beyond 1e\+15"):
+        layout.unpack_update(arrays, zero, torch.empty(2), empty, max_magnitude=1e15)
+
+
+def test_an_update_is_what_changed_and_its_norm():
+    model = batch_norm_model()
+    layout, arrays = layout_of(model), dict(model_arrays(model))
+    received = layout.to_vectors(arrays)
+    arrays["0.bias"] = pack_array(arrays["0.bias"].numpy() + np.float32(2))
+    arrays["1.running_var"] = pack_array(arrays["1.running_var"].numpy() + np.float32(5))
+    arrays["1.num_batches_tracked"] = pack_array(np.array(7))
+    update, buffer_update = torch.empty(15), torch.empty(6)
+    unpacked = layout.unpack_update(arrays, received, update, buffer_update)
+    assert update.tolist() == pytest.approx([0.0] * 6 + [2.0] * 3 + [0.0] * 6)
+    assert buffer_update.tolist() == [0.0] * 3 + [5.0] * 3
+    assert unpacked.squared_norm == pytest.approx(12.0)  # buffers do not enter norms
+    assert unpacked.counters["1.num_batches_tracked"].item() == 7
+
+
+def test_blocks_of_a_large_array_add_up():
+    old = np.zeros(3 * (1 << 16) + 5, np.float32)
+    layout = ParameterLayout.from_arrays(ArrayRecord({"a": pack_array(old)}))
+    received = layout.to_vectors({"a": pack_array(old)})
+    update = torch.empty(old.size)
+    unpacked = layout.unpack_update({"a": pack_array(old + 1)}, received, update, torch.empty(0))
+    assert torch.equal(update, torch.ones(old.size))
+    assert unpacked.squared_norm == old.size
+
+
+def test_cast_takes_other_dtypes():
+    model = batch_norm_model()
+    layout = layout_of(model)
+    wide = {k: pack_array(a.numpy().astype(np.float64)) for k, a in model_arrays(model).items()}
+    back = layout.to_arrays(layout.cast(wide))
+    assert {k: a.dtype for k, a in back.items()} == {
+        k: a.dtype for k, a in model_arrays(model).items()
+    }
+
+
+def test_load_arrays_of_another_model_is_a_clear_error():
+    with pytest.raises(ValueError, match=r"'0.weight' has shape \[3, 2\].*\[4, 2\]"):
+        load_arrays(
+            nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), model_arrays(batch_norm_model())
+        )
+    with pytest.raises(ValueError, match="but the model has"):
+        load_arrays(nn.Linear(2, 3), model_arrays(batch_norm_model()))
+
+
+def test_load_arrays():
+    model, other = batch_norm_model(), batch_norm_model()
+    load_arrays(other, model_arrays(model))
+    for key, value in model.state_dict().items():
+        assert torch.equal(other.state_dict()[key], value)

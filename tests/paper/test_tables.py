@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+from tests.sweeps.small import DEFAULTS
+
+from fedif_flower.run.config import RunConfig
+from paper.selection import cell_name
+from paper.tables import TABLES
+
+METHODS = ["fedavg", "fedprox", "krum", "afedsv", "fedif"]
+
+
+def settings(table: str, row: str, column: str) -> dict[str, object]:
+    found = TABLES[table]
+    [chosen_row] = [r for r in found.rows if r.key == row]
+    [chosen_column] = [c for c in found.columns if c.key == column]
+    return found.settings(chosen_row, chosen_column)
+
+
+def test_the_paper_has_eight_tables_of_these_sizes():
+    sizes = {name: (len(table.rows), len(table.columns)) for name, table in TABLES.items()}
+    assert sizes == {
+        "cifar10": (5, 9),
+        "fashion-mnist": (5, 9),
+        "cifar10-gradient": (5, 5),
+        "fashion-mnist-gradient": (5, 5),
+        "timing": (5, 2),
+        "gamma-cifar10": (4, 4),
+        "gamma-fashion-mnist": (4, 4),
+        "ablation": (5, 4),
+    }
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_every_cell_is_a_figure_of_the_paper_and_the_other_way_round(table):
+    kinds = ("_training", "_aggregation") if table.name == "timing" else ("",)
+    cells = {(row.key, c.key + kind) for row in table.rows for c in table.columns for kind in kinds}
+    printed = {(row, column) for row, columns in table.paper.items() for column in columns}
+    assert cells == printed
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_every_cell_is_a_valid_configuration_of_its_own(table):
+    pairs = [(row, column) for row in table.rows for column in table.columns]
+    configs = [
+        RunConfig.from_run_config({**DEFAULTS, **table.settings(row, column)})
+        for row, column in pairs
+    ]
+    assert len({config.digest() for config in configs}) == len(pairs)
+    assert len({cell_name(row, column, 0) for row, column in pairs}) == len(pairs)
+    assert {(c.num_clients, c.clients_per_round, c.local_epochs) for c in configs} == {(100, 10, 5)}
+    assert {(c.batch_size, c.learning_rate, c.momentum) for c in configs} == {(16, 0.001, 0.9)}
+    assert {c.num_server_rounds for c in configs} == {10 if table.name == "timing" else 100}
+    assert {c.dirichlet_alpha for c in configs} == {1.0}
+
+
+def test_columns_of_the_paper():
+    assert [c.key for c in TABLES["cifar10"].columns] == [
+        "clean",
+        *(f"label-noise_{n}_{r}" for n in ("0.5", "0.7") for r in ("0.5-0.6", "0.7-0.8")),
+        *(f"adversarial_{n}_{r}" for n in ("0.5", "0.7") for r in ("0.5-0.6", "0.7-0.8")),
+    ]
+    assert [c.key for c in TABLES["fashion-mnist"].columns] == [
+        "clean",
+        *(f"label-noise_{n}_{r}" for n in ("0.6", "0.7") for r in ("0.5-0.6", "0.6-0.7")),
+        *(f"adversarial_{n}_{r}" for n in ("0.5", "0.7") for r in ("0.6-0.7", "0.7-0.8")),
+    ]
+    assert [c.key for c in TABLES["cifar10-gradient"].columns[1:]] == [
+        f"gradient-noise_{n}_{std}" for n in ("0.5", "0.6") for std in ("0.05", "0.1")
+    ]
+    assert [c.key for c in TABLES["fashion-mnist-gradient"].columns[1:]] == [
+        f"gradient-noise_{n}_{std}" for n in ("0.5", "0.7") for std in ("0.05", "0.1")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "column", "value"),
+    [
+        ("cifar10", "fedif", "label-noise_0.7_0.7-0.8", (51.74, 0.59)),
+        ("cifar10", "krum", "clean", (47.35, 1.44)),
+        ("fashion-mnist", "afedsv", "adversarial_0.7_0.7-0.8", (89.22, 0.09)),
+        ("cifar10-gradient", "fedavg", "gradient-noise_0.6_0.1", (36.65, 1.0)),
+        ("fashion-mnist-gradient", "krum", "gradient-noise_0.7_0.1", (56.28, 3.31)),
+        ("timing", "afedsv", "cifar10_aggregation", (91.7635, None)),
+        ("gamma-cifar10", "gamma-0.3", "clean", (63.82, None)),
+        ("ablation", "su", "gradient-noise", (37.46, None)),
+    ],
+)
+def test_figures_as_printed(table, row, column, value):
+    assert TABLES[table].paper[row][column] == value
+
+
+def test_settings_of_some_cells_by_hand():
+    cell = settings("fashion-mnist", "fedif", "label-noise_0.6_0.6-0.7")
+    assert cell["attack"] == "label-noise"
+    assert cell["malicious-fraction"] == 0.6
+    assert (cell["poison-ratio-min"], cell["poison-ratio-max"]) == (0.6, 0.7)
+    assert (cell["strategy"], cell["gamma"]) == ("fedif", 0.4)
+    assert (cell["dataset"], cell["model"]) == ("fashion-mnist", "cnn-fashion-mnist")
+    assert settings("cifar10", "fedif", "clean")["gamma"] == 0.3
+    assert settings("fashion-mnist", "afedsv", "clean")["gamma"] == 0.3
+    noisy = settings("cifar10-gradient", "krum", "gradient-noise_0.6_0.05")
+    assert (noisy["malicious-fraction"], noisy["gradient-noise-std"]) == (0.6, 0.05)
+    assert settings("gamma-fashion-mnist", "gamma-0.6", "clean")["gamma"] == 0.6
+    labels = settings("gamma-fashion-mnist", "gamma-0.3", "label-noise")
+    assert (labels["malicious-fraction"], labels["poison-ratio-max"]) == (0.6, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("row", "weight", "round_", "smooth"),
+    [
+        ("rn+su", False, True, True),
+        ("wn+su", True, False, True),
+        ("su", False, False, True),
+        ("wn+rn", True, True, False),
+        ("wn+rn+su", True, True, True),
+    ],
+)
+def test_ablation_switches(row, weight, round_, smooth):
+    cell = settings("ablation", row, "gradient-noise")
+    switches = ("weight-normalization", "round-normalization", "smooth-update")
+    assert [cell[key] for key in switches] == [weight, round_, smooth]
+    assert (cell["malicious-fraction"], cell["gradient-noise-std"]) == (0.5, 0.1)
+
+
+def test_ablation_in_full_is_fedif_s_own_cell():
+    whole = settings("ablation", "wn+rn+su", "gradient-noise")
+    assert RunConfig.from_run_config({**DEFAULTS, **whole}).digest() == (
+        RunConfig.from_run_config(
+            {**DEFAULTS, **settings("cifar10-gradient", "fedif", "gradient-noise_0.5_0.1")}
+        ).digest()
+    )
+
+
+def test_work_by_hand():
+    table = TABLES["cifar10"]
+    clean, adversarial = table.columns[0], table.columns[5]
+    # 100 rounds x a tenth of 50,000 images x 5 epochs.
+    assert table.work(table.rows[0], clean) == 2_500_000
+    # Half of the clients make 55 % of their images anew, with 20 PGD steps: 5.5 more passes.
+    assert table.work(table.rows[0], adversarial) == pytest.approx(5_250_000)
+    assert table.work(table.rows[0], clean, rounds=1) == 25_000

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import hashlib
+import logging
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.errors import CheckpointError
+from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint
+from fedif_flower.strategies.state import rename_nodes
+
+NODE = 2**64 - 1  # Flower's ids are unsigned 64-bit numbers
+SETTINGS = {"seed": 3, "gamma": 0.3, "strategy": "fedif"}
+
+
+def checkpoint(server_round: int = 10) -> Checkpoint:
+    return Checkpoint(
+        server_round=server_round,
+        settings=SETTINGS,
+        arrays={"weight": torch.arange(6.0).view(2, 3), "counter": torch.tensor(7)},
+        strategy={"ledger": {"scores": {NODE: 0.1, 5: 1 / 3}}},
+        records={"clients": [{"round": 1, "node_id": NODE, "score": None}]},
+    )
+
+
+def folder(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path / "checkpoints", SETTINGS)
+
+
+def names(kept: CheckpointFolder) -> list[str]:
+    return sorted(path.name for path in kept.folder.iterdir())
+
+
+def test_what_is_read_is_what_was_written_bit_for_bit(tmp_path):
+    read = read_checkpoint(folder(tmp_path).save(checkpoint()))
+    written = vars(checkpoint())
+    for key, value in vars(read).items():
+        if key != "arrays":
+            assert value == written[key]
+    assert list(read.arrays) == ["weight", "counter"]
+    for name, tensor in read.arrays.items():
+        assert torch.equal(tensor, written["arrays"][name])
+        assert tensor.dtype == written["arrays"][name].dtype
+
+
+def test_the_last_two_are_kept_and_leftovers_of_a_killed_process_removed(tmp_path):
+    kept = folder(tmp_path)
+    for server_round in (10, 20, 1_000_000):
+        kept.save(checkpoint(server_round))
+    assert names(kept) == ["round-000020.pt", "round-1000000.pt"]
+    (kept.folder / ".round-000020.pt.0123abcd").write_bytes(b"half")
+    kept.save(checkpoint(20))
+    assert names(kept) == ["round-000020.pt", "round-1000000.pt"]
+    kept.remove_after(20)
+    assert names(kept) == ["round-000020.pt"]
+
+
+@given(st.data())
+def test_no_changed_and_no_missing_byte_goes_unnoticed(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("damage") / "round-000010.pt"
+    whole = CheckpointFolder(path.parent, SETTINGS).save(checkpoint()).read_bytes()
+    position = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        damaged = whole[:position]
+    else:
+        flipped = whole[position] ^ data.draw(st.integers(1, 255))
+        damaged = whole[:position] + bytes([flipped]) + whole[position + 1 :]
+    path.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match=r"round-000010\.pt"):
+        read_checkpoint(path)
+
+
+def test_a_file_made_to_run_code_does_not(tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "executed",))
+
+    for body in (pickle.dumps(Payload()), _saved({"server_round": Payload()})):
+        path = tmp_path / "round-000001.pt"
+        digest = hashlib.sha256(body).hexdigest().encode()
+        path.write_bytes(b"fedif-flower checkpoint 1 sha256 " + digest + b"\n" + body)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            read_checkpoint(path)
+    assert not (tmp_path / "executed").exists()
+
+
+def _saved(content: object) -> bytes:
+    buffer = BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def test_auto_begins_anew_without_checkpoints_and_takes_the_last(tmp_path):
+    kept = folder(tmp_path)
+    assert kept.find("") is None
+    assert kept.find("auto") is None
+    kept.save(checkpoint(9))
+    kept.save(checkpoint(10))
+    assert kept.find("") is None
+    assert kept.find("auto").server_round == 10
+    assert kept.find(str(kept.folder / "round-000009.pt")).server_round == 9
+
+
+def test_auto_falls_back_to_the_older_one_with_a_warning(tmp_path, caplog):
+    kept = folder(tmp_path)
+    kept.save(checkpoint(9))
+    last = kept.save(checkpoint(10))
+    last.write_bytes(last.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        assert kept.find("auto").server_round == 9
+    assert "round-000010.pt is damaged" in caplog.text
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        kept.find(str(last))
+    (kept.folder / "round-000009.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"every checkpoint .* is damaged; remove the folder"):
+        kept.find("auto")
+
+
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_another_configuration_is_refused_naming_the_keys(tmp_path, resume):
+    path = folder(tmp_path).save(checkpoint())
+    other = CheckpointFolder(path.parent, SETTINGS | {"gamma": 0.4, "new-key": True})
+    with pytest.raises(CheckpointError) as error:
+        other.find(resume if resume == "auto" else str(path))
+    assert "another configuration" in str(error.value)
+    assert "gamma = 0.3 there, 0.4 here" in str(error.value)
+    assert "new-key = None there, True here" in str(error.value)
+    assert "seed" not in str(error.value)
+
+
+def test_a_path_that_is_not_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        folder(tmp_path).find(str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="cannot read"):
+        folder(tmp_path).find(str(tmp_path))
+
+
+def test_nodes_get_new_ids_wherever_they_are_named():
+    renamed = checkpoint().renamed({NODE: 8})
+    assert renamed.strategy == {"ledger": {"scores": {8: 0.1, 5: 1 / 3}}}
+    assert renamed.records == {"clients": [{"round": 1, "node_id": 8, "score": None}]}
+    assert replace(renamed, strategy={}, records={}) == replace(
+        checkpoint(), strategy={}, records={}, arrays=renamed.arrays
+    )
+    # Two nodes that swap ids do not overwrite each other.
+    assert rename_nodes({1: "a", 2: "b"}, {1: 2, 2: 1}) == {2: "a", 1: "b"}
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
+from fedif_flower.errors import CheckpointError
+import torch
+kept = CheckpointFolder(Path(sys.argv[1]), {})
+kept.save(Checkpoint(1, {}, {"w": torch.zeros(1000)}, {}, {}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+try:
+    kept.save(Checkpoint(2, {}, {"w": torch.zeros(100_000)}, {}, {}))
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_a_write_that_fails_halfway_is_an_error_and_leaves_the_old_checkpoint(tmp_path):
+    pytest.importorskip("resource", reason="no file-size limits on this system")
+    result = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "cannot write" in result.stdout
+    assert "round-000002.pt" in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.pt"]
+    assert read_checkpoint(tmp_path / "round-000001.pt").server_round == 1

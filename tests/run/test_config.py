@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flwr.common.config import parse_config_args
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import NodeConfig, RunConfig, default_run_config, parse_overrides
+
+PROJECT = Path(__file__).parents[2]
+DEFAULTS = default_run_config(PROJECT)
+
+
+def config(**overrides) -> RunConfig:
+    return RunConfig.from_run_config(
+        DEFAULTS | {key.replace("_", "-"): value for key, value in overrides.items()}
+    )
+
+
+def test_defaults_are_valid_and_the_papers_protocol():
+    parsed = config()
+    assert (parsed.num_clients, parsed.clients_per_round, parsed.num_server_rounds) == (
+        100,
+        10,
+        100,
+    )
+    assert (parsed.training.local_epochs, parsed.training.batch_size) == (5, 16)
+    assert parsed.training.momentum == 0.9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "learning_rate", "gamma"),
+    [
+        ({"dataset": "digits"}, 0.05, 0.3),
+        ({"dataset": "cifar10"}, 0.001, 0.3),
+        ({"dataset": "fashion-mnist"}, 0.001, 0.4),
+        ({"dataset": "fashion-mnist", "gamma": 0.5, "learning_rate": 1}, 1.0, 0.5),
+    ],
+)
+def test_auto_depends_on_the_data_set(overrides, learning_rate, gamma):
+    parsed = config(**overrides)
+    assert (parsed.learning_rate, parsed.gamma) == (learning_rate, gamma)
+
+
+def test_robust_rules_are_told_the_truth_unless_told_otherwise():
+    told = config(malicious_fraction=0.7)
+    assert told.assumed_malicious_fraction == 0.7
+    assert config(malicious_fraction=0.7, assumed_malicious_fraction=0.7).digest() == told.digest()
+    untold = config(malicious_fraction=0.7, assumed_malicious_fraction=0)
+    assert (untold.malicious_fraction, untold.assumed_malicious_fraction) == (0.7, 0.0)
+    assert untold.digest() != told.digest()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("num-server-rounds", "three", "an integer"),
+        ("num-server-rounds", 2.5, "an integer"),
+        ("num-server-rounds", True, "an integer"),
+        ("num-server-rounds", 0, ">= 1"),
+        ("fraction-train", 0, "> 0 and <= 1"),
+        ("fraction-train", 1.1, "<= 1"),
+        ("fraction-train", float("nan"), "a number"),
+        ("learning-rate", "fast", "a number or 'auto'"),
+        ("learning-rate", -1, "> 0 or 'auto'"),
+        ("gamma", 0, "> 0 and <= 1 or 'auto'"),
+        ("dirichlet-alpha", float("inf"), "a number"),
+        ("dataset", "mnist", "fashion-mnist"),
+        ("model", "vgg", "resnet18"),
+        ("strategy", "fedsgd", "fedif, fedavg"),
+        ("attack", "backdoor", "label-noise"),
+        ("weight-scope", "all", "participants, population"),
+        ("weight-normalization", 1, "true, false"),
+        ("device", "gpu", "cuda:N"),
+        ("data-dir", 3, "a string"),
+        ("poison-ratio-min", 0.9, "poison-ratio-max"),
+        ("malicious-fraction", 1.5, "<= 1"),
+        ("assumed-malicious-fraction", 1.5, "<= 1 or 'auto'"),
+        ("pgd-steps", 0, ">= 1"),
+        ("min-valid-replies", 11, "10 clients"),
+        ("run-name", "../elsewhere", "folder"),
+    ],
+)
+def test_error_names_key_value_and_what_is_allowed(key, value, allowed):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config(DEFAULTS | {key: value})
+    assert key in str(error.value)
+    assert repr(value) in str(error.value)
+    assert allowed in str(error.value)
+
+
+def test_unknown_and_missing_keys_are_named():
+    with pytest.raises(ConfigError, match="unknown key 'rounds'"):
+        RunConfig.from_run_config(DEFAULTS | {"rounds": 3})
+    with pytest.raises(ConfigError, match="'seed' is missing"):
+        RunConfig.from_run_config({k: v for k, v in DEFAULTS.items() if k != "seed"})
+
+
+def test_image_folder_needs_a_folder():
+    with pytest.raises(ConfigError, match="data-dir"):
+        config(dataset="image-folder")
+
+
+def test_json_round_trip_is_exact():
+    parsed = config(strategy="krum", attack="adversarial", seed=7)
+    assert RunConfig.from_json(parsed.to_json()) == parsed
+
+
+def test_digest_ignores_where_results_go_and_nothing_else():
+    parsed = config()
+    assert config(output_dir="elsewhere", run_name="x").digest() == parsed.digest()
+    for key, value in {"seed": 1, "gamma": 0.9, "eval_every": 2, "batch_size": 8}.items():
+        assert config(**{key: value}).digest() != parsed.digest()
+
+
+def test_own_run_names_differ_by_setting():
+    assert config().run_name.startswith("fedif-digits-none-")
+    assert config().run_name != config(seed=1).run_name
+    assert config(run_name="mine").run_name == "mine"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "seed=5",
+        'seed=5 strategy="krum"  gamma=0.5 smooth-update=false',
+        "data-dir='a folder/with spaces' learning-rate=1e-3",
+    ],
+)
+def test_overrides_are_read_as_flwr_run_reads_them(text):
+    assert parse_overrides(text) == parse_config_args([text])
+
+
+@pytest.mark.parametrize(
+    "text", ["seed", "seed=", "seed = 5", "strategy=krum", 'a="b"c', "seed=5,"]
+)
+def test_overrides_that_flwr_would_skip_or_misread_are_refused(text):
+    with pytest.raises(ConfigError):
+        parse_overrides(text)
+
+
+def test_node_config():
+    node = NodeConfig.from_node_config({"partition-id": 3, "num-partitions": 10, "attack": "none"})
+    assert (node.partition_id, node.num_partitions, node.attack) == (3, 10, "none")
+    own = NodeConfig.from_node_config({"partition-id": 12, "data-dir": "somewhere"})
+    assert (own.partition_id, own.num_partitions, own.data_dir) == (12, None, "somewhere")
+
+
+@pytest.mark.parametrize(
+    ("node_config", "reason"),
+    [
+        ({}, "needs partition-id"),
+        ({"data-dir": "x"}, "needs partition-id"),
+        ({"partition-id": 1}, "needs num-partitions .* or data-dir"),
+        ({"partition-id": 1, "data-dir": ""}, "needs num-partitions .* or data-dir"),
+        ({"partition-id": -1, "data-dir": "x"}, "0 <= partition-id"),
+        ({"partition-id": 0, "data-dir": 7}, "data-dir = 7; allowed: a string"),
+        ({"partition-id": 5, "num-partitions": 5}, "0 <= partition-id < 5"),
+        ({"partition-id": "1", "num-partitions": 5}, "an integer"),
+        ({"partition-id": 0, "num-partitions": 1, "attack": "bad"}, "label-noise"),
+        ({"data_dir": "x"}, "unknown node-config key 'data_dir'"),
+    ],
+)
+def test_node_config_errors(node_config, reason):
+    with pytest.raises(ConfigError, match=reason):
+        NodeConfig.from_node_config(node_config)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, Message
+
+from client_app import app as client_app
+from fedif_flower.client.reply import behaviour, client_data
+from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.run.config import NodeConfig, RunConfig, default_run_config
+from fedif_flower.run.federation import build_server, run_federation
+from fedif_flower.run.recorder import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.tasks.data import dirichlet_partition, load_dataset
+from fedif_flower.tasks.data.export import export_partitions
+
+PROJECT = Path(__file__).parents[2]
+
+
+def run_config(output_dir: Path, **overrides) -> RunConfig:
+    settings = {
+        "num-clients": 10,
+        "fraction-train": 0.5,
+        "num-server-rounds": 3,
+        "output-dir": str(output_dir),
+        "device": "cpu",
+    }
+    overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
+    return RunConfig.from_run_config(default_run_config(PROJECT) | settings | overrides)
+
+
+def run(config: RunConfig, **grid) -> Path:
+    return run_federation(LocalGrid(client_app, config.num_clients, **grid), config)
+
+
+def test_a_run_learns_and_leaves_everything_behind(tmp_path):
+    rows = []
+    config = run_config(tmp_path, attack="label-noise", num_server_rounds=15, eval_every=5)
+    run_dir = run_federation(LocalGrid(client_app, 10), config, rows.append)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["test_accuracy"] > 0.8
+    assert summary["detection_auc"] > 0.8
+    assert summary["malicious_weight_share"] < 0.5
+    assert [row.round for row in rows] == list(range(16))
+    evaluated = [row.round for row in rows if row.test_accuracy is not None]
+    assert evaluated == [0, 5, 10, 15]
+    clients = read_rows(run_dir / "clients.csv")
+    assert len(clients) == 15 * 5
+    assert {row["malicious"] for row in clients} == {"0", "1"}
+    model = torch.load(run_dir / "model.pt", weights_only=True)
+    assert sum(v.numel() for v in model.values()) == 64 * 64 + 64 + 64 * 10 + 10
+
+
+@pytest.mark.parametrize("attack", ["none", "label-noise", "gradient-noise", "adversarial"])
+def test_same_seed_same_bits(tmp_path, attack):
+    runs = [
+        run(run_config(tmp_path, attack=attack, pgd_steps=2, run_name=name, num_server_rounds=2))
+        for name in ("first", "second")
+    ]
+    models = [torch.load(run_dir / "model.pt", weights_only=True) for run_dir in runs]
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
+    columns = ("round", "partition_id", "score", "contribution", "weight", "train_loss")
+    clients = [
+        [tuple(row[c] for c in columns) for row in read_rows(run_dir / "clients.csv")]
+        for run_dir in runs
+    ]
+    assert clients[0] == clients[1]
+    other = run(run_config(tmp_path, attack=attack, pgd_steps=2, seed=1, num_server_rounds=2))
+    assert not torch.equal(
+        torch.load(other / "model.pt", weights_only=True)["1.weight"], models[0]["1.weight"]
+    )
+
+
+def test_a_node_may_misbehave_on_its_own_and_is_marked(tmp_path):
+    config = run_config(tmp_path, fraction_train=1.0, num_server_rounds=1)
+    run_dir = run(config, node_configs={3: {"attack": "gradient-noise"}})
+    marked = {
+        r["partition_id"] for r in read_rows(run_dir / "clients.csv") if r["malicious"] == "1"
+    }
+    assert marked == {"3"}
+
+
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 2**63 - 1])
+def test_absurd_metrics_are_left_out(tmp_path, value):
+    def boasting(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        for metrics in reply.content.metric_records.values():
+            metrics.update({"train-loss": value, "train-seconds": value, "more": value})
+        return reply
+
+    config = run_config(tmp_path, fraction_train=1.0)
+    run_dir = run_federation(LocalGrid(boasting, config.num_clients), config)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["accepted"], summary["rejected"]) == (30, 0)
+    rows = read_rows(run_dir / "clients.csv")
+    assert {(row["train_seconds"], row["train_loss"]) for row in rows} == {("", "")}
+
+
+def test_clients_that_always_fail_end_the_run_with_an_error(tmp_path):
+    config = run_config(tmp_path, max_failed_rounds=2)
+    with pytest.raises(TrainingFailedError, match="2 rounds in a row"):
+        run(config, silent=range(10))
+    assert not (config.run_dir / "summary.json").exists()
+    assert len(read_rows(config.run_dir / "rounds.csv")) == 2  # round 0 and the failed one
+
+
+def test_more_clients_than_examples_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="num-clients = 5000"):
+        build_server(run_config(tmp_path, num_clients=5000))
+
+
+def test_a_model_that_does_not_fit_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"lenet5"):
+        build_server(run_config(tmp_path, model="lenet5"))
+
+
+def test_partitions_cover_the_training_data(tmp_path):
+    config = run_config(tmp_path)
+    sizes = [
+        len(client_data(config, NodeConfig(partition_id, 10)).labels) for partition_id in range(10)
+    ]
+    assert sum(sizes) == build_server(config).num_train
+
+
+def test_node_and_server_must_agree_on_the_number_of_clients(tmp_path):
+    with pytest.raises(ConfigError, match="num-clients = 10, but this node is one of 7"):
+        client_data(run_config(tmp_path), NodeConfig(0, 7))
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """The partitions of ``digits`` as folders of images, one per client."""
+    dataset = load_dataset("digits")
+    export_partitions(dataset, dirichlet_partition(dataset, 10, 1.0, 0), tmp_path / "folders")
+    return tmp_path / "folders"
+
+
+def test_nodes_with_folders_of_their_own_train_as_those_that_share_a_data_set(tmp_path, folders):
+    grid = LocalGrid(client_app, 10)
+    for partition_id, context in enumerate(grid.contexts.values()):
+        folder = str(folders / f"partition-{partition_id}")
+        context.node_config = {"partition-id": partition_id, "data-dir": folder}
+    run_dir = run_federation(grid, run_config(tmp_path, run_name="folders"))
+    shared = run(run_config(tmp_path, run_name="shared"))
+    own_rows, shared_rows = (read_rows(d / "clients.csv") for d in (run_dir, shared))
+    assert [r["num_examples"] for r in own_rows] == [r["num_examples"] for r in shared_rows]
+    accuracy = [json.loads((d / "summary.json").read_text()) for d in (run_dir, shared)]
+    assert accuracy[0]["test_accuracy"] == pytest.approx(accuracy[1]["test_accuracy"], abs=0.05)
+    assert accuracy[0]["rejected"] == accuracy[0]["failed"] == 0
+
+
+def test_a_node_whose_classes_differ_is_refused_by_its_own_client(tmp_path, folders):
+    odd = folders / "partition-0" / "train"
+    (odd / "9").rename(odd / "nine")
+    grid = LocalGrid(client_app, 10, node_configs={})
+    grid.contexts[1000].node_config = {"partition-id": 0, "data-dir": str(odd.parent)}
+    config = run_config(tmp_path, fraction_train=1.0, num_server_rounds=1)
+    rows = read_rows(run_federation(grid, config) / "clients.csv")
+    (refused,) = [row for row in rows if row["rejection"]]
+    assert refused["partition_id"] == "0"
+    assert "this client's classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, nine" in refused["rejection"]
+
+
+def test_the_bound_on_examples_is_the_server_s_own_unless_set(tmp_path):
+    rows = read_rows(run(run_config(tmp_path, max_num_examples=100)) / "clients.csv")
+    too_many = [row for row in rows if "allowed: 1 to 100" in row["rejection"]]
+    assert 0 < len(too_many) < len(rows)
+
+
+def test_behaviour_follows_the_seed_unless_the_node_says_otherwise(tmp_path):
+    config = run_config(tmp_path, attack="label-noise", malicious_fraction=0.3)
+    acting = [type(behaviour(config, NodeConfig(p, 10))).__name__ for p in range(10)]
+    assert acting.count("LabelNoise") == 3
+    assert acting.count("Behaviour") == 7
+    assert type(behaviour(config, NodeConfig(0, 10, attack="none"))).__name__ == "Behaviour"
+    assert (
+        type(behaviour(config, NodeConfig(0, 10, attack="adversarial"))).__name__
+        == "AdversarialSamples"
+    )
+
+
+def test_normalization_is_the_run_config_s_for_server_and_clients(tmp_path):
+    own = build_server(run_config(tmp_path))
+    half = build_server(run_config(tmp_path, normalization="half"))
+    assert (half.normalization.mean, half.normalization.std) == ((0.5,), (0.5,))
+    inputs, labels = half.validation_data
+    assert (inputs.min(), inputs.max()) == (-1.0, 1.0)
+    pixels = own.validation_data[0] * own.normalization.std[0] + own.normalization.mean[0]
+    torch.testing.assert_close(inputs, 2 * pixels - 1)
+    assert torch.equal(labels, own.validation_data[1])

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.recorder import (
+    RunRecorder,
+    detection_auc,
+    read_rows,
+    summarize,
+    write_atomically,
+)
+from fedif_flower.run.report import print_summary, write_report
+from fedif_flower.strategies.nodes import ClientNode
+from fedif_flower.strategies.reports import ClientReport, RoundReport
+from fedif_flower.valuation import Evaluation
+
+PROJECT = Path(__file__).parents[2]
+
+
+def run_config(output_dir: Path, **overrides) -> RunConfig:
+    settings = {"output-dir": str(output_dir), "num-server-rounds": 2, "run-name": "run"}
+    return RunConfig.from_run_config(default_run_config(PROJECT) | settings | overrides)
+
+
+def report(server_round: int, contributions: dict[int, float], rejected: str = "") -> RoundReport:
+    share = 1 / len(contributions)
+    clients = [
+        ClientReport(
+            ClientNode(p, 100 + p), num_examples=5, train_seconds=0.5, contribution=c, weight=share
+        )
+        for p, c in contributions.items()
+    ]
+    if rejected:
+        clients.append(ClientReport(ClientNode(9, 109), rejected))
+    return RoundReport(
+        server_round=server_round,
+        clients=tuple(clients),
+        num_accepted=len(contributions),
+        num_rejected=bool(rejected),
+        num_failed=0,
+        failed=False,
+        round_seconds=2.0,
+        aggregation_seconds=0.25,
+        evaluations=1,
+    )
+
+
+def recorded(tmp_path: Path) -> RunRecorder:
+    recorder = RunRecorder(run_config(tmp_path), lambda node: node.partition_id % 2 == 1)
+    recorder.on_evaluation(0, Evaluation(2.0, 0.1), Evaluation(2.0, 0.1), 0.1)
+    recorder.on_round(report(1, {0: 0.3, 1: 0.0, 2: 0.2}, rejected="NaN, of course"))
+    recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), 0.1)
+    recorder.on_round(report(2, {0: 0.4, 1: 0.1, 3: 0.35}))
+    recorder.on_evaluation(2, Evaluation(0.5, 0.8), Evaluation(0.5, 0.7), 0.1)
+    return recorder
+
+
+def test_lines_are_written_as_the_run_goes(tmp_path):
+    recorder = recorded(tmp_path)
+    rounds, clients = (read_rows(recorder.run_dir / name) for name in ("rounds.csv", "clients.csv"))
+    assert [row["test_accuracy"] for row in rounds] == ["0.1", "0.6", "0.8"]
+    assert [row["rejected"] for row in rounds] == ["0", "1", "0"]
+    assert [row["partition_id"] for row in clients] == ["0", "1", "2", "9", "0", "1", "3"]
+    assert clients[3]["rejection"] == "NaN, of course"
+    assert clients[1]["malicious"] == "1"
+    assert not (recorder.run_dir / "summary.json").exists()
+    assert json.loads((recorder.run_dir / "config.json").read_text())["seed"] == 0
+
+
+def test_a_new_run_replaces_results_and_nothing_else(tmp_path):
+    recorder = recorded(tmp_path)
+    (recorder.run_dir / "summary.json").write_text("{}")
+    (recorder.run_dir / "mine.txt").write_text("mine")
+    RunRecorder(recorder.config, lambda node: False)
+    names = {path.name for path in recorder.run_dir.iterdir()}
+    assert names == {"config.json", "rounds.csv", "clients.csv", "mine.txt"}
+    assert read_rows(recorder.run_dir / "rounds.csv") == []
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
+    recorder = recorded(tmp_path)
+    with (recorder.run_dir / "rounds.csv").open("a") as file:
+        file.write("3,0.9,0.1")
+    assert len(read_rows(recorder.run_dir / "rounds.csv")) == 3
+
+
+def test_summary_by_hand(tmp_path):
+    recorder = recorded(tmp_path)
+    summary = summarize(recorder.config, recorder.rounds, recorder.clients)
+    assert summary["test_accuracy"] == 0.8
+    assert summary["test_accuracy_last_ten"] == pytest.approx(0.7)
+    assert summary["test_accuracy_best"] == 0.8
+    # Malicious: 1 in the first round, 1 and 3 in the second, of weight 1/3 each.
+    assert summary["malicious_weight_share"] == pytest.approx(0.5)
+    # Honest 0.4 (0), 0.2 (2); malicious 0.1 (1), 0.35 (3): 3 of 4 pairs are in order.
+    assert summary["detection_auc"] == pytest.approx(0.75)
+    assert summary["aggregation_seconds_per_round"] == pytest.approx(0.25)
+    assert summary["train_seconds_total"] == pytest.approx(3.0)
+    assert (summary["accepted"], summary["rejected"], summary["failed"]) == (6, 1, 0)
+
+
+def test_auc_is_undefined_without_both_kinds(tmp_path):
+    recorder = recorded(tmp_path)
+    assert detection_auc([row for row in recorder.clients if not row.malicious]) is None
+
+
+def test_report_is_complete_and_summary_comes_last(tmp_path, capsys):
+    recorder = recorded(tmp_path)
+    model = torch.nn.Linear(2, 2)
+    write_report(recorder, recorder.finish(model.state_dict()))
+    names = {path.name for path in recorder.run_dir.iterdir()}
+    assert names == {
+        "config.json",
+        "rounds.csv",
+        "clients.csv",
+        "summary.json",
+        "model.pt",
+        "accuracy.png",
+        "contributions.png",
+        "report.md",
+    }
+    loaded = torch.load(recorder.run_dir / "model.pt", weights_only=True)
+    assert torch.equal(loaded["weight"], model.weight)
+    text = (recorder.run_dir / "report.md").read_text()
+    assert "| 0 | 100 | 2 | 0 | 0.4000 |" in text
+    print_summary(recorder.run_dir)
+    printed = capsys.readouterr().out
+    assert "80.0 %" in printed
+    assert str(recorder.run_dir / "report.md") in printed
+
+
+def test_unwritable_output_dir_is_an_error_before_anything_starts(tmp_path):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(ConfigError, match="output-dir"):
+        RunRecorder(run_config(blocker / "below"), lambda node: False)
+
+
+def test_atomic_write_leaves_the_old_file_on_failure(tmp_path):
+    target = tmp_path / "x"
+    target.write_text("old")
+
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(target, fail)
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]

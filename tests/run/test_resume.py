@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.superlink.grid import InMemoryGrid
+
+from client_app import app as client_app
+from fedif_flower import FedAvg
+from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
+from fedif_flower.run.checkpoint import CheckpointFolder, read_checkpoint
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.recorder import RunRecorder, read_rows
+from fedif_flower.run.resume import ResumableRun
+from fedif_flower.runtime.local_grid import LocalGrid
+
+PROJECT = Path(__file__).parents[2]
+CLIENTS = 6
+# What two runs with the same seed must agree in; seconds and node ids are their own.
+COLUMNS = {
+    "rounds.csv": ("round", "test_accuracy", "test_loss", "validation_loss", "accepted"),
+    "clients.csv": (
+        *("round", "partition_id", "malicious", "score", "normalized", "contribution", "weight"),
+        *("accumulative_influence", "num_examples", "train_loss", "rejection"),
+    ),
+}
+
+
+class Killed(BaseException):
+    """Nothing in the server catches it, as nothing catches kill -9."""
+
+
+class SimulatedGrid(LocalGrid, InMemoryGrid):
+    """Nodes whose ids are new in every run, as in Flower's simulation."""
+
+    first_node_id = 5000
+
+    def __init__(self) -> None:
+        super().__init__(client_app, CLIENTS)
+        first, SimulatedGrid.first_node_id = self.first_node_id, self.first_node_id - 100
+        # Falling ids: their order is not that of the partitions.
+        self.contexts = {first - i: c for i, c in enumerate(self.contexts.values())}
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=n, registered_at=-n) for n in self.contexts]
+
+
+def run_config(output_dir: Path, **overrides) -> RunConfig:
+    settings = {
+        "num-clients": CLIENTS,
+        "fraction-train": 0.5,
+        "num-server-rounds": 5,
+        "checkpoint-every": 2,
+        "local-epochs": 1,
+        "attack": "label-noise",
+        "shapley-samples": 3,
+        "output-dir": str(output_dir),
+        "run-name": "run",
+        "device": "cpu",
+    }
+    overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
+    return RunConfig.from_run_config(default_run_config(PROJECT) | settings | overrides)
+
+
+def run(config: RunConfig, grid: LocalGrid | None = None, kill_at: int | None = None) -> Path:
+    def on_row(row) -> None:
+        if row.round == kill_at:
+            raise Killed
+
+    grid = grid or LocalGrid(client_app, CLIENTS)
+    if kill_at is None:
+        return run_federation(grid, config)
+    with pytest.raises(Killed):
+        run_federation(grid, config, on_row)
+    assert not (config.run_dir / "summary.json").exists()
+    return config.run_dir
+
+
+def checkpoints(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def lines(run_dir: Path) -> dict[str, list[tuple[str, ...]]]:
+    return {
+        name: [tuple(row[column] for column in columns) for row in read_rows(run_dir / name)]
+        for name, columns in COLUMNS.items()
+    }
+
+
+def assert_same(resumed: Path, uninterrupted: Path) -> None:
+    models = [torch.load(d / "model.pt", weights_only=True) for d in (resumed, uninterrupted)]
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[1])
+    assert lines(resumed) == lines(uninterrupted)
+    summaries = [json.loads((d / "summary.json").read_text()) for d in (resumed, uninterrupted)]
+    for key in ("test_accuracy", "malicious_weight_share", "detection_auc", "accepted", "rounds"):
+        assert summaries[0][key] == summaries[1][key]
+
+
+@pytest.mark.parametrize(
+    "strategy", ["fedif", "fedavg", "afedsv", "s-fedavg", "fedadp", "shapfed", "fedmedian"]
+)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, strategy):
+    whole = run(run_config(tmp_path / "whole", strategy=strategy))
+    config = run_config(tmp_path / "resumed", strategy=strategy, resume="auto")
+    killed = run(config, kill_at=4)
+    assert checkpoints(killed) == ["round-000002.pt"]
+    assert_same(run(config), whole)
+    assert checkpoints(killed) == ["round-000004.pt", "round-000005.pt"]
+
+
+def test_scores_of_simulated_nodes_follow_their_partitions(tmp_path):
+    whole = run(run_config(tmp_path / "whole"), SimulatedGrid())
+    config = run_config(tmp_path / "resumed", resume="auto")
+    killed = run(config, SimulatedGrid(), kill_at=3)
+    before = {row["node_id"] for row in read_rows(killed / "clients.csv")}
+    assert_same(run(config, SimulatedGrid()), whole)
+    rows = read_rows(killed / "clients.csv")
+    assert before.isdisjoint(row["node_id"] for row in rows)
+    # One member is one node, also in what was written before.
+    assert len({row["node_id"] for row in rows}) == len({row["partition_id"] for row in rows})
+
+
+def test_elsewhere_a_partition_id_is_a_claim_and_inherits_nothing(tmp_path):
+    config = run_config(tmp_path, resume="auto", num_server_rounds=4, fraction_train=1.0)
+    run(config, kill_at=3)
+    newcomer = LocalGrid(client_app, CLIENTS)
+    newcomer.contexts = {
+        node_id + (1000 if node_id == 1000 else 0): context
+        for node_id, context in newcomer.contexts.items()
+    }
+    rows = read_rows(run(config, newcomer) / "clients.csv")
+    omega = {
+        (row["round"], row["partition_id"]): (row["node_id"], float(row["contribution"]))
+        for row in rows
+        if row["contribution"]
+    }
+    psi = {(row["round"], row["partition_id"]): float(row["normalized"]) for row in rows}
+    assert omega["2", "0"][0] == "1000"
+    assert omega["3", "0"] == ("2000", pytest.approx(0.3 * psi["3", "0"]))
+    remembered = 0.7 * omega["2", "1"][1] + 0.3 * psi["3", "1"]
+    assert omega["3", "1"] == ("1001", pytest.approx(remembered))
+
+
+def test_a_resumed_run_goes_on_without_nodes_that_do_not_come_back(tmp_path):
+    def resumable(**base):
+        recorder = RunRecorder(run_config(tmp_path), lambda node: False)
+        strategy = FedAvg(min_train_nodes=1, min_available_nodes=CLIENTS, **base)
+        return ResumableRun(CheckpointFolder(tmp_path, {}), strategy, recorder, every=1)
+
+    grid = LocalGrid(client_app, CLIENTS)
+    first = resumable()
+    first.strategy.nodes.online(grid, CLIENTS)
+    first.completed(1, ArrayRecord([torch.zeros(2).numpy()]))
+    second = resumable(node_timeout=0.01)
+    del grid.contexts[1003]
+    arrays = second.restore(CheckpointFolder(tmp_path, {}).find("auto"), grid)
+    assert second.rounds_left == 4
+    messages = second.strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    asked = sorted(message.metadata.dst_node_id for message in messages)
+    assert asked == [1000, 1001, 1002, 1004, 1005]
+    assert [node.node_id for node in second.strategy.nodes.known] == list(range(1000, 1006))
+
+
+def test_damaged_last_checkpoint_falls_back_and_still_gives_the_same_bits(tmp_path):
+    whole = run(run_config(tmp_path / "whole", checkpoint_every=1))
+    config = run_config(tmp_path / "resumed", checkpoint_every=1, resume="auto")
+    killed = run(config, kill_at=4)
+    assert checkpoints(killed) == ["round-000002.pt", "round-000003.pt"]
+    damaged = killed / "checkpoints" / "round-000003.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    assert_same(run(config), whole)
+
+
+def test_going_back_further_gives_up_what_came_after(tmp_path):
+    whole = run(run_config(tmp_path / "whole"))
+    config = run_config(tmp_path / "resumed")
+    run(config)
+    path = config.run_dir / "checkpoints" / "round-000004.pt"
+    assert checkpoints(config.run_dir) == ["round-000004.pt", "round-000005.pt"]
+    again = run_config(tmp_path / "resumed", resume=str(path))
+    run(again, kill_at=5)
+    assert checkpoints(config.run_dir) == ["round-000004.pt"]
+    assert_same(run(again), whole)
+
+
+def test_a_completed_run_is_only_reported_again(tmp_path):
+    config = run_config(tmp_path, resume="auto", num_server_rounds=2)
+    run_dir = run(config)
+    model = torch.load(run_dir / "model.pt", weights_only=True)
+    before = lines(run_dir)
+    (run_dir / "report.md").unlink()
+    nobody = LocalGrid(client_app, 0)
+    run(config, nobody)
+    assert (run_dir / "report.md").exists()
+    assert lines(run_dir) == before
+    again = torch.load(run_dir / "model.pt", weights_only=True)
+    assert all(torch.equal(model[key], again[key]) for key in model)
+
+
+def test_another_configuration_is_refused_and_nothing_touched(tmp_path):
+    run_dir = run(run_config(tmp_path))
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=r"gamma = 0.3 there, 0.9 here"):
+        run(run_config(tmp_path, gamma=0.9, resume="auto"))
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_without_resume_a_run_begins_anew(tmp_path):
+    config = run_config(tmp_path, num_server_rounds=3)
+    run(config)
+    run(config, kill_at=1)
+    assert checkpoints(config.run_dir) == []
+    assert [row["round"] for row in read_rows(config.run_dir / "rounds.csv")] == ["0", "1"]
+
+
+def test_checkpoints_can_be_switched_off(tmp_path):
+    assert not (run(run_config(tmp_path, checkpoint_every=0)) / "checkpoints").exists()
+
+
+def test_too_many_failed_rounds_leave_a_good_checkpoint(tmp_path):
+    whole = run(run_config(tmp_path / "whole", fraction_train=1.0, num_server_rounds=3))
+
+    class Failing(LocalGrid):
+        """Nobody answers after the first round."""
+
+        def pull_messages(self, message_ids):
+            replies = super().pull_messages(message_ids)
+            trained = [r for r in replies if r.metadata.message_type == "train"]
+            self.rounds = getattr(self, "rounds", 0) + bool(trained)
+            return [] if self.rounds > 1 else replies
+
+    config = run_config(
+        tmp_path / "resumed",
+        fraction_train=1.0,
+        num_server_rounds=3,
+        checkpoint_every=1,
+        max_failed_rounds=1,
+        resume="auto",
+    )
+    with pytest.raises(TrainingFailedError):
+        run_federation(Failing(client_app, CLIENTS), config)
+    assert read_checkpoint(config.run_dir / "checkpoints" / "round-000001.pt").server_round == 1
+    assert_same(run(config), whole)
+
+
+def test_an_error_loses_no_complete_round(tmp_path):
+    def on_row(row) -> None:
+        if row.round == 4:
+            raise OSError("the network is gone")
+
+    config = run_config(tmp_path, checkpoint_every=100, resume="auto")
+    with pytest.raises(OSError, match="network"):
+        run_federation(LocalGrid(client_app, CLIENTS), config, on_row)
+    assert checkpoints(config.run_dir) == ["round-000003.pt"]
+    run(config)
+    with (config.run_dir / "rounds.csv").open() as file:
+        assert [row["round"] for row in csv.DictReader(file)] == ["0", "1", "2", "3", "4", "5"]
+
+
+SMALL_DISK = """
+import sys
+sys.path.insert(0, {project!r})
+from tests.test_resume import CLIENTS, run_config
+from client_app import app
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
+from pathlib import Path
+run_federation(LocalGrid(app, CLIENTS), run_config(Path({folder!r})))
+"""
+
+
+def test_a_disk_that_is_too_small_is_an_error_before_training(tmp_path):
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    code = tmp_path / "code.py"
+    code.write_text(SMALL_DISK.format(project=str(PROJECT), folder=str(mounted)))
+    script = f"mount -t tmpfs -o size=64k tmpfs {mounted} && exec {sys.executable} {code}"
+    result = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=PROJECT,
+    )
+    if "unshare" in result.stderr or "mount:" in result.stderr:
+        pytest.skip(f"no mount namespaces here: {result.stderr.strip()}")
+    assert result.returncode != 0
+    assert "output-dir" in result.stderr
+    assert "MiB free" in result.stderr
+    assert ConfigError.__name__ in result.stderr

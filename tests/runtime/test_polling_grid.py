@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.polling_grid import PollingGrid
+from tests.strategies.hostile import Clients
+
+
+def query(node_id: int) -> Message:
+    return Message(RecordDict(), node_id, MessageType.QUERY)
+
+
+class SlowGrid(LocalGrid):
+    """Node n answers at the n-th look; nodes may have answers of their own."""
+
+    def __init__(self, num_nodes: int = 3, answers=None, **kwargs) -> None:
+        super().__init__(Clients(), num_nodes, **kwargs)
+        self.answers = answers or {}
+        self.looks: list[int] = []
+
+    def pull_messages(self, message_ids):
+        message_ids = list(message_ids)
+        replies = []
+        for message_id in message_ids:
+            node_id = self._waiting[message_id].metadata.dst_node_id
+            self.looks.append(node_id)
+            if self.looks.count(node_id) <= node_id - 1000:
+                continue
+            message = self._waiting[message_id]
+            (reply,) = super().pull_messages([message_id]) or [None]
+            answer = self.answers.get(node_id)
+            replies.append(answer(message, reply) if answer else reply)
+        return [reply for reply in replies if reply is not None]
+
+
+def ask(grid: LocalGrid, timeout: float | None = None) -> dict[int, Message]:
+    polling = PollingGrid(grid, poll_seconds=0.01)
+    replies = polling.send_and_receive(map(query, grid.get_node_ids()), timeout=timeout)
+    assert len({reply.metadata.src_node_id for reply in replies}) == len(replies)
+    return {reply.metadata.src_node_id: reply for reply in replies}
+
+
+def test_waits_for_each_and_asks_no_one_again():
+    grid = SlowGrid(3)
+    replies = ask(grid)
+    assert set(replies) == {1000, 1001, 1002}
+    assert replies[1002].content["node"]["partition-id"] == 2
+    assert [grid.looks.count(n) for n in (1000, 1001, 1002)] == [1, 2, 3]
+
+
+def test_a_silent_node_costs_the_timeout_and_no_more():
+    class Forgetful(LocalGrid):
+        def pull_messages(self, message_ids):
+            here = [i for i in message_ids if self._waiting[i].metadata.dst_node_id != 1001]
+            return super().pull_messages(here)
+
+    started = time.monotonic()
+    assert set(ask(Forgetful(Clients(), 3), timeout=0.3)) == {1000, 1002}
+    assert time.monotonic() - started >= 0.3
+    assert ask(SlowGrid(1), timeout=0.0) == {}
+
+
+class Restarting(LocalGrid):
+    """Node 1001 never answers; who came online when is told by `activations`, look by look."""
+
+    def __init__(self, *activations: dict[int, str]) -> None:
+        super().__init__(Clients(), 2)
+        self.activations = list(activations)
+
+    def get_nodes(self):
+        now = self.activations.pop(0) if len(self.activations) > 1 else self.activations[0]
+        return [NodeInfo(node_id=i, last_activated_at=at) for i, at in now.items()]
+
+    def pull_messages(self, message_ids):
+        here = [i for i in message_ids if self._waiting[i].metadata.dst_node_id != 1001]
+        return super().pull_messages(here)
+
+
+def ask_restarting(*activations: dict[int, str], timeout: float | None) -> dict[int, Message]:
+    grid = PollingGrid(Restarting(*activations), poll_seconds=0.01, restart_seconds=0.02)
+    replies = grid.send_and_receive([query(1000), query(1001)], timeout=timeout)
+    return {reply.metadata.src_node_id: reply for reply in replies}
+
+
+def test_a_node_that_was_started_again_is_not_waited_for():
+    before, after = {1000: "09:00", 1001: "09:00"}, {1000: "09:00", 1001: "09:05"}
+    replies = ask_restarting(before, before, after, timeout=None)
+    assert replies[1000].has_content()
+    assert replies[1001].error.code == ErrorCode.NODE_UNAVAILABLE
+    assert replies[1001].error.reason == "the node was started again before it answered"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({1000: "09:00", 1001: "09:00"}, {1000: "09:00", 1001: "09:00"}),  # busy
+        ({1000: "09:00", 1001: "09:00"}, {1000: "09:00"}),  # offline: the SuperLink says so itself
+        ({1000: "09:00"}, {1000: "09:00", 1001: "09:05"}),  # online only since: message to come
+    ],
+)
+def test_any_other_node_is(before, after):
+    assert set(ask_restarting(before, after, timeout=0.3)) == {1000}
+
+
+def test_a_reply_that_came_before_the_restart_counts():
+    class JustInTime(Restarting):
+        def pull_messages(self, message_ids):
+            return LocalGrid.pull_messages(self, message_ids) if len(self.activations) == 1 else []
+
+    grid = PollingGrid(JustInTime({1001: "09:00"}, {1001: "09:05"}), 0.01, restart_seconds=0.02)
+    (reply,) = grid.send_and_receive([query(1001)])
+    assert reply.has_content()
+
+
+def test_nothing_to_send_is_nothing_to_wait_for():
+    assert PollingGrid(LocalGrid(Clients(), 1)).send_and_receive([]) == []
+
+
+def test_a_message_that_could_not_be_passed_on_is_not_waited_for():
+    class Rejecting(LocalGrid):
+        def push_messages(self, messages):
+            ids = super().push_messages(messages)
+            return [None, *ids[1:]]
+
+    assert set(ask(Rejecting(Clients(), 2))) == {1001}
+
+
+def test_a_reply_under_another_name_is_an_error_of_its_sender():
+    def as_victim(message, reply):
+        reply.metadata.__dict__["_src_node_id"] = 1002
+        return reply
+
+    def to_other_message(message, reply):
+        reply.metadata.__dict__["_reply_to_message_id"] = "someone else's"
+        return reply
+
+    replies = ask(SlowGrid(3, {1000: as_victim, 1001: to_other_message}))
+    assert set(replies) == {1000, 1001, 1002}
+    assert replies[1000].error.reason == "the reply says that it comes from node 1002"
+    assert replies[1001].has_error()
+    assert replies[1002].has_content()
+
+
+def test_a_reply_that_cannot_be_read_stands_alone():
+    def explode(message, reply):
+        raise KeyError("object")
+
+    replies = ask(SlowGrid(2, {1000: explode}))
+    assert "the reply cannot be read: KeyError('object')" in replies[1000].error.reason
+    assert replies[1001].has_content()
+
+
+def test_an_error_in_the_superlink_s_name_is_put_down_to_the_node():
+    def from_superlink(message, reply):
+        error = Message(Error(code=9, reason="objects unavailable"), reply_to=message)
+        error.metadata.__dict__["_src_node_id"] = 1
+        return error
+
+    (reply,) = ask(SlowGrid(1, {1000: from_superlink})).values()
+    assert (reply.metadata.src_node_id, reply.error.code) == (1000, 9)
+    assert reply.error.reason == "objects unavailable"
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("gone"), ConnectionResetError("gone")])
+def test_a_lost_connection_is_not_the_clients_fault(error):
+    def lost(message, reply):
+        raise error
+
+    with pytest.raises(type(error), match="gone"):
+        ask(SlowGrid(1, {1000: lost}))
+
+
+def test_everything_else_is_the_other_grid_s():
+    inner = LocalGrid(Clients(), 2)
+    grid = PollingGrid(inner)
+    assert grid.get_node_ids() == [1000, 1001]
+    (message_id,) = grid.push_messages([query(1000)])
+    assert len(grid.pull_messages([message_id])) == 1
+    assert [node.node_id for node in grid.get_nodes()] == [1000, 1001]
+    with pytest.raises(RuntimeError, match="belongs to no run"):
+        _ = grid.run
+    with pytest.raises(RuntimeError, match=r"flwr\.app\.Message"):
+        grid.create_message()

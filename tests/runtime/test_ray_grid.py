@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import time
+from threading import Event
+
+import pytest
+from flwr.app import Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.client_app import ClientAppException
+from flwr.server.superlink.fleet.vce.backend import Backend
+
+from client_app import app as client_app
+from fedif_flower.errors import ConfigError
+from fedif_flower.runtime.ray_grid import RayGrid
+from fedif_flower.runtime.simulation import run_on_ray
+from fedif_flower.strategies.nodes import ClientNode, identify_clients
+
+
+class Threads(Backend):
+    """Workers in this process; what each does is the test's."""
+
+    num_workers = 2
+
+    def __init__(self, work) -> None:
+        self._work = work
+
+    def build(self, app_fn) -> None:
+        raise NotImplementedError
+
+    def is_worker_idle(self) -> bool:
+        raise NotImplementedError
+
+    def terminate(self) -> None:
+        raise NotImplementedError
+
+    def process_message(self, message, context):
+        return self._work(message, context), context
+
+
+def messages(*node_ids: int) -> list[Message]:
+    return [Message(RecordDict(), node_id, MessageType.TRAIN) for node_id in node_ids]
+
+
+def answer(message, context) -> Message:
+    partition = context.node_config["partition-id"]
+    calls = context.state.metric_records.setdefault("calls", MetricRecord({"count": 0}))
+    calls["count"] += 1
+    content = RecordDict({"m": MetricRecord({"partition": partition, "count": calls["count"]})})
+    return Message(content, reply_to=message)
+
+
+def read(replies) -> list[tuple[int, int, int]]:
+    """Sender, its partition, how often it was called."""
+    found = []
+    for reply in replies:
+        values = reply.content.metric_records["m"]
+        found.append((reply.metadata.src_node_id, values["partition"], values["count"]))
+    return sorted(found)
+
+
+def test_each_node_answers_for_its_partition_and_keeps_its_state():
+    grid = RayGrid(client_app, 5, Threads(answer))
+    assert read(grid.send_and_receive(messages(1003, 1001))) == [(1001, 1, 1), (1003, 3, 1)]
+    assert read(grid.send_and_receive(messages(1003))) == [(1003, 3, 2)]
+    grid.close()
+
+
+def test_replies_can_be_pulled_one_by_one_and_once():
+    grid = RayGrid(client_app, 2, Threads(answer))
+    first, second = grid.push_messages(messages(1000, 1001))
+    deadline = time.monotonic() + 10
+    while not (found := grid.pull_messages([second])):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert read(found) == [(1001, 1, 1)]
+    assert grid.pull_messages([second]) == []
+    grid.close()
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [(ClientAppException("no data"), 2, "no data"), (OSError("actor died"), 0, "actor died")],
+)
+def test_what_a_client_raises_becomes_its_error_reply(error, code, reason):
+    def work(message, context) -> Message:
+        if message.metadata.dst_node_id == 1000:
+            raise error
+        return answer(message, context)
+
+    grid = RayGrid(client_app, 2, Threads(work))
+    failed, fine = sorted(
+        grid.send_and_receive(messages(1000, 1001)), key=lambda r: r.metadata.src_node_id
+    )
+    assert failed.error.code == code
+    assert failed.error.reason.endswith(reason)
+    assert fine.has_content()
+    grid.close()
+
+
+def test_who_has_not_begun_when_time_is_over_is_not_asked():
+    go, asked = Event(), []
+
+    def work(message, context) -> Message:
+        asked.append(message.metadata.dst_node_id)
+        assert go.wait(10)
+        return answer(message, context)
+
+    grid = RayGrid(client_app, 6, Threads(work))
+    assert list(grid.send_and_receive(messages(*range(1000, 1006)), timeout=0.2)) == []
+    go.set()
+    assert [n for n, _, _ in read(grid.send_and_receive(messages(1005)))] == [1005]
+    assert sorted(asked) == [1000, 1001, 1005]
+    grid.close()
+
+
+def test_replies_come_as_they_are_ready():
+    go = Event()
+
+    def work(message, context) -> Message:
+        assert message.metadata.dst_node_id == 1001 or go.wait(10)
+        return answer(message, context)
+
+    grid = RayGrid(client_app, 2, Threads(work))
+    replies = iter(grid.send_and_receive(messages(1000, 1001)))
+    assert read([next(replies)]) == [(1001, 1, 1)]
+    go.set()
+    assert read(replies) == [(1000, 0, 1)]
+    grid.close()
+
+
+def test_closing_interrupts_those_at_work_and_waits_for_them():
+    begun, interrupted = Event(), Event()
+
+    def work(message, context) -> Message:
+        begun.set()
+        assert interrupted.wait(10)
+        return answer(message, context)
+
+    grid = RayGrid(client_app, 3, Threads(work))
+    message_ids = grid.push_messages(messages(1000, 1001, 1002))
+    assert begun.wait(10)
+    grid.close(interrupted.set)
+    assert interrupted.is_set()
+    assert len(message_ids) == 3
+
+
+def test_nodes_are_known_by_their_partitions_without_asking():
+    def work(_message, _context) -> Message:
+        raise AssertionError("nobody is to be asked")
+
+    grid = RayGrid(client_app, 12, Threads(work))
+    assert identify_clients(grid, [1010, 1002]) == [ClientNode(2, 1002), ClientNode(10, 1010)]
+    grid.close()
+
+
+@pytest.mark.ray
+def test_clients_for_whom_no_machine_has_room():
+    with pytest.raises(ConfigError, match="cpus-per-client = 100000"):
+        run_on_ray(lambda _: None, client_app, num_clients=2, cpus_per_client=100_000)

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from torch import nn
+
+from fedif_flower import FedAvg, FedIF, Krum, Validation
+from fedif_flower.errors import TrainingFailedError
+from fedif_flower.messages.layout import model_arrays
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.nodes import identify_by_query, sample_clients
+from fedif_flower.strategies.reports import RoundReport
+from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply, step_reply
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+def start(strategy, clients=None, num_nodes=3, rounds=1, silent=()):
+    arrays = model_arrays(model())
+    return strategy.start(
+        LocalGrid(clients or Clients(), num_nodes, silent=silent), arrays, num_rounds=rounds
+    )
+
+
+def step_of(result, name="0.weight") -> float:
+    """How far the global model moved (clients add a constant to every float)."""
+    moved = result.arrays[name].numpy() - model_arrays(model())[name].numpy()
+    assert moved.max() - moved.min() < 1e-5
+    return float(moved.mean())
+
+
+def test_fedavg_by_hand():
+    # Clients add 1, 2, 3 with 10, 20, 30 examples: (1 + 4 + 9) / 6.
+    assert step_of(start(FedAvg(fraction_evaluate=0.0))) == pytest.approx(14 / 6, rel=1e-5)
+
+
+def test_floating_buffers_are_averaged_and_counters_take_the_maximum():
+    result = start(FedAvg(fraction_evaluate=0.0), rounds=2)
+    assert step_of(result, "1.running_var") == pytest.approx(28 / 6, rel=1e-5)
+    counter = result.arrays["1.num_batches_tracked"].numpy()
+    assert (counter.dtype, counter.item()) == ("int64", 2)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("rule", ["fedavg", "fedif", "krum"])
+def test_a_hostile_reply_is_refused_alone(kind, rule):
+    reports: list[RoundReport] = []
+    base = {"fraction_evaluate": 0.0, "on_round": reports.append, "device": "cpu"}
+    validation = Validation(model(), torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
+    strategy = {
+        "fedavg": lambda: FedAvg(**base),
+        "fedif": lambda: FedIF(validation, **base),
+        "krum": lambda: Krum(**base),
+    }[rule]()
+    clients = Clients({1: lambda message, _: spoiled_reply(message, HOSTILE[kind])})
+    result = start(strategy, clients, rounds=2)
+    for report in reports:
+        assert (report.num_accepted, report.num_rejected, report.num_failed) == (2, 1, 0)
+        refused = report.clients[-1]
+        assert refused.node.partition_id == 1001
+        assert refused.rejection
+        assert refused.weight == 0.0
+    for array in result.arrays.values():
+        assert torch.isfinite(torch.from_numpy(array.numpy())).all()
+    if rule == "fedavg":
+        assert step_of(result) == pytest.approx(2 * (1 * 10 + 3 * 30) / 40, rel=1e-5)
+
+
+def test_a_client_that_raises_or_is_silent_counts_as_failed():
+    def explode(message, context):
+        raise RuntimeError("boom")
+
+    reports: list[RoundReport] = []
+    strategy = FedAvg(fraction_evaluate=0.0, on_round=reports.append)
+    start(strategy, Clients({0: explode}), num_nodes=5, silent=[4])
+    assert (reports[0].num_accepted, reports[0].num_failed) == (3, 2)
+    reasons = [client.rejection for client in reports[0].clients[-2:]]
+    assert "boom" in reasons[0]
+    assert reasons[1] == "no reply before the deadline"
+
+
+def test_second_reply_and_stranger_are_refused():
+    reports: list[RoundReport] = []
+    strategy = FedAvg(fraction_evaluate=0.0, fraction_train=0.5, on_round=reports.append)
+
+    class Doubling(LocalGrid):
+        def pull_messages(self, message_ids):
+            replies = super().pull_messages(message_ids)
+            if not replies:
+                return []
+            stranger = step_reply(
+                Message(
+                    RecordDict({"arrays": model_arrays(model()), "config": strategy_config()}),
+                    next(n for n in self.contexts if n not in asked(replies)),
+                    "train",
+                ),
+                100.0,
+            )
+            return [*replies, replies[0], stranger]
+
+    def asked(replies):
+        return {reply.metadata.src_node_id for reply in replies}
+
+    def strategy_config():
+        from flwr.app import ConfigRecord
+
+        return ConfigRecord()
+
+    result = strategy.start(Doubling(Clients(), 4), model_arrays(model()), num_rounds=1)
+    rejections = sorted(client.rejection for client in reports[0].clients if client.rejection)
+    assert rejections == ["reply from a node that was not asked", "second reply from the same node"]
+    assert step_of(result) <= 4.0
+
+
+def test_old_model_stays_when_nothing_valid_came():
+    clients = Clients({p: lambda m, _: spoiled_reply(m, HOSTILE["nan"]) for p in range(3)})
+    reports: list[RoundReport] = []
+    strategy = FedAvg(fraction_evaluate=0.0, on_round=reports.append, max_failed_rounds=3)
+    result = start(strategy, clients, rounds=2)
+    assert len(result.arrays) == 0  # no round ever produced a model
+    assert [report.failed for report in reports] == [True, True]
+
+
+def test_run_stops_when_most_clients_fail_round_after_round():
+    with pytest.raises(TrainingFailedError, match=r"2 rounds in a row .* no reply before"):
+        start(FedAvg(fraction_evaluate=0.0, max_failed_rounds=2), rounds=5, silent=[0, 1])
+
+
+def test_too_few_nodes_is_an_error_with_the_numbers():
+    strategy = FedAvg(min_available_nodes=5, node_timeout=0.2)
+    with pytest.raises(TrainingFailedError, match=r"3 nodes online after 0.2 s, 5 needed"):
+        start(strategy)
+
+
+def test_sampling_depends_on_seed_and_round_alone():
+    grid = LocalGrid(Clients(), 20)
+    nodes = sorted(identify_by_query(grid, grid.get_node_ids()))
+    assert [node.partition_id for node in nodes] == list(range(20))
+    drawn = [sample_clients(nodes, 0.29, 1, 3, r) for r in (1, 2)]
+    assert drawn[0] == sample_clients(nodes, 0.29, 1, 3, 1)
+    assert drawn[0] != drawn[1]
+    assert len(set(drawn[0])) == 5
+    assert drawn[0] == sorted(drawn[0])
+    assert len(sample_clients(nodes, 0.01, 2, 3, 1)) == 2
+
+
+def test_share_is_not_lost_to_rounding():
+    grid = LocalGrid(Clients(), 100)
+    nodes = identify_by_query(grid, grid.get_node_ids())
+    assert len(sample_clients(nodes, 0.29, 1, 0, 1)) == 29
+
+
+def test_order_of_replies_does_not_change_a_bit():
+    class Reversed(LocalGrid):
+        def pull_messages(self, message_ids):
+            return super().pull_messages(message_ids)[::-1]
+
+    arrays = model_arrays(model())
+    results = [
+        FedAvg(fraction_evaluate=0.0).start(grid(Clients(), 7), arrays, num_rounds=3)
+        for grid in (LocalGrid, Reversed)
+    ]
+    assert all(results[0].arrays[k].data == results[1].arrays[k].data for k in arrays)
+
+
+def test_evaluation_replies_are_screened():
+    class Lying(Clients):
+        def __call__(self, message, context):
+            partition_id = context.node_config["partition-id"]
+            if message.metadata.message_type != "evaluate" or partition_id == 2:
+                return super().__call__(message, context)
+            metrics = MetricRecord(
+                {"num-examples": 10**15}
+                if partition_id
+                else {"num-examples": 10, "accuracy": 0.5, "x": [1.0]}
+            )
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    result = start(FedAvg(), Lying())
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx((0.5 + 2.0) / 2)
+
+
+def test_metrics_that_not_all_report_are_left_out():
+    def talkative(message, context):
+        reply = step_reply(message, 1.0)
+        reply.content.metric_records["metrics"]["mine"] = 3.0
+        return reply
+
+    result = start(FedAvg(fraction_evaluate=0.0), Clients({0: talkative}))
+    assert dict(result.train_metrics_clientapp[1]) == {"train-loss": pytest.approx(1.0)}
+
+
+def test_fedif_prefers_the_client_that_goes_downhill():
+    # loss = (w - 5)^2: going up from 0 helps, going down does not.
+    line = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(line.weight)
+    validation = Validation(
+        line,
+        torch.ones(1, 1),
+        torch.full((1, 1), 5.0),
+        loss_fn=nn.functional.mse_loss,
+        device="cpu",
+    )
+    reports: list[RoundReport] = []
+    strategy = FedIF(
+        validation, gamma=0.3, fraction_evaluate=0.0, on_round=reports.append, device="cpu"
+    )
+    clients = Clients({1: lambda message, _: step_reply(message, -1.0)})
+    result = strategy.start(LocalGrid(clients, 3), model_arrays(line), num_rounds=1)
+    # Phi = 10, -10, 10 -> Psi = 1, 0, 1 -> Omega = .3, 0, .3 -> p = .5, 0, .5; steps 1 and 3.
+    assert [c.score for c in reports[0].clients] == pytest.approx([10, -10, 10])
+    assert [c.normalized for c in reports[0].clients] == [1, 0, 1]
+    assert [c.contribution for c in reports[0].clients] == pytest.approx([0.3, 0, 0.3])
+    assert [c.weight for c in reports[0].clients] == pytest.approx([0.5, 0, 0.5])
+    assert [c.accumulative for c in reports[0].clients] == pytest.approx([10, -10, 30])
+    assert result.arrays["weight"].numpy().item() == pytest.approx(2.0)
+
+
+def test_fedif_population_weights_by_hand():
+    line = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(line.weight)
+    validation = Validation(
+        line,
+        torch.ones(1, 1),
+        torch.full((1, 1), 5.0),
+        loss_fn=nn.functional.mse_loss,
+        device="cpu",
+    )
+    strategy = FedIF(
+        validation, gamma=1.0, weight_scope="population", fraction_evaluate=0.0, device="cpu"
+    )
+    clients = Clients({1: lambda message, _: step_reply(message, -1.0)})
+    result = strategy.start(LocalGrid(clients, 2), model_arrays(line), num_rounds=1)
+    # Omega = 1, 0; a = (1 / 1) * (2 / 2) = 1, 0.
+    assert result.arrays["weight"].numpy().item() == pytest.approx(1.0)
+
+
+def test_a_diverged_model_fails_rounds_instead_of_crashing():
+    line = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(line.weight, 1e14)
+    validation = Validation(
+        line,
+        torch.full((1, 1), 1e30),
+        torch.ones(1, 1),
+        loss_fn=nn.functional.mse_loss,
+        device="cpu",
+    )
+    with pytest.raises(TrainingFailedError, match="3 rounds in a row"):
+        FedIF(validation, fraction_evaluate=0.0, device="cpu").start(
+            LocalGrid(Clients(), 3), model_arrays(line), num_rounds=5
+        )
+
+
+def test_krum_takes_the_model_in_the_middle():
+    # Clients add 1, 2, 3, 4 and 100; f = 1: each counts its 2 nearest, so 2 and 3 tie at 2.
+    clients = Clients({4: lambda message, _: step_reply(message, 100.0)})
+    result = start(Krum(malicious_fraction=0.2, fraction_evaluate=0.0), clients, num_nodes=5)
+    assert step_of(result) in (pytest.approx(2.0, rel=1e-4), pytest.approx(3.0, rel=1e-4))
+
+
+def test_a_model_of_someone_else_without_our_keys():
+    record = ArrayRecord([torch.zeros(3).numpy()])
+    result = FedAvg(fraction_evaluate=0.0).start(LocalGrid(Clients(), 2), record, num_rounds=1)
+    assert result.arrays["0"].numpy().tolist() == pytest.approx([5 / 3] * 3)

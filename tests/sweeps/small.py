@@ -1,0 +1,69 @@
+"""What the tests of grids share: small cells, a grid without Ray, results made by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from flwr.app import Message
+from rich.console import Console
+
+from client_app import app as client_app
+from fedif_flower.run.config import RunConfig, Scalar, default_run_config
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.sweeps.cells import Cell, make_cell
+
+PROJECT = Path(__file__).parents[2]
+DEFAULTS = default_run_config(PROJECT)
+
+
+class CountingGrid(LocalGrid):
+    """A grid in this process that counts the clients that trained."""
+
+    def __init__(self, num_nodes: int = 5) -> None:
+        super().__init__(client_app, num_nodes)
+        self.trained = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = super().pull_messages(message_ids)
+        self.trained += sum(reply.metadata.message_type == "train" for reply in replies)
+        return replies
+
+
+def small_cell(output_dir: Path, name: str = "cell", **settings: Scalar) -> Cell:
+    own = {"num-clients": 5, "fraction-train": 0.4, "num-server-rounds": 2, "local-epochs": 1}
+    changed = {key.replace("_", "-"): value for key, value in settings.items()}
+    return make_cell("group", name, {**DEFAULTS, **own, "device": "cpu", **changed}, output_dir)
+
+
+def silent_console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def write_result(
+    run_dir: Path,
+    settings: dict[str, Scalar],
+    accuracies: list[float],
+    *,
+    data: str | None = None,
+    **summary: object,
+) -> Path:
+    """Write a complete run's directory as a run leaves it, with these test accuracies."""
+    config = RunConfig.from_run_config({**DEFAULTS, **settings}).to_run_config()
+    run_dir.mkdir(parents=True)
+    lines = ["round,test_accuracy,validation_accuracy"]
+    lines += [f"{n},{a},{a + 0.01}" for n, a in enumerate([0.1, *accuracies])]
+    (run_dir / "rounds.csv").write_text("\n".join(lines) + "\n")
+    if data is not None:
+        label = {"group": "table", "name": run_dir.name, "data": data}
+        (run_dir / "cell.json").write_text(json.dumps(label))
+    content = {"config": config, "machine": {"cores": 2, "processor": "abacus"}, **summary}
+    (run_dir / "summary.json").write_text(json.dumps(content))
+    return run_dir

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.sweeps.small import small_cell
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.sweeps.cells import by_num_clients, distinct, find_result, is_complete
+
+
+def test_a_directory_for_each_configuration(tmp_path):
+    cell = small_cell(tmp_path, "name", gamma=0.5)
+    assert cell.config.run_dir == tmp_path / "group" / f"name-{cell.digest}"
+    assert len(cell.digest) == 8
+    assert cell.config.model == "mlp"  # "auto" is settled before it is hashed
+    assert cell.digest == small_cell(tmp_path / "elsewhere", "other", gamma=0.5).digest
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gamma": 0.4},
+        {"seed": 1},
+        {"num_server_rounds": 3},
+        {"attack": "label-noise"},
+        {"malicious_fraction": 0.6},
+        {"weight_scope": "population"},
+        {"learning_rate": 0.1},
+        {"smooth_update": False},
+        {"eval_every": 2},
+    ],
+)
+def test_any_setting_that_can_change_a_result_changes_the_hash(tmp_path, changed):
+    assert small_cell(tmp_path, **changed).digest != small_cell(tmp_path).digest
+
+
+def test_settings_that_cannot_change_a_result_do_not(tmp_path):
+    patient = small_cell(tmp_path, round_timeout=60.0, max_failed_rounds=7, checkpoint_every=1)
+    assert patient.digest == small_cell(tmp_path).digest
+
+
+def test_other_pixels_are_another_cell(tmp_path):
+    from PIL import Image
+
+    digests = []
+    for colour in (0, 128):
+        folder = tmp_path / str(colour)
+        for split in ("train", "test"):
+            for name in ("cat", "dog"):
+                (folder / split / name).mkdir(parents=True)
+                for number in range(5):
+                    image = Image.new("RGB", (8, 8), (colour, number, 0))
+                    image.save(folder / split / name / f"{number}.png")
+        cell = small_cell(tmp_path, dataset="image-folder", data_dir=str(folder), model="mlp")
+        digests.append(cell.digest)
+    assert digests[0] != digests[1]
+
+
+def test_wrong_settings_are_refused_before_anything_runs(tmp_path):
+    with pytest.raises(ConfigError, match="gamma = 2"):
+        small_cell(tmp_path, gamma=2.0)
+
+
+def test_complete_means_a_readable_summary(tmp_path):
+    cell = small_cell(tmp_path)
+    run_dir = cell.config.run_dir
+    assert not is_complete(run_dir)
+    run_dir.mkdir(parents=True)
+    (run_dir / "rounds.csv").write_text("round\n")
+    assert find_result(cell) is None
+    (run_dir / "summary.json").write_text('{"half')
+    assert find_result(cell) is None
+    (run_dir / "summary.json").write_text(json.dumps({"rounds": 2}))
+    assert find_result(cell) == run_dir
+
+
+def test_a_result_of_the_same_settings_in_another_table_counts(tmp_path):
+    cell, other = small_cell(tmp_path, "clean"), small_cell(tmp_path, "clean", gamma=0.9)
+    elsewhere = tmp_path / "other-table" / f"also-clean-{cell.digest}"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "summary.json").write_text("{}")
+    assert find_result(cell) == elsewhere
+    assert find_result(other) is None
+
+
+def test_a_cell_that_two_tables_share_is_run_once_and_first(tmp_path):
+    a, b, c = (
+        small_cell(tmp_path, name, seed=seed) for name, seed in (("a", 0), ("b", 1), ("c", 0))
+    )
+    assert distinct([a, b, c]) == [a, b]
+
+
+def test_a_simulation_for_each_number_of_clients(tmp_path):
+    five, six = small_cell(tmp_path), small_cell(tmp_path, num_clients=6)
+    again = small_cell(tmp_path, seed=1)
+    assert by_num_clients([five, six, again]) == [[five, again], [six]]
+
+
+def test_the_label_says_what_the_settings_do_not(tmp_path):
+    cell = small_cell(tmp_path, "name")
+    cell.config.run_dir.mkdir(parents=True)
+    cell.label()
+    label = json.loads((cell.config.run_dir / "cell.json").read_text())
+    assert label == {"group": "group", "name": "name", "data": "digits"}

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.sweeps.small import CountingGrid, printed, silent_console, small_cell
+
+from fedif_flower.devices import torch_threads
+from fedif_flower.run.recorder import read_rows
+from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
+from fedif_flower.sweeps.cells import is_complete
+from fedif_flower.sweeps.engine import default_jobs, run_cells, server_bytes
+
+
+class Launches:
+    """Stands for Ray: a grid in this process, and a list of what was started."""
+
+    def __init__(self, grid: type[CountingGrid] = CountingGrid) -> None:
+        self.grid_type = grid
+        self.grids: list[CountingGrid] = []
+
+    def __call__(self, num_clients, main) -> None:
+        self.grids.append(self.grid_type(num_clients))
+        main(self.grids[-1], 2)
+
+
+def rounds(run_dir: Path) -> list[str]:
+    return [row["round"] for row in read_rows(run_dir / "rounds.csv")]
+
+
+def test_all_cells_in_one_simulation_and_nothing_twice(tmp_path):
+    cells = [
+        small_cell(tmp_path, f"{strategy}-{seed}", strategy=strategy, seed=seed)
+        for strategy in ("fedif", "fedavg")
+        for seed in (0, 1)
+    ]
+    launches, console = Launches(), silent_console()
+    assert run_cells(cells, launches, console, jobs=2)
+    assert [grid.trained for grid in launches.grids] == [4 * 2 * 2]
+    for cell in cells:
+        assert rounds(cell.config.run_dir) == ["0", "1", "2"]
+        summary = json.loads((cell.config.run_dir / "summary.json").read_text())
+        assert summary["config"]["strategy"] == cell.config.strategy
+    assert "4 cells, 2 at a time over 2 actors" in printed(console)
+    assert "s of client training / 2 actors" in printed(console)
+
+    again = Launches()
+    assert run_cells(cells, again, console)
+    assert again.grids == []
+    assert "4 of 4 cells are complete already" in printed(console)
+
+
+def test_cells_side_by_side_give_the_bits_of_a_cell_alone(tmp_path):
+    def run(folder: str, jobs: int) -> list[str]:
+        cells = [small_cell(tmp_path / folder, name, strategy=name) for name in ("fedif", "fedavg")]
+        assert run_cells(cells, Launches(), silent_console(), jobs=jobs)
+        columns = ("round", "partition_id", "score", "contribution", "weight", "train_loss")
+        rows = [row for cell in cells for row in read_rows(cell.config.run_dir / "clients.csv")]
+        return [",".join(row[column] for column in columns) for row in rows]
+
+    with torch_threads(1):  # as many as cells side by side have
+        assert run("together", 2) == run("one-by-one", 1)
+
+
+def test_only_the_changed_cell_is_run(tmp_path):
+    assert run_cells([small_cell(tmp_path)], Launches(), silent_console())
+    launches = Launches()
+    cells = [small_cell(tmp_path), small_cell(tmp_path, gamma=0.9)]
+    assert run_cells(cells, launches, silent_console())
+    assert launches.grids[0].trained == 2 * 2
+
+
+def test_a_failed_cell_is_named_and_stops_no_other(tmp_path):
+    good, bad = small_cell(tmp_path, "good"), small_cell(tmp_path, "bad", seed=1)
+    bad.config.run_dir.parent.mkdir(parents=True)
+    bad.config.run_dir.write_text("in the way")
+    console = silent_console()
+    assert not run_cells([bad, good], Launches(), console, jobs=1)
+    assert is_complete(good.config.run_dir)
+    assert "failed: bad: output-dir" in printed(console)
+    # What failed is tried again, and only that.
+    bad.config.run_dir.unlink()
+    launches = Launches()
+    assert run_cells([bad, good], launches, silent_console())
+    assert launches.grids[0].trained == 2 * 2
+
+
+class InterruptedGrid(CountingGrid):
+    """Ctrl-C is pressed while the last of these messages waits for its answer."""
+
+    pressed_after = 4
+
+    def pull_messages(self, message_ids):
+        if self.trained >= self.pressed_after:
+            os.kill(os.getpid(), signal.SIGINT)
+            return []
+        return super().pull_messages(message_ids)
+
+
+def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path):
+    cells = [
+        small_cell(tmp_path, "first"),
+        small_cell(tmp_path, "second", seed=1, num_server_rounds=3),
+    ]
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(GridInterrupted, match="the same command goes on from here"):
+        run_cells(cells, Launches(InterruptedGrid), silent_console(), jobs=1)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert [is_complete(cell.config.run_dir) for cell in cells] == [True, False]
+    launches = Launches()
+    assert run_cells(cells, launches, silent_console(), jobs=1)
+    assert rounds(cells[1].config.run_dir) == ["0", "1", "2", "3"]
+    assert launches.grids[0].trained == 3 * 2
+
+
+def test_a_cell_goes_on_from_its_last_round(tmp_path):
+    class Later(InterruptedGrid):
+        pressed_after = 6
+
+    cell = small_cell(tmp_path, num_server_rounds=5)
+    with pytest.raises(GridInterrupted):
+        run_cells([cell], Launches(Later), silent_console())
+    assert rounds(cell.config.run_dir) == ["0", "1", "2", "3"]
+    launches = Launches()
+    assert run_cells([cell], launches, silent_console())
+    assert launches.grids[0].trained == 2 * 2
+    assert rounds(cell.config.run_dir) == ["0", "1", "2", "3", "4", "5"]
+    assert json.loads((cell.config.run_dir / "cell.json").read_text())["name"] == "cell"
+
+
+def test_a_simulation_for_each_number_of_clients(tmp_path):
+    launches = Launches()
+    cells = [small_cell(tmp_path, "five"), small_cell(tmp_path, "six", num_clients=6)]
+    assert run_cells(cells, launches, silent_console())
+    assert [len(grid.get_node_ids()) for grid in launches.grids] == [5, 6]
+
+
+def test_as_many_cells_at_a_time_as_keep_the_actors_busy(tmp_path):
+    cells = [small_cell(tmp_path, num_clients=100, fraction_train=0.1, seed=s) for s in range(20)]
+    assert default_jobs(cells, actors=2) == 2
+    assert default_jobs(cells, actors=10) == 2
+    assert default_jobs(cells, actors=16) == 3
+    assert default_jobs(cells, actors=64) == 8
+    assert default_jobs(cells[:1], actors=64) == 1
+
+
+def test_memory_limits_the_number_of_cells(tmp_path, monkeypatch):
+    cells = [small_cell(tmp_path, seed=seed) for seed in range(9)]
+    # 4,810 parameters of 4 bytes; 2 clients in a round.
+    assert server_bytes(cells[0]) == 4810 * 4 * 18
+    for free, jobs in ((8, 4), (4.1, 2), (0.1, 1)):
+        memory = free * server_bytes(cells[0])
+        monkeypatch.setattr("fedif_flower.sweeps.engine.available_memory", lambda m=memory: m)
+        assert default_jobs(cells, actors=6) == jobs
+
+
+def test_a_shared_grid_waits_no_longer_than_it_was_told():
+    class Mute(CountingGrid):
+        def push_messages(self, messages):
+            return ["1"]
+
+        def pull_messages(self, message_ids):
+            return []
+
+    assert SharedGrid(Mute(), lambda: False).send_and_receive([], timeout=0.1) == []
+    with pytest.raises(GridInterrupted):
+        SharedGrid(Mute(), lambda: True).send_and_receive([], timeout=None)

@@ -1,0 +1,90 @@
+"""What a grid says of itself while it runs."""
+
+import pytest
+from tests.sweeps.small import printed, silent_console, small_cell
+
+from fedif_flower.run.recorder import RoundRow
+from fedif_flower.runtime.shared_grid import GridInterrupted
+from fedif_flower.sweeps.federations import Outcome
+from fedif_flower.sweeps.progress import GridProgress
+
+
+class Show:
+    """A grid's progress over cells of ten rounds, with a clock that is moved by hand."""
+
+    def __init__(self, tmp_path, count):
+        self.cells = [
+            small_cell(tmp_path, f"cell-{seed}", seed=seed, num_server_rounds=10)
+            for seed in range(count)
+        ]
+        self.now, self._console = 100.0, silent_console()
+        self.progress = GridProgress(self.cells, self._console, clock=lambda: self.now)
+        self.progress.announce(actors=2, jobs=2)
+
+    def run(self, index, rounds, seconds):
+        """Let a cell finish these rounds."""
+        for number in rounds:
+            self.now += seconds
+            row = RoundRow(number, 0.5, 1.0, 0.5, 1.0, seconds, seconds, 0.0, 0.0, 10, 0, 0, 0)
+            self.progress.on_row(self.cells[index], row)
+
+    def end(self, index, error=None):
+        """Let a cell end."""
+        cell = self.cells[index]
+        run_dir = None if error else cell.config.run_dir
+        self.progress.on_end(Outcome(cell, run_dir, error, 1.0))
+
+    @property
+    def lines(self):
+        """What was printed."""
+        return printed(self._console).splitlines()
+
+
+@pytest.fixture
+def show(tmp_path):
+    return Show(tmp_path, count=3)
+
+
+def test_the_time_left_follows_from_the_rounds_that_ran(show):
+    show.progress.on_start(show.cells[0])
+    show.run(0, range(11), seconds=60)  # round 0 is the first evaluation: 11 minutes, 10 rounds
+    show.end(0)
+    assert show.lines == [
+        "3 cells, 2 at a time over 2 actors",
+        "[1/3] cell-0: done after 660 s; about 22 min left",
+    ]
+
+
+def test_rounds_from_before_a_resume_are_neither_left_nor_counted_as_fast(show):
+    show.progress.on_start(show.cells[0])
+    show.run(0, [9, 10], seconds=60)
+    show.end(0)
+    assert show.lines[-1] == "[1/3] cell-0: done after 120 s; about 20 min left"
+
+
+def test_the_rounds_of_a_failed_cell_are_not_left(show):
+    for cell in show.cells[:2]:
+        show.progress.on_start(cell)
+    show.run(0, [1, 2], seconds=60)
+    show.end(0, ValueError("no data"))
+    assert show.lines[-1] == "[1/3] cell-0: failed: no data after 120 s; about 20 min left"
+
+
+def test_the_last_cell_leaves_nothing(show):
+    for index, cell in enumerate(show.cells):
+        show.progress.on_start(cell)
+        show.run(index, [10], seconds=60)
+        show.end(index)
+    assert show.lines[-1] == "[3/3] cell-2: done after 60 s"
+
+
+def test_where_nothing_ran_nothing_is_foretold(show):
+    show.end(0, ValueError("no data"))
+    assert show.lines[-1] == "[1/3] cell-0: failed: no data after 0 s"
+
+
+def test_a_cell_that_was_called_off_is_not_said_to_have_ended(show):
+    show.progress.on_start(show.cells[0])
+    show.run(0, [1], seconds=60)
+    show.end(0, GridInterrupted("stopped"))
+    assert len(show.lines) == 1

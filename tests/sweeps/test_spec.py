@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+from tests.sweeps.small import DEFAULTS
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.sweeps.spec import read_sweep
+
+
+def cells(tmp_path, text: str):
+    path = tmp_path / "my-sweep.toml"
+    path.write_text(text)
+    return read_sweep(path, DEFAULTS, tmp_path / "out")
+
+
+def test_lists_are_axes_and_seeds_vary_slowest(tmp_path):
+    found = cells(
+        tmp_path,
+        'strategy = ["fedif", "krum"]\nseeds = 2\ngamma = [0.3, 0.5, 0.7]\nnum-clients = 20\n',
+    )
+    points = [(c.config.seed, c.config.strategy, c.config.gamma) for c in found]
+    assert points == [
+        (seed, strategy, gamma)
+        for seed in (0, 1)
+        for strategy in ("fedif", "krum")
+        for gamma in (0.3, 0.5, 0.7)
+    ]
+    assert {c.config.num_clients for c in found} == {20}
+    assert len({c.digest for c in found}) == 12
+    first = found[0].config.run_dir
+    assert first.parent == tmp_path / "out" / "my-sweep"
+    assert first.name == f"strategy-fedif_gamma-0.3_seed0-{found[0].digest}"
+
+
+def test_one_value_is_no_axis_and_seed_may_be_one(tmp_path):
+    [cell] = cells(tmp_path, 'name = "other"\nattack = "label-noise"\nseed = 7\n')
+    assert (cell.config.attack, cell.config.seed) == ("label-noise", 7)
+    assert cell.config.run_dir.name == f"seed7-{cell.digest}"
+    assert cell.group == "other"
+
+
+def test_a_list_of_seeds(tmp_path):
+    assert [c.config.seed for c in cells(tmp_path, "seed = [3, 1]\n")] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("strategy = [", "my-sweep.toml"),
+        ("colour = 1", "unknown key 'colour'.*allowed: name, seeds, num-server-rounds"),
+        ("gamma = []", "gamma = .*allowed: a list of one or more values"),
+        ("gamma = [[0.1]]", "gamma = .*allowed: a list of one or more values"),
+        ("gamma = [0.1, 0.1]", "gamma = .*allowed: every value once"),
+        ("gamma = [0.1, 2.0]", "gamma = 2.0; allowed: a number > 0 and <= 1"),
+        ("seeds = 0", "seeds = 0; allowed: an integer >= 1"),
+        ("seeds = 2\nseed = [1]", "seeds and seed are both given"),
+        ('name = "../up"', "name = '../up'; allowed: letters"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        cells(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        read_sweep(tmp_path / "nowhere.toml", DEFAULTS, tmp_path)

@@ -1,0 +1,195 @@
+"""Who gets which examples."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.tasks.data.datasets import Dataset, load_dataset
+from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def digits(cache: Path) -> Dataset:
+    return load_dataset("digits", cache_dir=cache)
+
+
+def lists(partitions: list[np.ndarray]) -> list[list[int]]:
+    return [partition.tolist() for partition in partitions]
+
+
+def stored(cache: Path) -> list[Path]:
+    return sorted(cache.glob("fedif-flower/partitions-*.npz"))
+
+
+@pytest.mark.parametrize("num_partitions", [1, 7, 100])
+@pytest.mark.parametrize("alpha", [0.5, 1, 1000.0])
+def test_partitions_are_disjoint_complete_and_not_tiny(
+    digits: Dataset, cache: Path, num_partitions: int, alpha: float
+) -> None:
+    partitions = dirichlet_partition(digits, num_partitions, alpha, 0, cache_dir=cache)
+    assert len(partitions) == num_partitions
+    assert sorted(np.concatenate(partitions)) == list(range(1197))
+    assert min(map(len, partitions)) >= min(10, 1197 // num_partitions // 4)
+    assert all(partition.dtype == np.int64 for partition in partitions)
+
+
+def test_same_seed_same_partitions_in_another_cache(
+    digits: Dataset, cache: Path, tmp_path: Path
+) -> None:
+    first = dirichlet_partition(digits, 10, 1.0, 3, cache_dir=cache)
+    elsewhere = dirichlet_partition(digits, 10, 1.0, 3, cache_dir=tmp_path)
+    assert lists(first) == lists(elsewhere)
+
+
+def test_each_argument_matters(digits: Dataset, cache: Path) -> None:
+    base = lists(dirichlet_partition(digits, 10, 1.0, 0, cache_dir=cache))
+    assert lists(dirichlet_partition(digits, 10, 1.0, 1, cache_dir=cache)) != base
+    assert lists(dirichlet_partition(digits, 10, 0.9, 0, cache_dir=cache)) != base
+    assert lists(dirichlet_partition(digits, 11, 1.0, 0, cache_dir=cache)) != base
+
+
+def test_small_alpha_concentrates_classes(digits: Dataset, cache: Path) -> None:
+    def largest_share(alpha: float) -> float:
+        partitions = dirichlet_partition(digits, 5, alpha, 0, cache_dir=cache)
+        counts = [np.bincount(digits.train.labels[p], minlength=10) for p in partitions]
+        return float(np.mean([count.max() / count.sum() for count in counts]))
+
+    # Equal shares of ten classes would be 0.1 each.
+    assert largest_share(1000.0) < 0.15 < 0.3 < largest_share(0.1)
+
+
+def test_partitions_are_shuffled_within(digits: Dataset, cache: Path) -> None:
+    (everything,) = dirichlet_partition(digits, 1, 1.0, 0, cache_dir=cache)
+    assert set(digits.train.labels[everything[:60]]) == set(range(10))
+
+
+def test_second_process_reads_without_the_partitioner(digits: Dataset, cache: Path) -> None:
+    expected = dirichlet_partition(digits, 10, 1.0, 5, cache_dir=cache)
+    code = (
+        "import sys\n"
+        "from fedif_flower.tasks.data import dirichlet_partition, load_dataset\n"
+        "digits = load_dataset('digits', cache_dir=sys.argv[1])\n"
+        "parts = dirichlet_partition(digits, 10, 1.0, 5, cache_dir=sys.argv[1])\n"
+        "print([p.tolist() for p in parts])\n"
+        "print([m for m in ('flwr_datasets', 'datasets', 'sklearn', 'torchvision')"
+        " if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(cache)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [str(lists(expected)), "[]"], done.stderr
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[400] ^= 1  # within the indices
+    path.write_bytes(content)
+
+
+def _other(path: Path) -> None:
+    np.savez(path, indices=np.arange(1197) // 2, sizes=np.array([600, 597]))
+
+
+def _strange(path: Path) -> None:
+    np.savez(path, other=np.arange(3))
+
+
+@pytest.mark.parametrize("damage", [_truncate, _flip, _other, _strange])
+def test_damaged_partitions_are_drawn_again(
+    digits: Dataset, tmp_path: Path, damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = dirichlet_partition(digits, 2, 1.0, 0, cache_dir=tmp_path)
+    (path,) = stored(tmp_path)
+    damage(path)
+    with caplog.at_level(logging.WARNING, "fedif_flower"):
+        again = dirichlet_partition(digits, 2, 1.0, 0, cache_dir=tmp_path)
+    assert lists(again) == lists(expected)
+    assert f"{path} is damaged" in caplog.text
+    caplog.clear()
+    dirichlet_partition(digits, 2, 1.0, 0, cache_dir=tmp_path)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("num_partitions", [0, -1, 1198])
+def test_number_of_clients_out_of_range(digits: Dataset, cache: Path, num_partitions: int) -> None:
+    message = f"num-clients = {num_partitions}; allowed: 1 to 1197"
+    with pytest.raises(ConfigError, match=message):
+        dirichlet_partition(digits, num_partitions, 1.0, 0, cache_dir=cache)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_alpha_out_of_range(digits: Dataset, cache: Path, alpha: float) -> None:
+    with pytest.raises(ConfigError, match=f"dirichlet-alpha = {alpha}; allowed"):
+        dirichlet_partition(digits, 10, alpha, 0, cache_dir=cache)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-320])
+def test_alpha_too_small_to_serve_everybody(
+    digits: Dataset, cache: Path, alpha: float, recwarn: pytest.WarningsRecorder
+) -> None:
+    before = stored(cache)
+    with pytest.raises(ConfigError, match=rf"dirichlet-alpha = {alpha}: .*num-clients = 100"):
+        dirichlet_partition(digits, 100, alpha, 0, cache_dir=cache)
+    assert stored(cache) == before
+    assert not recwarn.list
+
+
+def test_unusable_cache_is_named(digits: Dataset, tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    with pytest.raises(DataError, match=str(occupied)):
+        dirichlet_partition(digits, 10, 1.0, 0, cache_dir=occupied)
+
+
+@given(st.integers(2, 500), st.integers(0, 2**32), st.floats(0.01, 0.99))
+def test_split_is_disjoint_complete_and_never_empty(num: int, seed: int, fraction: float) -> None:
+    validation, test = split_test(num, seed, fraction)
+    assert sorted([*validation, *test]) == list(range(num))
+    assert len(validation) == min(max(round(fraction * num), 1), num - 1)
+    assert (np.diff(validation) > 0).all()
+    assert (np.diff(test) > 0).all()
+
+
+def test_split_of_the_paper_and_its_seeds() -> None:
+    validation, test = split_test(10_000, 0)
+    assert (len(validation), len(test)) == (2_000, 8_000)
+    assert validation.dtype == np.int64
+    assert np.array_equal(validation, split_test(10_000, 0)[0])
+    assert not np.array_equal(validation, split_test(10_000, 1)[0])
+    # At random over the whole split: its mean index has a deviation of 58 around 5,000.
+    assert abs(validation.mean() - 5_000) < 300
+
+
+def test_split_needs_two_images_and_a_fraction() -> None:
+    for num in (0, 1):
+        with pytest.raises(DataError, match=f"{num} image.*2 or more"):
+            split_test(num, 0)
+    for fraction in (0.0, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="0 < fraction < 1"):
+            split_test(10, 0, fraction)

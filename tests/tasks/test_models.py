@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.tasks.models import MODELS, Dropout, build_model, default_model
+
+CIFAR10 = (3, 32, 32)
+FASHION_MNIST = (1, 28, 28)
+DIGITS = (1, 8, 8)
+
+
+def num_params(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "image_shape", "expected"),
+    [
+        ("cnn-cifar10", CIFAR10, 1_059_306),
+        ("cnn-fashion-mnist", FASHION_MNIST, 29_034),
+        ("lenet5", FASHION_MNIST, 61_706),
+        ("lenet5", CIFAR10, 62_006),
+        ("resnet18", CIFAR10, 11_173_962),
+        ("mlp", DIGITS, 64 * 64 + 64 + 64 * 10 + 10),
+    ],
+)
+def test_models_have_the_published_number_of_parameters(name, image_shape, expected):
+    model = build_model(name, image_shape, 10, seed=0)
+    assert num_params(model) == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("image_shape", [DIGITS, FASHION_MNIST, CIFAR10, (4, 16, 24), (2, 12, 65)])
+def test_a_model_that_fits_maps_images_to_logits_and_gradients(name, image_shape):
+    if not MODELS[name].fits(image_shape):
+        with pytest.raises(ConfigError, match=f"model = '{name}' does not fit .* allowed: .*mlp"):
+            build_model(name, image_shape, 7, seed=0)
+        return
+    model = build_model(name, image_shape, 7, seed=0)
+    logits = model(torch.rand(2, *image_shape))
+    assert logits.shape == (2, 7)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_pooling_before_relu_is_the_textbook_cifar10_cnn():
+    model = build_model("cnn-cifar10", CIFAR10, 10, seed=3).eval()
+    conv1, conv2, hidden, output = [m for m in model if isinstance(m, nn.Conv2d | nn.Linear)]
+    images = torch.rand(4, *CIFAR10) - 0.5
+    features = functional.max_pool2d(functional.relu(conv1(images)), 2)
+    features = functional.max_pool2d(functional.relu(conv2(features)), 2)
+    textbook = output(functional.relu(hidden(features.flatten(1))))
+    torch.testing.assert_close(model(images), textbook)
+
+
+def test_pooling_before_relu_is_the_textbook_fashion_mnist_cnn():
+    model = build_model("cnn-fashion-mnist", FASHION_MNIST, 10, seed=3)
+    conv1, conv2 = [m for m in model if isinstance(m, nn.Conv2d)]
+    norm1, norm2 = [m for m in model if isinstance(m, nn.BatchNorm2d)]
+    images = torch.rand(4, *FASHION_MNIST) - 0.5
+    features = functional.max_pool2d(functional.relu(norm1(conv1(images))), 2)
+    features = functional.max_pool2d(functional.relu(norm2(conv2(features))), 2)
+    torch.testing.assert_close(model(images), model[-1](features.flatten(1)))
+
+
+@pytest.mark.parametrize("size", [32, 96])
+def test_resnet18_computes_what_torchvision_s_does(size):
+    ours = build_model("resnet18", (3, size, size), 10, seed=1).eval()
+    theirs = torchvision.models.resnet18(num_classes=10).eval()
+    if size <= 64:
+        theirs.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        theirs.maxpool = nn.Identity()
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.rand(2, 3, size, size)
+    torch.testing.assert_close(ours(images), theirs(images))
+
+
+def test_initial_weights_depend_on_the_seed_alone_and_leave_the_random_state():
+    torch.manual_seed(7)
+    expected_draw = torch.rand(3)
+    torch.manual_seed(7)
+    first = build_model("mlp", DIGITS, 10, seed=1)
+    assert torch.equal(torch.rand(3), expected_draw)
+    second = build_model("mlp", DIGITS, 10, seed=1)
+    other = build_model("mlp", DIGITS, 10, seed=2)
+    assert torch.equal(first[1].weight, second[1].weight)
+    assert not torch.equal(first[1].weight, other[1].weight)
+
+
+def test_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"model = 'vgg'; allowed: cnn-cifar10, .*, mlp"):
+        build_model("vgg", CIFAR10, 10, seed=0)
+
+
+def test_one_class_is_refused():
+    with pytest.raises(ConfigError, match="1 class; allowed: 2 classes or more"):
+        build_model("mlp", DIGITS, 1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "image_shape", "expected"),
+    [
+        ("digits", DIGITS, "mlp"),
+        ("fashion-mnist", FASHION_MNIST, "cnn-fashion-mnist"),
+        ("cifar10", CIFAR10, "cnn-cifar10"),
+        ("image-folder", CIFAR10, "cnn-cifar10"),
+        ("image-folder", FASHION_MNIST, "cnn-fashion-mnist"),
+        ("image-folder", (3, 64, 48), "lenet5"),
+        ("image-folder", (3, 9, 40), "mlp"),
+    ],
+)
+def test_default_model_follows_the_data_and_fits_it(dataset, image_shape, expected):
+    name = default_model(dataset, image_shape)
+    assert name == expected
+    assert MODELS[name].fits(image_shape)
+
+
+def test_dropout_keeps_the_share_and_the_mean_and_is_off_in_eval_mode():
+    dropout, inputs = Dropout(0.2), torch.ones(100_000)
+    outputs = dropout(inputs)
+    assert set(outputs.tolist()) == {0.0, 1.25}
+    # Standard error of the share: sqrt(0.2 * 0.8 / 100,000) = 0.0013.
+    assert float((outputs == 0).float().mean()) == pytest.approx(0.2, abs=0.007)
+    assert dropout(inputs.bfloat16()).dtype == torch.bfloat16
+    assert dropout.eval()(inputs) is inputs

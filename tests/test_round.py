@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import torch
+
+from fedif_flower.round import RoundUpdates, combine, largest_counters
+
+GLOBAL = torch.tensor([1.0, 2.0])
+CLIENTS = torch.tensor([[3.0, 0.0], [5.0, 4.0]]) - GLOBAL
+
+
+def test_combine_is_the_weighted_mean_if_weights_sum_to_one():
+    assert combine(GLOBAL, CLIENTS, torch.tensor([0.25, 0.75])).tolist() == [4.5, 3.0]
+
+
+def test_combine_keeps_the_rest_of_the_old_model():
+    # w + 0.5 (w_1 - w) + 0 = (2, 1).
+    assert combine(GLOBAL, CLIENTS, torch.tensor([0.5, 0.0])).tolist() == [2.0, 1.0]
+
+
+def test_combine_with_weights_beyond_one():
+    # w + 1 (w_1 - w) + 1 (w_2 - w) = (3 + 5 - 1, 0 + 4 - 2).
+    assert combine(GLOBAL, CLIENTS, torch.tensor([1.0, 1.0])).tolist() == [7.0, 2.0]
+
+
+def test_counters_take_the_maximum_of_clients_that_count():
+    received = [{"n": torch.tensor(3)}, {"n": torch.tensor(9)}, {"n": torch.tensor(5)}]
+    assert largest_counters(received, torch.tensor([0.5, 0.0, 0.5]))["n"].item() == 5
+    assert largest_counters(received, torch.zeros(3))["n"].item() == 9
+    assert largest_counters([], torch.zeros(0)) == {}
+
+
+def two_clients(**more) -> RoundUpdates:
+    return RoundUpdates(
+        server_round=1,
+        client_ids=(1000, 1001),
+        num_examples=torch.ones(2),
+        global_params=GLOBAL,
+        client_updates=CLIENTS,
+        squared_norms=CLIENTS.square().sum(dim=1),
+        global_buffers=torch.tensor([0.5]),
+        buffer_updates=torch.tensor([[0.25], [0.75]]),
+        **more,
+    )
+
+
+def test_state_updates_are_changes_of_everything_that_was_sent():
+    updates = two_clients(
+        named_buffers={"mean": torch.tensor([0.5]), "seen": torch.tensor(100)},
+        counters=[{"seen": torch.tensor(130)}, {"seen": torch.tensor(195)}],
+    )
+    assert updates.state_updates().tolist() == [[2.0, -2.0, 0.25, 30.0], [4.0, 2.0, 0.75, 95.0]]
+    # A model without counters.
+    assert two_clients().state_updates().tolist() == [[2.0, -2.0, 0.25], [4.0, 2.0, 0.75]]

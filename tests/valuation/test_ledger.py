@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.valuation.ledger import ContributionLedger, min_max
+
+finite = st.floats(-1e30, 1e30, allow_nan=False)
+
+
+def vector(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_min_max_by_hand():
+    assert min_max(vector(1.0, 3.0, 2.0)).tolist() == [0.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize("scores", [[2.0], [0.0, 0.0], [-1.0, -1.0, -1.0]])
+def test_min_max_of_equal_scores_is_one(scores):
+    assert min_max(vector(*scores)).tolist() == [1.0] * len(scores)
+
+
+def test_min_max_of_nobody():
+    assert min_max(vector()).shape == (0,)
+
+
+def test_min_max_survives_the_largest_floats():
+    largest = torch.finfo(torch.float64).max
+    assert min_max(vector(-largest, largest)).tolist() == [0.0, 1.0]
+
+
+@given(st.lists(finite, min_size=2, max_size=8), st.floats(0.1, 10), st.floats(-100, 100))
+def test_min_max_lies_in_the_unit_interval_and_keeps_order(scores, scale, shift):
+    normalized = min_max(vector(*scores))
+    assert ((normalized >= 0) & (normalized <= 1)).all()
+    order = sorted(range(len(scores)), key=lambda i: scores[i])
+    assert normalized[order].diff().ge(0).all()
+
+
+def test_smooth_update_by_hand():
+    ledger = ContributionLedger(0.3)
+    # From 0: 0.7 * 0 + 0.3 * psi.
+    assert ledger.update([7, 8], vector(1.0, 0.5)).tolist() == pytest.approx([0.3, 0.15])
+    # Client 8 sits out and keeps its score.
+    assert ledger.update([7], vector(0.0)).tolist() == pytest.approx([0.21])
+    assert ledger.scores == pytest.approx({7: 0.21, 8: 0.15})
+
+
+def test_initial_contribution_of_afedsv():
+    ledger = ContributionLedger(0.3, initial=0.5)
+    assert ledger.update([1], vector(1.0)).tolist() == pytest.approx([0.65])
+    assert ledger.weights([1, 2]).tolist() == pytest.approx([0.65 / 1.15, 0.5 / 1.15])
+
+
+def test_without_smooth_update_the_last_score_counts():
+    ledger = ContributionLedger(0.3, smooth_update=False)
+    ledger.update([1], vector(1.0))
+    assert ledger.update([1], vector(0.25)).tolist() == [0.25]
+
+
+def test_weights_by_hand():
+    ledger = ContributionLedger(1.0)
+    ledger.update([1, 2, 3], vector(1.0, 3.0, -2.0))
+    assert ledger.weights([1, 2, 3]).tolist() == [0.25, 0.75, 0.0]
+
+
+def test_weights_are_uniform_and_warned_of_if_all_are_zero(caplog):
+    ledger = ContributionLedger(0.5)
+    with caplog.at_level(logging.WARNING):
+        assert ledger.weights([4, 5]).tolist() == [0.5, 0.5]
+    assert "uniform" in caplog.text
+
+
+def test_population_weights_by_hand():
+    ledger = ContributionLedger(1.0)
+    ledger.update([1, 2, 3], vector(0.2, 0.6, 0.2))
+    # a_i = Omega_i / sum over K * (K / m) with K = 4, m = 2; client 4 was never seen.
+    assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4, 1.2])
+    # With an initial contribution, unseen clients count too: sum = 1 + 0.5.
+    ledger.initial = 0.5
+    assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4 / 1.5, 1.2 / 1.5])
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=10), st.floats(0.01, 1))
+def test_weights_sum_to_one(scores, gamma):
+    ledger = ContributionLedger(gamma)
+    ids = list(range(len(scores)))
+    ledger.update(ids, vector(*scores))
+    weights = ledger.weights(ids)
+    assert (weights >= 0).all()
+    assert weights.sum().item() == pytest.approx(1.0)
+
+
+@given(st.permutations(range(5)))
+def test_order_of_clients_does_not_matter(order):
+    scores = vector(0.1, 0.5, 0.0, 0.9, 0.3)
+    straight, shuffled = ContributionLedger(0.4), ContributionLedger(0.4)
+    straight.update(range(5), scores)
+    shuffled.update(order, scores[list(order)])
+    assert straight.scores == shuffled.scores
+    torch.testing.assert_close(straight.weights(range(5))[list(order)], shuffled.weights(order))
+
+
+def test_accumulative_influence():
+    ledger = ContributionLedger(0.3)
+    ledger.accumulate([1, 2], vector(1.0, -2.0))
+    assert ledger.accumulate([2], vector(0.5)).tolist() == [-1.5]
+    assert ledger.accumulative_influence == {1: 1.0, 2: -1.5}
+
+
+def test_state_round_trip():
+    ledger = ContributionLedger(0.3)
+    ledger.update([1, 2], vector(1.0, 0.0))
+    ledger.accumulate([1], vector(2.0))
+    other = ContributionLedger(0.3)
+    other.load_state_dict(ledger.state_dict())
+    assert other.scores == ledger.scores
+    assert other.accumulative_influence == ledger.accumulative_influence
+
+
+@pytest.mark.parametrize("gamma", [0.0, -0.1, 1.1, float("nan")])
+def test_gamma_out_of_range(gamma):
+    with pytest.raises(ValuationError, match="gamma"):
+        ContributionLedger(gamma)
+
+
+def test_bad_scores_name_the_client():
+    ledger = ContributionLedger(0.3)
+    with pytest.raises(ValuationError, match="client 9 has score nan"):
+        ledger.update([8, 9], vector(1.0, float("nan")))
+    with pytest.raises(ValuationError, match="twice"):
+        ledger.update([8, 8], vector(1.0, 1.0))
+    with pytest.raises(ValuationError, match="2 clients"):
+        ledger.update([8, 9], vector(1.0))
+    assert ledger.scores == {}
