@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 
 import pytest
-from tests.sweeps.small import DEFAULTS, printed, silent_console, write_result
 
 from fedif_flower.run.config import Scalar
 from fedif_flower.sweeps.measurements import find_measurements
@@ -16,6 +15,7 @@ from paper.compare import (
 from paper.docs import read_results, update_docs
 from paper.report import report_all
 from paper.tables import TABLES
+from tests.sweeps.small import DEFAULTS, printed, silent_console, write_result
 
 ROUNDS = 100
 

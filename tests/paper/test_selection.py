@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from PIL import Image
-from tests.sweeps.small import DEFAULTS
 
 from fedif_flower.errors import ConfigError
 from paper.selection import (
@@ -15,6 +14,7 @@ from paper.selection import (
     table_cells,
 )
 from paper.tables import TABLES
+from tests.sweeps.small import DEFAULTS
 
 
 def names(table: str, **selection) -> list[tuple[str, str, int]]:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.sweeps.small import DEFAULTS
 
 from fedif_flower.run.config import RunConfig
 from paper.selection import cell_name
 from paper.tables import TABLES
+from tests.sweeps.small import DEFAULTS
 
 METHODS = ["fedavg", "fedprox", "krum", "afedsv", "fedif"]
 

@@ -269,7 +269,7 @@ def test_an_error_loses_no_complete_round(tmp_path):
 SMALL_DISK = """
 import sys
 sys.path.insert(0, {project!r})
-from tests.test_resume import CLIENTS, run_config
+from tests.run.test_resume import CLIENTS, run_config
 from client_app import app
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.sweeps.small import small_cell
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.sweeps.cells import by_num_clients, distinct, find_result, is_complete
+from tests.sweeps.small import small_cell
 
 
 def test_a_directory_for_each_configuration(tmp_path):

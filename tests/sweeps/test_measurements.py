@@ -5,7 +5,6 @@ import dataclasses
 import json
 
 import pytest
-from tests.sweeps.small import write_result
 
 from fedif_flower.sweeps.measurements import (
     Accuracy,
@@ -15,6 +14,7 @@ from fedif_flower.sweeps.measurements import (
     to_row,
     write_csv,
 )
+from tests.sweeps.small import write_result
 
 
 def test_three_figures_of_a_run():

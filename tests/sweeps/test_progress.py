@@ -1,12 +1,12 @@
 """What a grid says of itself while it runs."""
 
 import pytest
-from tests.sweeps.small import printed, silent_console, small_cell
 
 from fedif_flower.run.recorder import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.sweeps.federations import Outcome
 from fedif_flower.sweeps.progress import GridProgress
+from tests.sweeps.small import printed, silent_console, small_cell
 
 
 class Show:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.sweeps.small import DEFAULTS
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.sweeps.spec import read_sweep
+from tests.sweeps.small import DEFAULTS
 
 
 def cells(tmp_path, text: str):
