@@ -6,7 +6,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedif_flower.client.reply import describe_node, train_round
+from fedif_flower.run.logs import show_logs
 
+show_logs()
 app = ClientApp()
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 from flwr.app import Context
-from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.logs import show_logs
 from fedif_flower.run.recorder import RoundRow
 from fedif_flower.runtime.polling_grid import PollingGrid
 from fedif_flower.strategies.nodes import is_simulated
+
+logger = logging.getLogger("fedif_flower")
 
 app = ServerApp()
 
@@ -18,12 +22,13 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config describes."""
+    show_logs()
     config = RunConfig.from_run_config(context.run_config)
     clients = grid if is_simulated(grid) else PollingGrid(grid)
     run_dir = run_federation(clients, config, on_row=_log_row)
-    log(20, "Results: %s", run_dir)
+    logger.info("Results: %s", run_dir)
 
 
 def _log_row(row: RoundRow) -> None:
     if row.test_accuracy is not None:
-        log(20, "round %d: test accuracy %.1f %%", row.round, 100 * row.test_accuracy)
+        logger.info("round %d: test accuracy %.1f %%", row.round, 100 * row.test_accuracy)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from client_app import app as client_app
 from fedif_flower.errors import FedIFError
 from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.logs import show_logs
 from fedif_flower.run.recorder import RoundRow
 from fedif_flower.run.report import print_summary
 from fedif_flower.runtime.simulation import simulate
@@ -98,6 +99,7 @@ add_commands(cli, client_app, PROJECT)
 
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
+    show_logs()
     try:
         cli()
     except FedIFError as error:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from logging import WARNING
 
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.common.logger import log
 from torch import Tensor
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.layout import ModelVectors, ParameterLayout
 from fedif_flower.strategies.nodes import ClientNode
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
@@ -235,7 +236,7 @@ def screen_evaluations(
             num_examples = _screen_num_examples(metrics, weighted_by_key, max_num_examples)
             accepted.append(_credible(metrics) | {weighted_by_key: num_examples})
         except Exception as error:  # nothing a client sends may stop the server
-            log(WARNING, "evaluation of node %d refused: %s", reply.metadata.src_node_id, error)
+            logger.warning("evaluation of node %d refused: %s", reply.metadata.src_node_id, error)
     return accepted
 
 
@@ -246,7 +247,7 @@ def aggregate_metrics(
     try:
         return aggregate(common_metrics(reported), weighted_by_key) if reported else None
     except Exception as error:  # metrics are the clients' words: they must not stop a run
-        log(WARNING, "the clients' metrics could not be aggregated: %r", error)
+        logger.warning("the clients' metrics could not be aggregated: %r", error)
         return None
 
 

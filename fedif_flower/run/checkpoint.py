@@ -8,21 +8,22 @@ is a function of (purpose, seed, ids), the round among them, see :mod:`~fedif_fl
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
-from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.common.logger import log
 from torch import Tensor
 
 from fedif_flower.errors import CheckpointError
 from fedif_flower.storage import temporary_siblings, write_atomically
 from fedif_flower.strategies.state import rename_nodes
+
+logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 KEPT = 2
@@ -128,13 +129,13 @@ class CheckpointFolder:
             try:
                 return self._checked(path)
             except _DamagedError as error:
-                log(WARNING, "resume = 'auto': %s; trying the one before it", error)
+                logger.warning("resume = 'auto': %s; trying the one before it", error)
         if paths:
             raise CheckpointError(
                 f"resume = 'auto': every checkpoint in {self.folder} is damaged; remove the "
                 "folder, or set resume = '', to begin anew"
             )
-        log(INFO, "resume = 'auto': no checkpoint in %s, beginning at round 1", self.folder)
+        logger.debug("resume = 'auto': no checkpoint in %s, beginning at round 1", self.folder)
         return None
 
     def remove_after(self, server_round: int) -> None:

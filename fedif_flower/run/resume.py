@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
-from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
@@ -17,6 +16,8 @@ from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.strategies.nodes import is_simulated
 from fedif_flower.strategies.screened import ScreenedStrategy
+
+logger = logging.getLogger(__name__)
 
 
 class ResumableRun:
@@ -75,7 +76,7 @@ class ResumableRun:
                 f"{error!r}"
             ) from error
         self.folder.remove_after(checkpoint.server_round)
-        log(INFO, "Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
+        logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
         return arrays
 
     def completed(self, server_round: int, arrays: ArrayRecord) -> None:
@@ -111,7 +112,7 @@ class ResumableRun:
         try:
             online = nodes.online(grid, self.strategy.min_available_nodes)
         except TrainingFailedError as error:
-            log(WARNING, "%s; going on with those that are there", error)
+            logger.warning("%s; going on with those that are there", error)
             return checkpoint
         if not is_simulated(grid):
             return checkpoint

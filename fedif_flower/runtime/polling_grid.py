@@ -10,18 +10,19 @@ that would take the whole timeout.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
-from logging import WARNING
 from typing import NoReturn
 
 import httpx
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
-from flwr.common.logger import log
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run, RunNotRunningException
+
+logger = logging.getLogger(__name__)
 
 # What says that the SuperLink is gone or the run over; anything else is a reply's own fault.
 _CONNECTION_ERRORS = (httpx.HTTPError, OSError, RunNotRunningException)
@@ -157,5 +158,5 @@ class PollingGrid(Grid):
 
 
 def _refusal(message: Message, reason: str, code: int = ErrorCode.MESSAGE_UNAVAILABLE) -> Message:
-    log(WARNING, "node %d: %s", message.metadata.dst_node_id, reason)
+    logger.warning("node %d: %s", message.metadata.dst_node_id, reason)
     return Message(Error(code=code, reason=reason), reply_to=message)

@@ -5,16 +5,16 @@ Paper: https://arxiv.org/abs/1703.02757
 
 from __future__ import annotations
 
-from logging import WARNING
+import logging
 from typing import Literal, Unpack, get_args
-
-from flwr.common.logger import log
 
 from fedif_flower.aggregators.krum import krum_scores, select_lowest
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
+
+logger = logging.getLogger(__name__)
 
 Distances = Literal["parameters", "state"]
 DISTANCES: tuple[Distances, ...] = get_args(Distances)
@@ -56,14 +56,15 @@ class Krum(ScreenedStrategy):
         self.malicious_fraction = malicious_fraction
         self.num_selected = num_selected
         self.distances = distances
+        self._warned: set[tuple[int, int]] = set()
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return 1 for the selected model, 0 for the others, ``[m]``; scores are -distances."""
         m = updates.num_clients
         num_malicious = round(self.malicious_fraction * m)
-        if 2 * num_malicious + 2 >= m:
-            log(
-                WARNING,
+        if 2 * num_malicious + 2 >= m and (num_malicious, m) not in self._warned:
+            self._warned.add((num_malicious, m))
+            logger.warning(
                 "Krum assumes 2f + 2 < m; here f = %d of m = %d: no guarantee holds",
                 num_malicious,
                 m,

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import Message, MessageType, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.seeding import numpy_generator
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN_PARTITION = -1
 # A node starts a process to answer; on a busy host that has taken over a minute. Who was too slow
@@ -205,5 +206,5 @@ def _read_answer(node_id: int, content: RecordDict) -> ClientNode:
         if isinstance(partition_id, int) and 0 <= partition_id < 2**31 and isinstance(attack, str):
             return ClientNode(partition_id, node_id, attack[:40])
     except Exception as error:  # a hostile answer must not stop the server
-        log(WARNING, "node %d: unreadable answer to the query: %r", node_id, error)
+        logger.warning("node %d: unreadable answer to the query: %r", node_id, error)
     return ClientNode(UNKNOWN_PARTITION, node_id)

@@ -8,14 +8,13 @@ most clients fail round after round.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from logging import ERROR, INFO, WARNING
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
@@ -37,6 +36,8 @@ from fedif_flower.strategies.failures import FailureCount
 from fedif_flower.strategies.nodes import ClientNode, Identify, NodeDirectory, sample_clients
 from fedif_flower.strategies.reports import OnRound, round_report
 from fedif_flower.strategies.state import Stateful
+
+logger = logging.getLogger(__name__)
 
 
 class ScreenedStrategy(FlowerFedAvg):
@@ -179,7 +180,7 @@ class ScreenedStrategy(FlowerFedAvg):
         self._asked = {node.node_id: node for node in sampled}
         vectors = self.vectors(arrays)
         self.prepare(vectors.params, self.layout.named_buffers(vectors))
-        log(INFO, "round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
+        logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         self._started = time.perf_counter()
@@ -264,8 +265,7 @@ class ScreenedStrategy(FlowerFedAvg):
     ) -> tuple[ArrayRecord | None, Aggregation | None]:
         accepted = screening.accepted
         if len(accepted) < self.min_valid_replies:
-            log(
-                WARNING,
+            logger.warning(
                 "round %d: %d valid replies, %d needed; the model stays as it was",
                 server_round,
                 len(accepted),
@@ -277,7 +277,7 @@ class ScreenedStrategy(FlowerFedAvg):
         try:
             vectors, aggregation = self._combine(server_round, accepted)
         except ValuationError as error:
-            log(ERROR, "round %d: %s; the model stays as it was", server_round, error)
+            logger.error("round %d: %s; the model stays as it was", server_round, error)
             diverged = isinstance(error, DivergedError)
             return self._take_back(server_round) if diverged else None, None
         self._proven = self._record
@@ -288,7 +288,7 @@ class ScreenedStrategy(FlowerFedAvg):
         """Return to the last model from which a round succeeded, if that is another one."""
         if self._proven is None or self._proven is self._record:
             return None
-        log(ERROR, "round %d: the model goes back to the last one that worked", server_round)
+        logger.error("round %d: the model goes back to the last one that worked", server_round)
         self.vectors(self._proven)
         return self._proven
 
@@ -334,7 +334,7 @@ class ScreenedStrategy(FlowerFedAvg):
         aggregation_seconds: float,
     ) -> None:
         for refused in screening.refused:
-            log(WARNING, "round %d: %s: %s", server_round, refused.node.label, refused.reason)
+            logger.warning("round %d: %s: %s", server_round, refused.node.label, refused.reason)
         if self.on_round is not None:
             self.on_round(
                 round_report(

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from fedif_flower.devices import fix_threads, torch_threads
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.logs import about_cell
 from fedif_flower.run.recorder import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
 from fedif_flower.sweeps.cells import Cell
@@ -123,7 +124,8 @@ def _run_cell(shared: SharedGrid, cell: Cell, listener: Listener) -> Outcome:
     try:
         shared.check()
         listener.on_start(cell)
-        run_dir = run_federation(shared, cell.config, on_row)
+        with about_cell(cell.name):
+            run_dir = run_federation(shared, cell.config, on_row)
         outcome = Outcome(cell, run_dir, None, clock.seconds)
     except Exception as error:  # the other cells go on
         outcome = Outcome(cell, None, error, clock.seconds)

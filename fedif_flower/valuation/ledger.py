@@ -5,9 +5,9 @@ FedIF and AFedSV share every line of this file; they differ in the valuation tha
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
-from logging import getLogger
 from typing import Any, Literal, get_args
 
 import torch
@@ -18,7 +18,7 @@ from fedif_flower.errors import ValuationError
 WeightScope = Literal["participants", "population"]
 WEIGHT_SCOPES: tuple[str, ...] = get_args(WeightScope)
 
-logger = getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def min_max(scores: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def test_auto_falls_back_to_the_older_one_with_a_warning(tmp_path, caplog):
     kept.save(checkpoint(9))
     last = kept.save(checkpoint(10))
     last.write_bytes(last.read_bytes()[:-1])
-    with caplog.at_level(logging.WARNING, logger="flwr"):
+    with caplog.at_level(logging.WARNING, "fedif_flower"):
         assert kept.find("auto").server_round == 9
     assert "round-000010.pt is damaged" in caplog.text
     with pytest.raises(CheckpointError, match="SHA-256"):

@@ -53,3 +53,12 @@ def test_counts_of_steps_hide_them_where_they_are_taken_along():
 def test_anything_else_is_refused_by_name():
     with pytest.raises(ConfigError, match="krum-distances = 'models'; allowed: parameters, state"):
         Krum(distances="models")  # type: ignore[arg-type]
+
+
+def test_a_missing_guarantee_is_said_once_not_every_round(caplog):
+    strategy = Krum(malicious_fraction=0.5)
+    strategy.weigh(ROUND)
+    strategy.weigh(ROUND)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Krum assumes 2f + 2 < m; here f = 2 of m = 4: no guarantee holds"
+    ]

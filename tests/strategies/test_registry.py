@@ -72,7 +72,7 @@ def test_krum_is_told_the_assumed_share(tmp_path, caplog):
         tmp_path, "krum", **{"malicious-fraction": 0.6}, **{"assumed-malicious-fraction": 0.2}
     )
     told = config(tmp_path, "krum", **{"malicious-fraction": 0.6})
-    with caplog.at_level(logging.WARNING, logger="flwr"):
+    with caplog.at_level(logging.WARNING, "fedif_flower"):
         run(untold)
         assert "2f + 2 < m" not in caplog.text
         run(told)

@@ -168,3 +168,10 @@ def test_a_shared_grid_waits_no_longer_than_it_was_told():
     assert SharedGrid(Mute(), lambda: False).send_and_receive([], timeout=0.1) == []
     with pytest.raises(GridInterrupted):
         SharedGrid(Mute(), lambda: True).send_and_receive([], timeout=None)
+
+
+def test_a_warning_is_shown_with_the_name_of_its_cell(tmp_path, shown_logs, capsys):
+    cell = small_cell(tmp_path, "krum_seed0", strategy="krum", malicious_fraction=0.5)
+    assert run_cells([cell], Launches(), silent_console())
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("fedif WARNING: [krum_seed0] Krum assumes") for line in lines)

@@ -36,7 +36,7 @@ from fedif_flower.tasks.data.sources import RawDataset, RawSplit, Source
 
 FORMAT = 1
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-_log = logging.getLogger("fedif_flower")
+logger = logging.getLogger(__name__)
 
 
 class _DamagedError(Exception):
@@ -87,11 +87,11 @@ def open_prepared(name: str, source: Source, root: Path, *, verify: bool = False
         try:
             return _read(entry, verify=verify)  # another process may have been faster
         except FileNotFoundError:
-            _log.info("preparing %s in %s, once", name, entry)
+            logger.info("preparing %s in %s, once", name, entry)
         except _DamagedError as error:
-            _log.warning("%s is damaged (%s): preparing it again", entry, error)
+            logger.warning("%s is damaged (%s): preparing it again", entry, error)
         for leftover in temporary_siblings(entry):
-            _log.warning("removing %s, left behind by a process that was stopped", leftover)
+            logger.warning("removing %s, left behind by a process that was stopped", leftover)
             shutil.rmtree(leftover)
         _prepare(name, source.read(), entry)
         return _read(entry, verify=False)

@@ -24,7 +24,7 @@ from fedif_flower.storage import (
 )
 from fedif_flower.tasks.data.datasets import Dataset
 
-_log = logging.getLogger("fedif_flower")
+logger = logging.getLogger(__name__)
 
 
 def dirichlet_partition(
@@ -155,7 +155,7 @@ def _read(path: Path, num_partitions: int, total: int) -> list[NDArray[np.int64]
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         reason = str(error)
-    _log.warning("%s is damaged (%s): drawing the partitions again", path, reason)
+    logger.warning("%s is damaged (%s): drawing the partitions again", path, reason)
     return None
 
 

@@ -13,7 +13,7 @@ from fedif_flower.errors import DataError
 from fedif_flower.storage import cache_errors, exclusive_lock
 from fedif_flower.tasks.data.sources.source import RawDataset, RawSplit, Source
 
-_log = logging.getLogger("fedif_flower")
+logger = logging.getLogger(__name__)
 
 
 class TorchvisionSource(Source):
@@ -50,7 +50,7 @@ class TorchvisionSource(Source):
         with cache_errors(self.cache_root), exclusive_lock(lock):
             if self._is_present():
                 return
-            _log.info("downloading %s to %s", self.title, self.root)
+            logger.info("downloading %s to %s", self.title, self.root)
             try:
                 self._open(train=True, download=True)
             except Exception as error:  # torchvision documents none: network, disk and checksum
