@@ -13,10 +13,10 @@ from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.contribution import FedIF
 from fedif_flower.strategies.fedavg import FedAvg, FedProx
 from fedif_flower.strategies.flower_rule import FlowerRule
-from fedif_flower.strategies.geometry import RFA, FedAdp, FLTrust, ShapFed
+from fedif_flower.strategies.fltrust import RFA, FedAdp, FLTrust, ShapFed
 from fedif_flower.strategies.krum import Distances, Krum
+from fedif_flower.strategies.s_fedavg import AFedSV, FedSV, LeaveOneOut, SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.shapley import AFedSV, FedSV, LeaveOneOut, SFedAvg
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import Metric
 
