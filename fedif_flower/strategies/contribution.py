@@ -1,4 +1,4 @@
-"""Strategies that aggregate by smoothed contributions: any valuation, one ledger."""
+"""The base of strategies that aggregate by smoothed contributions: any valuation, one ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
-from fedif_flower.valuation import InfluenceValuation, Validation, Valuation
+from fedif_flower.valuation import Valuation
 from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ContributionLedger, min_max
 
 
@@ -99,67 +99,4 @@ class ContributionStrategy(ScreenedStrategy):
             contributions=contributions,
             accumulative=accumulative,
             evaluations=scores.evaluations,
-        )
-
-
-class FedIF(ContributionStrategy):
-    r"""FedIF: aggregate by the influence of each client's update on the validation loss.
-
-    .. math:: \Phi_i = \left\langle \frac{w_{t-1} - w_i}{\lVert w_{t-1} - w_i \rVert},
-              \nabla \ell(w_{t-1}, D') \right\rangle
-
-    Paper: *Lightweight and Robust Federated Data Valuation*.
-
-    Parameters
-    ----------
-    validation : Validation
-        The server's held-out set D' with model and loss.
-    gamma : float
-        Rate of the smooth update, in (0, 1]; the paper: 0.3 (CIFAR-10), 0.4 (Fashion-MNIST).
-    weight_normalization : bool
-        Divide by the norm of the update.
-    round_normalization : bool
-        Min-max over the round's clients.
-    smooth_update : bool
-        Smooth over rounds.
-    weight_scope : str
-        ``"participants"`` or ``"population"``.
-    overlap : bool
-        Take the validation gradient while the clients train.
-    num_clients : int, optional
-        All clients K, for ``weight_scope="population"``; default: every node seen so far.
-    **base
-        Flower's ``FedAvg`` arguments and those of
-        :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
-
-    Examples
-    --------
-    >>> validation = Validation(model, inputs, targets)          # doctest: +SKIP
-    >>> strategy = FedIF(validation, fraction_train=0.1)         # doctest: +SKIP
-    >>> strategy.start(grid, ArrayRecord(model.state_dict()))    # doctest: +SKIP
-    """
-
-    def __init__(
-        self,
-        validation: Validation,
-        *,
-        gamma: float = 0.3,
-        weight_normalization: bool = True,
-        round_normalization: bool = True,
-        smooth_update: bool = True,
-        weight_scope: str = "participants",
-        overlap: bool = True,
-        num_clients: int | None = None,
-        **base: Unpack[BaseArguments],
-    ) -> None:
-        super().__init__(
-            InfluenceValuation(
-                validation, weight_normalization=weight_normalization, overlap=overlap
-            ),
-            gamma=gamma,
-            round_normalization=round_normalization,
-            smooth_update=smooth_update,
-            weight_scope=weight_scope,
-            num_clients=num_clients,
-            **base,
         )

@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from flwr.serverapp import strategy as flower
 from torch import Tensor, nn
 
+from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.contribution import FedIF
-from fedif_flower.strategies.fedavg import FedAvg, FedProx
+from fedif_flower.strategies.fedadp import FedAdp
+from fedif_flower.strategies.fedavg import FedAvg
+from fedif_flower.strategies.fedif import FedIF
+from fedif_flower.strategies.fedprox import FedProx
+from fedif_flower.strategies.fedsv import FedSV
 from fedif_flower.strategies.flower_rule import FlowerRule
-from fedif_flower.strategies.fltrust import RFA, FedAdp, FLTrust, ShapFed
+from fedif_flower.strategies.fltrust import FLTrust
 from fedif_flower.strategies.krum import Distances, Krum
-from fedif_flower.strategies.s_fedavg import AFedSV, FedSV, LeaveOneOut, SFedAvg
+from fedif_flower.strategies.leave_one_out import LeaveOneOut
+from fedif_flower.strategies.rfa import RFA
+from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.shapfed import ShapFed
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import Metric
 

@@ -14,6 +14,10 @@ from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.valuation import Validation
 
+STEPS = [[4.5], [2.5], [-3.7]]
+# Shapley values of STEPS: u(a) = 1, u(b) = 1/2, u(ab) = 3/4, u(abc) = 1/4, otherwise 0.
+SHAPLEY = [11 / 24, 5 / 24, -10 / 24]
+
 
 class Threshold(nn.Module):
     """Says class 1 where weight * x > 1."""
@@ -30,6 +34,13 @@ def threshold_validation() -> Validation:
     """Right about the k-th example once the weight exceeds k = 1, 2, 3, 4."""
     inputs = torch.tensor([[1.0], [1 / 2], [1 / 3], [1 / 4]])
     return Validation(Threshold(), inputs, torch.ones(4, dtype=torch.int64), device="cpu")
+
+
+def point() -> nn.Module:
+    """Two parameters, both 0."""
+    line = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(line.weight)
+    return line
 
 
 class Movers:

@@ -6,95 +6,20 @@ from collections import Counter
 import pytest
 import torch
 
-from fedif_flower import AFedSV, FedIF, FedSV, LeaveOneOut, SFedAvg
+from fedif_flower import AFedSV, FedSV, SFedAvg
 from fedif_flower.errors import ConfigError
 from fedif_flower.strategies.nodes import ClientNode
-from fedif_flower.valuation.shapley.valuation import ShapleyValuation
-from tests.strategies.lines import Movers, Threshold, column, play, threshold_validation
+from tests.strategies.lines import (
+    SHAPLEY,
+    STEPS,
+    Movers,
+    Threshold,
+    column,
+    play,
+    threshold_validation,
+)
 
 BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
-STEPS = [[4.5], [2.5], [-3.7]]
-# Shapley values of STEPS: u(a) = 1, u(b) = 1/2, u(ab) = 3/4, u(abc) = 1/4, otherwise 0.
-SHAPLEY = [11 / 24, 5 / 24, -10 / 24]
-
-
-def test_afedsv_by_hand():
-    strategy = AFedSV(threshold_validation(), shapley_estimator="exact", **BASE)
-    params, (report,) = play(strategy, Threshold(), Movers(STEPS))
-    assert column(report, "score") == pytest.approx(SHAPLEY)
-    normalized = [1.0, 15 / 21, 0.0]  # (5 + 10) / (11 + 10)
-    assert column(report, "normalized") == pytest.approx(normalized)
-    # Omega starts at 0.5; gamma is 0.3.
-    omega = [0.7 * 0.5 + 0.3 * psi for psi in normalized]
-    assert column(report, "contribution") == pytest.approx(omega)
-    weights = [contribution / sum(omega) for contribution in omega]
-    assert column(report, "weight") == pytest.approx(weights)
-    expected = sum(weight * step for weight, (step,) in zip(weights, STEPS, strict=True))
-    assert params.item() == pytest.approx(expected)
-    assert column(report, "accumulative") == [None] * 3
-
-
-def test_afedsv_smooths_over_rounds():
-    strategy = AFedSV(threshold_validation(), shapley_estimator="exact", gamma=0.5, **BASE)
-    _, reports = play(strategy, Threshold(), Movers(STEPS), rounds=2)
-    first, second = (column(report, "contribution") for report in reports)
-    psi = column(reports[1], "normalized")
-    assert second == pytest.approx([(a + b) / 2 for a, b in zip(first, psi, strict=True)])
-
-
-def test_afedsv_population_weights_by_hand():
-    # K = 6: three clients are never seen and count as 0.5 each.
-    strategy = AFedSV(
-        threshold_validation(),
-        shapley_estimator="exact",
-        weight_scope="population",
-        num_clients=6,
-        **BASE,
-    )
-    _, (report,) = play(strategy, Threshold(), Movers(STEPS))
-    omega = [0.65, 0.35 + 0.3 * 15 / 21, 0.35]
-    total = sum(omega) + 3 * 0.5
-    assert column(report, "weight") == pytest.approx([o / total * 6 / 3 for o in omega])
-
-
-def test_evaluation_counts_reach_the_report():
-    movers = Movers([[step] for step in torch.linspace(-2.0, 6.0, 10).tolist()])
-
-    def evaluations(strategy) -> int:
-        _, (report,) = play(strategy, Threshold(), movers)
-        return report.evaluations
-
-    assert evaluations(AFedSV(threshold_validation(), shapley_estimator="exact", **BASE)) == 1024
-    assert 300 < evaluations(AFedSV(threshold_validation(), **BASE)) < 600
-    assert evaluations(LeaveOneOut(threshold_validation(), **BASE)) == 11
-    assert evaluations(FedIF(threshold_validation(), **BASE)) == 1
-
-
-def test_afedsv_and_fedif_differ_in_valuation_and_start_alone():
-    afedsv, fedif = (kind(threshold_validation(), **BASE) for kind in (AFedSV, FedIF))
-    assert isinstance(afedsv.valuation, ShapleyValuation)
-    same = ("round_normalization", "weight_scope", "num_clients", "trainable_keys", "seed")
-    assert [getattr(afedsv, name) for name in same] == [getattr(fedif, name) for name in same]
-    assert (afedsv.ledger.gamma, fedif.ledger.gamma) == (0.3, 0.3)
-    assert (afedsv.ledger.initial, fedif.ledger.initial) == (0.5, 0.0)
-
-
-def test_fedsv_weighs_by_the_rounds_own_values():
-    strategy = FedSV(threshold_validation(), shapley_estimator="exact", **BASE)
-    _, reports = play(strategy, Threshold(), Movers(STEPS), rounds=2)
-    assert column(reports[0], "weight") == pytest.approx([21 / 36, 15 / 36, 0.0])
-    for report in reports:
-        normalized = column(report, "normalized")
-        assert column(report, "contribution") == normalized
-        assert column(report, "weight") == pytest.approx([n / sum(normalized) for n in normalized])
-
-
-def test_leave_one_out_by_hand():
-    # u(N) = 1/4: without a 0 is left, without b 0, without c 3/4.
-    _, (report,) = play(LeaveOneOut(threshold_validation(), **BASE), Threshold(), Movers(STEPS))
-    assert column(report, "score") == pytest.approx([1 / 4, 1 / 4, -1 / 2])
-    assert column(report, "contribution") == pytest.approx([0.3, 0.3, 0.0])
-    assert column(report, "weight") == pytest.approx([0.5, 0.5, 0.0])
 
 
 def test_s_fedavg_averages_by_examples_and_remembers_relevance():

@@ -1,0 +1,44 @@
+"""FedProx [Li et al., 2020] on the screened base.
+
+Paper: https://arxiv.org/abs/1812.06127
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Unpack
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.fedavg import FedAvg
+
+
+class FedProx(FedAvg):
+    r"""FedAvg whose clients are asked to stay near the global model.
+
+    A client minimises :math:`\ell(w) + (\mu / 2) \lVert w - w_{t-1} \rVert^2`; it finds
+    :math:`\mu` under ``"proximal-mu"`` in its config, as with Flower's ``FedProx``.
+
+    Parameters
+    ----------
+    proximal_mu : float
+        :math:`\mu`, >= 0; at 0 this is FedAvg.
+    **base
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+    """
+
+    def __init__(self, *, proximal_mu: float = 0.01, **base: Unpack[BaseArguments]) -> None:
+        if proximal_mu < 0:
+            raise ConfigError(f"proximal-mu = {proximal_mu}; allowed: >= 0")
+        super().__init__(**base)
+        self.proximal_mu = proximal_mu
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send mu along with the model."""
+        config["proximal-mu"] = self.proximal_mu
+        return super().configure_train(server_round, arrays, config, grid)

@@ -1,0 +1,36 @@
+"""FedSV [Wang et al., 2020]: weights from the round's own Shapley values."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from fedif_flower.strategies.afedsv import AFedSV
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.coalitions import Metric
+
+
+class FedSV(AFedSV):
+    """Weigh by the round's own Shapley values: AFedSV without smoothing, starting from 0.
+
+    Paper: Wang et al., *A Principled Approach to Data Valuation for Federated Learning*, 2020.
+    """
+
+    def __init__(
+        self,
+        validation: Validation,
+        *,
+        shapley_estimator: str = "permutation",
+        shapley_samples: int = 50,
+        shapley_utility: Metric = "accuracy",
+        **base: Unpack[BaseArguments],
+    ) -> None:
+        super().__init__(
+            validation,
+            initial=0.0,
+            smooth_update=False,
+            shapley_estimator=shapley_estimator,
+            shapley_samples=shapley_samples,
+            shapley_utility=shapley_utility,
+            **base,
+        )

@@ -1,0 +1,35 @@
+"""Weights from smoothed leave-one-out values."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from fedif_flower.strategies.afedsv import AFedSV
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.coalitions import Metric
+
+
+class LeaveOneOut(AFedSV):
+    r"""Weigh by smoothed leave-one-out values :math:`u(S_t) - u(S_t \setminus i)`, from 0.
+
+    m + 1 evaluations a round: the cheapest valuation by coalitions, blind to clients that
+    replace each other.
+    """
+
+    def __init__(
+        self,
+        validation: Validation,
+        *,
+        gamma: float = 0.3,
+        shapley_utility: Metric = "accuracy",
+        **base: Unpack[BaseArguments],
+    ) -> None:
+        super().__init__(
+            validation,
+            gamma=gamma,
+            initial=0.0,
+            shapley_estimator="leave-one-out",
+            shapley_utility=shapley_utility,
+            **base,
+        )

@@ -1,0 +1,74 @@
+"""ShapFed [Tastan et al., 2024]: weights from class-wise agreement with the aggregate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.layout import trainable_names
+from fedif_flower.round import RoundUpdates
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.contribution import ContributionStrategy
+from fedif_flower.valuation.scores import Scores
+from fedif_flower.valuation.shapfed import shapfed_contributions
+
+
+class ShapFedValuation:
+    """Agreement of each client's last layer with the aggregate's, class by class.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Tells where the last layer lies: its last trainable parameter of two dimensions,
+        ``[classes, features]``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameter_names = trainable_names(model)
+        named, start = dict(model.named_parameters()), 0
+        self._layer: tuple[int, int, int] | None = None
+        for name in self.parameter_names:
+            if named[name].dim() == 2:
+                classes, features = named[name].shape
+                self._layer = (start, classes, features)
+            start += named[name].numel()
+        if self._layer is None:
+            raise ConfigError("strategy = 'shapfed': the model has no fully connected layer")
+
+    def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Do nothing: there is no validation set to look at."""
+
+    def score(self, updates: RoundUpdates) -> Scores:
+        """Return mean cosines ``[m]``, in [-1, 1]."""
+        assert self._layer is not None  # checked at construction
+        start, classes, features = self._layer
+        rows = slice(start, start + classes * features)
+        layer = updates.client_updates[:, rows]
+        values = shapfed_contributions(
+            layer.view(-1, classes, features), updates.num_examples.to(layer.device)
+        )
+        return Scores(values.cpu())
+
+
+class ShapFed(ContributionStrategy):
+    """ShapFed: smoothed class-wise agreement, negative ones cut off.
+
+    Paper: Tastan et al., *Redefining Contributions: Shapley-Driven Federated Learning*, 2024.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        See :class:`ShapFedValuation`.
+    gamma : float
+        Rate of the smooth update, in (0, 1].
+    **base
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, gamma: float = 0.5, **base: Unpack[BaseArguments]
+    ) -> None:
+        super().__init__(ShapFedValuation(model), gamma=gamma, round_normalization=False, **base)

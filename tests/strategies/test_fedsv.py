@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from fedif_flower import FedSV
+from tests.strategies.lines import (
+    STEPS,
+    Movers,
+    Threshold,
+    column,
+    play,
+    threshold_validation,
+)
+
+BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+
+
+def test_fedsv_weighs_by_the_rounds_own_values():
+    strategy = FedSV(threshold_validation(), shapley_estimator="exact", **BASE)
+    _, reports = play(strategy, Threshold(), Movers(STEPS), rounds=2)
+    assert column(reports[0], "weight") == pytest.approx([21 / 36, 15 / 36, 0.0])
+    for report in reports:
+        normalized = column(report, "normalized")
+        assert column(report, "contribution") == normalized
+        assert column(report, "weight") == pytest.approx([n / sum(normalized) for n in normalized])
