@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,10 @@ class RoundUpdates:
     def state_updates(self) -> Tensor:
         """Return what changed of parameters, buffers and counters, ``[m, d + b + c]`` (new)."""
         changes = [
-            [(value - self.named_buffers[name]).flatten() for name, value in own.items()]
+            [
+                (value.double() - self.named_buffers[name].double()).flatten()
+                for name, value in own.items()
+            ]
             for own in self.counters
         ]
         # [m, c]
@@ -149,7 +153,9 @@ def largest_counters(
     chosen = [
         counters for counters, weight in zip(received, weights.tolist(), strict=True) if weight
     ]
-    return {
-        name: torch.stack([counters[name] for counters in chosen or received]).amax(dim=0)
+    largest = {
+        # NumPy: torch knows no maximum of uint16, uint32 and uint64.
+        name: np.maximum.reduce([counters[name].numpy() for counters in chosen or received])
         for name in (received[0] if received else {})
     }
+    return {name: torch.from_numpy(np.asarray(values)) for name, values in largest.items()}

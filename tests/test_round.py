@@ -29,6 +29,14 @@ def test_counters_take_the_maximum_of_clients_that_count():
     assert largest_counters([], torch.zeros(0)) == {}
 
 
+def test_counters_may_be_of_any_integer_type():
+    wide = torch.tensor([2**63], dtype=torch.uint64)
+    flags = [{"n": wide, "on": torch.tensor(on)} for on in (False, True)]
+    largest = largest_counters(flags, torch.ones(2))
+    assert torch.equal(largest["n"], wide)
+    assert largest["on"].item() is True
+
+
 def two_clients(**more) -> RoundUpdates:
     return RoundUpdates(
         server_round=1,
@@ -49,5 +57,11 @@ def test_state_updates_are_changes_of_everything_that_was_sent():
         counters=[{"seen": torch.tensor(130)}, {"seen": torch.tensor(195)}],
     )
     assert updates.state_updates().tolist() == [[2.0, -2.0, 0.25, 30.0], [4.0, 2.0, 0.75, 95.0]]
+    # A flag is no number that torch subtracts.
+    updates = two_clients(
+        named_buffers={"on": torch.tensor(False)},
+        counters=[{"on": torch.tensor(False)}, {"on": torch.tensor(True)}],
+    )
+    assert updates.state_updates()[:, -1].tolist() == [0.0, 1.0]
     # A model without counters.
     assert two_clients().state_updates().tolist() == [[2.0, -2.0, 0.25], [4.0, 2.0, 0.75]]

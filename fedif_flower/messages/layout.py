@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
+from fedif_flower.messages.integers import measure_advance
 
 # A block of a model and of an update stay in the cache between two passes over them.
 _BLOCK = 1 << 16
@@ -34,10 +35,14 @@ class ModelVectors:
 
 
 class UnpackedUpdate(NamedTuple):
-    """Squared norm of a client's update over trainable parameters; its integer arrays."""
+    """Squared norm of a client's update over trainable parameters; its integer arrays.
+
+    ``advances`` says of each integer array that changed by how much it did.
+    """
 
     squared_norm: float
     counters: dict[str, Tensor]
+    advances: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,8 @@ class ParameterLayout:
         Raises
         ------
         ReplyError
-            If a value is NaN, infinite or larger than ``max_magnitude``.
+            If a value is NaN, infinite or larger than ``max_magnitude``, or an integer array
+            changed as no counter does (see :mod:`fedif_flower.messages.integers`).
         """
         squared_norms = [
             _subtract(specs, arrays, reference, target, max_magnitude)
@@ -170,22 +176,31 @@ class ParameterLayout:
                 (self.buffers, received.buffers, buffer_update),
             )
         ]
-        counters = {
-            spec.name: torch.from_numpy(np.array(spec.view(arrays[spec.name])))
-            for spec in self.counters
-        }
-        return UnpackedUpdate(squared_norms[0], counters)
+        # What did not change is the received model's own: an index of millions is not copied.
+        counters, advances = dict(received.counters), {}
+        for spec in self.counters:
+            values = spec.view(arrays[spec.name])
+            advance = measure_advance(spec.name, received.counters[spec.name].numpy(), values)
+            if advance:
+                counters[spec.name] = torch.from_numpy(np.array(values))
+                advances[spec.name] = advance
+        return UnpackedUpdate(squared_norms[0], counters, advances)
 
     def to_vectors(self, arrays: Mapping[str, Array]) -> ModelVectors:
         """Copy a record of this layout into new vectors on the CPU."""
         self.check(arrays)
+        counters = {
+            spec.name: torch.from_numpy(np.array(spec.view(arrays[spec.name])))
+            for spec in self.counters
+        }
         zero = ModelVectors(
             torch.zeros(self.num_params, dtype=self.dtype),
             torch.zeros(self.num_buffers, dtype=self.dtype),
+            counters,
         )
         params, buffers = torch.empty_like(zero.params), torch.empty_like(zero.buffers)
-        unpacked = self.unpack_update(arrays, zero, params, buffers)
-        return ModelVectors(params, buffers, unpacked.counters)
+        self.unpack_update(arrays, zero, params, buffers)
+        return ModelVectors(params, buffers, counters)
 
     def cast(self, arrays: Mapping[str, Array]) -> ModelVectors:
         """Copy a record with this layout's names and shapes, whatever its dtypes, into vectors."""

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedif_flower.errors import ReplyError
+from fedif_flower.messages.integers import refuse_advances
 from fedif_flower.messages.layout import ModelVectors, ParameterLayout
 from fedif_flower.strategies.nodes import ClientNode
 
@@ -36,6 +37,7 @@ class AcceptedReply:
     arrays: ArrayRecord | None
     squared_norm: float
     counters: Mapping[str, Tensor]
+    advances: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,10 @@ def screen_replies(
         take(reply)
         del reply  # Its arrays are in the workspace: while the next is awaited, they need no room.
         seconds += time.perf_counter() - started
+    rows_accepted = sorted(accepted)
+    unfit = refuse_advances([accepted[row].advances for row in rows_accepted])
+    for position, reason in unfit.items():
+        refused.append(RefusedReply(accepted.pop(rows_accepted[position]).node, reason))
     silent = asked.keys() - answered
     refused.extend(RefusedReply(asked[i], NO_REPLY, failed=True) for i in silent)
     workspace.compact(sorted(accepted))
@@ -200,6 +206,7 @@ def _screen(
         arrays=arrays,
         squared_norm=unpacked.squared_norm,
         counters=unpacked.counters,
+        advances=unpacked.advances,
     )
 
 

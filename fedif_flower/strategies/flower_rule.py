@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -12,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.messages.layout import ModelVectors
 from fedif_flower.messages.screening import AcceptedReply
-from fedif_flower.round import Aggregation
+from fedif_flower.round import Aggregation, largest_counters
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 
@@ -21,7 +22,8 @@ class FlowerRule(ScreenedStrategy):
     """Screen and sort the replies, then let one of Flower's strategies aggregate them.
 
     Its rule sees every array of the model, batch-norm statistics and counters included, as it
-    does in Flower itself; integer arrays keep their dtype.
+    does in Flower itself. Integer arrays take the clients' maximum: a mean of indices, rounded
+    down, is none.
 
     Parameters
     ----------
@@ -56,7 +58,8 @@ class FlowerRule(ScreenedStrategy):
             raise ValuationError(f"{type(self.inner).__name__} made no model of the replies")
         # The rule works coordinate by coordinate: NaN says that no client has a weight of its own.
         weights = torch.full((len(accepted),), float("nan"))
-        return self.layout.cast(arrays), Aggregation(weights=weights)
+        counters = largest_counters([reply.counters for reply in accepted], weights)
+        return replace(self.layout.cast(arrays), counters=counters), Aggregation(weights=weights)
 
 
 def _messages(accepted: Sequence[AcceptedReply], weighted_by_key: str) -> list[Message]:

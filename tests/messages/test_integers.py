@@ -1,0 +1,116 @@
+"""What a reply may change in integer arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from fedif_flower.errors import ReplyError
+from fedif_flower.messages.integers import (
+    MAX_ADVANCE,
+    MAX_TIMES_MEDIAN,
+    measure_advance,
+    refuse_advances,
+)
+
+INDEX = np.arange(4)
+integers = (arrays_of.integer_dtypes() | arrays_of.unsigned_integer_dtypes()).flatmap(
+    lambda dtype: arrays_of.arrays(dtype, 3)
+)
+
+
+def test_what_is_as_it_was_has_not_advanced():
+    assert measure_advance("index", INDEX, INDEX.copy()) == 0
+
+
+def test_a_counter_advances():
+    assert measure_advance("n", np.array(5), np.array(12)) == 7
+    assert measure_advance("usage", INDEX, INDEX + np.array([0, 1, 9, 0])) == 9
+
+
+def test_a_flag_that_is_raised_advances_by_one():
+    assert measure_advance("initialized", np.array(False), np.array(True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("received", "returned", "reason"),
+    [
+        (INDEX, INDEX - np.array([0, 1, 0, 0]), "'x' went back"),
+        (np.array(True), np.array(False), "'x' went back"),
+        (np.array(0), np.array(MAX_ADVANCE + 1), f"'x' advances by {MAX_ADVANCE + 1}, beyond"),
+        (np.array(-1), np.array(2**63 - 1), f"'x' advances by {2**63}, beyond"),
+        (np.array(0, np.uint64), np.array(2**64 - 1, np.uint64), f"advances by {2**64 - 1}, "),
+        (np.array("a"), np.array("b"), "'x' of <U1 was changed"),
+    ],
+)
+def test_what_no_counter_does_is_refused_by_name(received, returned, reason):
+    with pytest.raises(ReplyError, match=reason):
+        measure_advance("x", received, returned)
+
+
+@given(st.data())
+def test_every_pair_of_arrays_is_unchanged_or_a_bounded_advance_or_refused(data):
+    received = data.draw(integers)
+    returned = data.draw(arrays_of.arrays(received.dtype, received.shape))
+    steps = [int(new) - int(old) for old, new in zip(received, returned, strict=True)]
+    try:
+        assert measure_advance("x", received, returned) == max(steps)
+    except ReplyError:
+        assert min(steps) < 0 or max(steps) > MAX_ADVANCE
+    else:
+        assert min(steps) >= 0
+
+
+def test_an_index_that_most_left_as_it_was_stays():
+    reasons = refuse_advances([{}, {"position_ids": 10**6}, {}, {}])
+    assert reasons == {
+        1: "integer array 'position_ids' was changed, which most replies left as it was"
+    }
+
+
+def test_half_of_the_replies_are_not_most():
+    assert list(refuse_advances([{"position_ids": 1}, {}])) == [0]
+
+
+def test_a_counter_of_any_name_advances_where_most_do():
+    assert refuse_advances([{"seen": 3}, {"seen": 4}, {}]) == {}
+
+
+def test_batches_tracked_may_advance_for_one_client_alone():
+    assert refuse_advances([{}, {}, {"1.num_batches_tracked": 7}]) == {}
+
+
+def test_a_counter_that_runs_away_is_refused():
+    name = "1.num_batches_tracked"
+    limit = MAX_TIMES_MEDIAN * 5
+    reasons = refuse_advances([{name: 5}, {name: limit + 1}, {name: 4}, {name: limit}, {name: 6}])
+    # The median of 4, 5, 6, 500 and 501 is 6.
+    assert reasons == {}
+    reasons = refuse_advances([{name: 5}, {name: limit + 1}, {name: 5}])
+    assert reasons == {1: f"integer array '{name}' advances by 501; the median is 5"}
+
+
+names = st.sampled_from(["n", "1.num_batches_tracked", "position_ids"])
+
+
+@given(
+    honest=st.lists(st.integers(1, 100), min_size=3, max_size=9),
+    data=st.data(),
+)
+def test_no_minority_moves_an_index_or_has_an_honest_counter_refused(honest, data):
+    hostile = data.draw(
+        st.lists(
+            st.dictionaries(names, st.integers(1, MAX_ADVANCE)), max_size=(len(honest) - 1) // 2
+        )
+    )
+    replies = [{"n": steps} for steps in honest] + hostile
+    reasons = refuse_advances(replies)
+    assert not [position for position in reasons if position < len(honest)]
+    for position, own in enumerate(hostile, start=len(honest)):
+        if "position_ids" in own:
+            assert position in reasons
+        if position not in reasons and "n" in own:
+            assert own["n"] <= MAX_TIMES_MEDIAN * max(honest)
