@@ -11,7 +11,7 @@ python := $(VENV)/bin/python
 ready := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench deploy-demo format clean
+.PHONY: help run test lint docs bench deploy-demo format clean
 
 help: ## list the targets
 	@echo 'make TARGET [CONFIG="key=value ..."] [ARGS="..."] [PYTHON=python3.12]'
@@ -27,6 +27,9 @@ lint: $(ready) ## check style and types
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m mypy
+
+docs: $(ready) ## build the documentation site, build/docs/index.html
+	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build $(ARGS)
 
 bench: $(ready) ## measure speed beside peers; FULL=1 for the figures quoted, DATA=image folder of CIFAR-10
 	$(python) -m benchmarks $(if $(FULL),--full) $(if $(DATA),--data-dir '$(DATA)')

@@ -1,4 +1,4 @@
-"""The README's library example is run as it stands."""
+"""The README keeps its promises: its example runs as it stands, its commands are there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from flwr.app import Context, RecordDict
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+REPOSITORY = Path(__file__).parents[1]
+README = (REPOSITORY / "README.md").read_text()
 
 
 def test_library_example(tmp_path, monkeypatch, capsys):
@@ -35,14 +36,18 @@ def test_library_example(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("target", ["run", "test"])
 def test_the_two_commands_are_targets_of_the_makefile(target):
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    makefile = (REPOSITORY / "Makefile").read_text()
     assert f"make {target}" in README
     assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 130
 
 
 def test_every_run_config_key_is_documented():
     from fedif_flower.run.config import default_run_config
 
-    text = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
-    missing = [k for k in default_run_config(Path(__file__).parents[1]) if f"`{k}`" not in text]
+    text = (REPOSITORY / "docs" / "configuration.md").read_text()
+    missing = [k for k in default_run_config(REPOSITORY) if f"`{k}`" not in text]
     assert missing == []

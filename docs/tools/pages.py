@@ -1,0 +1,76 @@
+"""MkDocs hooks: pages that lie elsewhere in the repository, links between them, formulas.
+
+README.md is the site's home; the deployment guide, CONTRIBUTING.md and CHANGELOG.md are pages too.
+Each exists once, where readers of the repository look for it, and its links work there; the hooks
+translate them into links of the site. Formulas become MathML while the site is built, so that
+pages need no script and no network.
+"""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Page of the site, below docs/: its file in the repository.
+REPOSITORY_PAGES = {
+    "index.md": "README.md",
+    "tutorial/deployment.md": "deploy/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+_LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_FENCE = re.compile(r"^( *```.*?^ *```)", flags=re.DOTALL | re.MULTILINE)
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', flags=re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie outside docs/."""
+    for page, source in REPOSITORY_PAGES.items():
+        text = (REPOSITORY / source).read_text()
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Translate links between files of the repository into links of the site."""
+    del config, files
+    return translate_links(markdown, page.file.src_uri)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Write formulas as MathML."""
+    del page, config, files
+    return _FORMULA.sub(_to_mathml, html)
+
+
+def translate_links(markdown: str, page: str) -> str:
+    """Return ``markdown`` with the links that hold on ``page``; code blocks stay as they are."""
+    source = REPOSITORY_PAGES.get(page, f"docs/{page}")
+    pages = {path: f"docs/{name}" for name, path in REPOSITORY_PAGES.items()}
+
+    def translate(match: re.Match[str]) -> str:
+        opening, target, anchor, closing = match.groups(default="")
+        if ":" in target:
+            return match.group()
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        here = posixpath.dirname(f"docs/{page}")
+        return f"{opening}{posixpath.relpath(pages.get(path, path), here)}{anchor}{closing}"
+
+    parts = _FENCE.split(markdown)
+    return "".join(
+        part if index % 2 else _LINK.sub(translate, part) for index, part in enumerate(parts)
+    )
+
+
+def _to_mathml(match: re.Match[str]) -> str:
+    formula = html.unescape(match.group(2)).strip()
+    display = "block" if formula.startswith(r"\[") else "inline"
+    return convert(formula[2:-2].strip(), display=display)

@@ -1,0 +1,195 @@
+"""The documentation is true: it builds, its links resolve, its code and commands work."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import benchmarks.__main__ as all_benchmarks
+import fedif_flower
+from fedif_flower import aggregators, attacks, valuation
+from fedif_flower.attacks import ATTACKS
+from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.strategies.registry import STRATEGIES
+from fedif_flower.sweeps.spec import read_sweep
+from fedif_flower.valuation import shapley
+from paper.docs import update_docs
+
+REPOSITORY = Path(__file__).parents[1]
+DOCS = REPOSITORY / "docs"
+WRITTEN = [
+    *sorted(path for path in DOCS.rglob("*.md") if path.name != "notes.md"),
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    REPOSITORY / "deploy" / "README.md",
+]
+METHODS = "\n".join(path.read_text() for path in (DOCS / "methods").glob("*.md"))
+REFERENCE = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+ROLE = re.compile(r":(?:class|func|meth|attr|data|mod|exc):`~?((?:fedif_flower|paper)\.[\w.]+)`")
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def _blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.M)
+
+
+# The README's example needs a project of the reader's own: tests/test_readme.py gives it one.
+WITH_CODE = [path for path in WRITTEN if _blocks(path, "python") and path.name != "README.md"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site; a link, an anchor or a reference that does not resolve is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=REPOSITORY,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.html")}
+
+
+def test_pages_need_no_network(site):
+    fetched = r'(?:src|href)="(?:https?:)?//[^"]*"'
+    for name, page in site.items():
+        tags = re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page)
+        assert [tag for tag in tags if re.search(fetched, tag) and "canonical" not in tag] == [], (
+            name
+        )
+
+
+def test_formulas_and_roles_are_rendered(site):
+    assert "<math" in site["methods/fedif.html"]
+    assert "<math" in site["reference/strategies.html"]
+    for name, page in site.items():
+        for left in ("arithmatex", ":math:", ".. math::", ":class:", ":func:", ":meth:"):
+            assert left not in page, f"{name} shows {left}"
+
+
+def test_home_is_the_readme_with_links_of_the_site(site):
+    assert 'href="tutorial/deployment.html"' in site["index.html"]
+    assert 'src="contributions.png"' in site["index.html"]
+
+
+@pytest.mark.parametrize("path", WITH_CODE, ids=_name)
+def test_code_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "documentation"}
+    for code in _blocks(path, "python"):
+        exec(compile(code, str(path), "exec"), names)
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=_name)
+def test_settings_in_commands_are_allowed(path, tmp_path):
+    defaults = default_run_config(REPOSITORY)
+    for block in _blocks(path, "sh"):
+        for settings in re.findall(r"(?:-c |CONFIG=)'([^']*)'", block):
+            RunConfig.from_run_config(defaults | parse_overrides(settings))
+    for number, block in enumerate(_blocks(path, "toml")):
+        spec = tmp_path / f"{number}.toml"
+        spec.write_text(block)
+        assert read_sweep(spec, defaults, tmp_path)
+
+
+def test_commands_exist():
+    text = "\n".join(block for path in WRITTEN for block in _blocks(path, "sh"))
+    targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.M)
+    assert set(re.findall(r"^make ([a-z-]+)", text, flags=re.M)) <= set(targets)
+    for line in re.findall(r"^(python -m [\w.]+)", text, flags=re.M):
+        assert importlib.util.find_spec(shlex.split(line)[2]), line
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [("strategy", STRATEGIES), ("attack", [name for name in ATTACKS if name != "none"])],
+)
+def test_every_method_has_a_page_that_says_how_to_use_it(key, names):
+    assert [name for name in names if f'{key}="{name}"' not in METHODS] == []
+
+
+def test_every_estimator_is_described():
+    page = (DOCS / "methods" / "shapley.md").read_text()
+    assert [name for name in shapley.ESTIMATORS if f"| `{name}` |" not in page] == []
+
+
+@pytest.mark.parametrize("package", [fedif_flower, aggregators, attacks, valuation, shapley])
+def test_every_public_name_is_in_the_reference(package):
+    shown = {line.rsplit(".", 1)[-1] for line in re.findall(r"^::: (\S+)", REFERENCE, flags=re.M)}
+    assert set(package.__all__) - shown == set()
+
+
+@pytest.mark.parametrize("room", sorted((REPOSITORY / "fedif_flower").iterdir()), ids=_name)
+def test_docstrings_refer_to_what_exists(room):
+    files = room.rglob("*.py") if room.is_dir() else [room] if room.suffix == ".py" else []
+    for file in files:
+        for path in ROLE.findall(file.read_text()):
+            assert _exists(path), f"{_name(file)} refers to {path}"
+
+
+def _exists(path: str) -> bool:
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        try:
+            for name in parts[length:]:
+                found = getattr(found, name)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+def test_results_are_those_of_the_committed_rows(tmp_path):
+    (tmp_path / "results").mkdir()
+    for path in (DOCS / "results").glob("*"):
+        if not path.name.startswith("bench-"):
+            (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
+    page = update_docs(tmp_path, [], default_run_config(REPOSITORY))
+    assert page.read_text() == (DOCS / "results.md").read_text()
+
+
+def test_benchmarks_are_those_of_the_committed_rows(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setattr(all_benchmarks, "PROJECT", tmp_path)
+    assert all_benchmarks.write_page().read_text() == (DOCS / "benchmarks.md").read_text()
+
+
+def test_table_of_strategies_is_that_of_the_committed_rows():
+    with (DOCS / "results" / "strategies.csv").open(newline="") as file:
+        rows = [_row(row) for row in csv.DictReader(file)]
+    page = (DOCS / "methods" / "index.md").read_text()
+    assert [row for row in rows if row not in page] == []
+
+
+def _row(row: dict[str, str]) -> str:
+    def shown(key: str, factor: float, digits: int) -> str:
+        return f"{float(row[key]) * factor:.{digits}f}" if row[key] else "-"
+
+    cells = [
+        f"`{row['strategy']}`",
+        shown("test_accuracy", 100, 1),
+        shown("test_accuracy_last_ten", 100, 1),
+        shown("detection_auc", 1, 3),
+        shown("malicious_weight_share", 100, 1),
+        shown("aggregation_seconds_per_round", 1000, 1),
+        shown("evaluations_per_round", 1, 0),
+    ]
+    return f"| {' | '.join(cells)} |"
