@@ -15,6 +15,10 @@ class DataError(FedIFError):
     """A data set is missing, unreadable or does not fit the configuration."""
 
 
+class StorageError(FedIFError):
+    """A result cannot be written: the disk is full, say, or the folder is in use by another run."""
+
+
 class ReplyError(FedIFError):
     """A client's reply failed screening; the message is the reason that is recorded."""
 

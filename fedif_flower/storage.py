@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -11,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedif_flower.errors import DataError
+from filelock import FileLock
+
+from fedif_flower.errors import DataError, StorageError
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
@@ -35,11 +36,11 @@ def cache_errors(root: Path) -> Iterator[None]:
     Raises
     ------
     DataError
-        Instead of any OSError.
+        Instead of any OSError or StorageError.
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, StorageError) as error:
         raise DataError(
             f"cannot use the data cache in {root}: {error}; free some space there, or set "
             "XDG_CACHE_HOME to a folder that can be written"
@@ -53,8 +54,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     The file stays: removing it would let two processes lock two files of the same name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with FileLock(path):
         yield
 
 
@@ -77,15 +77,45 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a whole file, or leave what was there."""
-    temporary = temporary_sibling(path)
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an operating system's error while a file or folder is written into one sentence.
+
+    Raises
+    ------
+    StorageError
+        Instead of any OSError, naming the path and the reason.
+    """
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write a whole file that survives a power cut, or leave what was there.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder exists.
+    content : bytes or str
+        All of it; text is written as UTF-8.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = temporary_sibling(path)
+    with writing(path):
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fedif_flower.run.config import RunConfig, Scalar
 from fedif_flower.sweeps.measurements import PATHS, Measurement
+from fedif_flower.sweeps.tables import MeanStd
 from paper.figures import PaperFigure
 from paper.tables import Settings, Table, Variant
 
-FIGURES = ("last", "last_ten", "best")
 # Free in a table: what changes neither protocol nor method.
 _FREE = {*PATHS, "seed", "num-server-rounds", "device", "threads-per-client"}
 _FREE |= {"max-failed-rounds", "min-valid-replies", "eval-every"}
-
-
-@dataclass(frozen=True)
-class MeanStd:
-    """A mean over seeds, with its sample standard deviation if there are two or more."""
-
-    mean: float
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> MeanStd:
-        """Return mean and standard deviation of one or more values."""
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedif_flower.run.recorder import write_atomically
+from fedif_flower.storage import write_atomically
 from fedif_flower.sweeps.measurements import Measurement, from_row, write_csv
 from paper.compare import TableCell, fill_table
-from paper.markdown import notes, table_lines, to_markdown
+from paper.markdown import notes, result_table
 from paper.report import result_rows
 from paper.tables import TABLES, Settings, Table
 
@@ -50,7 +50,7 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
             cells = fill_table(table, read_results(path), defaults)
         text += _section(table, cells, path)
     page = docs / "results.md"
-    write_atomically(page, lambda p: p.write_text("\n".join(text).rstrip() + "\n"))
+    write_atomically(page, "\n".join(text).rstrip() + "\n")
     return page
 
 
@@ -70,7 +70,7 @@ def _section(table: Table, cells: Sequence[TableCell], path: Path) -> list[str]:
         text += [
             f"`python simulation.py paper {table.name}`, rows: [{path.name}](results/{path.name})"
         ]
-        text += ["", *to_markdown(*table_lines(table, cells)), ""]
+        text += ["", *result_table(table, cells).to_markdown(), ""]
         for said in notes(table, cells):
             text += [said, ""]
     else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from fedif_flower.sweeps.measurements import Measurement
+from fedif_flower.sweeps.tables import ResultTable
 from paper.selection import Selection, cell_name, select
 from paper.tables import TABLES, Table, Variant
 
@@ -19,40 +19,39 @@ _EXPLANATION = (
 
 def list_tables(tables: Iterable[Table], measured: Sequence[Measurement], console: Console) -> None:
     """Print every table with its rows, columns, and work for one seed."""
-    shown = RichTable("table", "rows", "columns", show_lines=True, title="The paper's tables")
-    for name in ("cells", "work", "time"):
-        shown.add_column(name, justify="right")
     rate = seconds_per_image(measured)
     for table in tables:
         pairs = [(row, column) for row in table.rows for column in table.columns]
-        shown.add_row(
-            table.name,
-            ", ".join(row.key for row in table.rows),
-            "\n".join(column.key for column in table.columns),
-            str(len(pairs)),
-            *_estimate(table, pairs, rate, None),
-        )
-    console.print(shown)
-    console.print(_EXPLANATION)
+        work, seconds = _estimate(table, pairs, rate, None)
+        _print(console, f"[bold]{table.name}[/]  {table.title}")
+        _print(console, f"  {len(pairs)} cells, work {work}, time {seconds}")
+        _print(console, f"  rows:    {' '.join(row.key for row in table.rows)}")
+        for index, column in enumerate(table.columns):
+            _print(console, f"  {'columns:' if index == 0 else '':8} {column.key}")
+        console.print()
+    _print(console, _EXPLANATION)
 
 
 def list_cells(
     table: Table, selection: Selection, measured: Sequence[Measurement], console: Console
 ) -> None:
     """Print the cells of a table that were asked for, with their work."""
-    shown = RichTable("cell", title=f"{table.name}: {table.title}")
-    for name in ("work", "time"):
-        shown.add_column(name, justify="right")
     rate = seconds_per_image(measured)
     chosen = select(table, selection)
-    for row, column, seed in chosen:
-        estimate = _estimate(table, [(row, column)], rate, selection.rounds)
-        shown.add_row(cell_name(row, column, seed), *estimate)
-    shown.add_section()
+    lines = [
+        [cell_name(row, column, seed), *_estimate(table, [(row, column)], rate, selection.rounds)]
+        for row, column, seed in chosen
+    ]
     pairs = [(row, column) for row, column, _ in chosen]
-    shown.add_row(f"{len(pairs)} cells", *_estimate(table, pairs, rate, selection.rounds))
-    console.print(shown)
-    console.print(_EXPLANATION)
+    lines.append([f"{len(pairs)} cells", *_estimate(table, pairs, rate, selection.rounds)])
+    title = f"{table.name}: {table.title}"
+    ResultTable(title, ["cell", "work", "time"], lines, num_labels=1).print(console)
+    _print(console, _EXPLANATION)
+
+
+def _print(console: Console, line: str) -> None:
+    """Print a line as it is: names are there to be copied, whatever the width."""
+    console.print(line, soft_wrap=True, highlight=False)
 
 
 def seconds_per_image(measured: Iterable[Measurement]) -> dict[str, float]:

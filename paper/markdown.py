@@ -1,26 +1,18 @@
-"""Tables for people: Markdown, and the same rows for a CSV file or a terminal."""
+"""The paper's tables with what was measured beside them, as text, and what to say of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paper.compare import (
-    FIGURES,
-    MeanStd,
-    TableCell,
-    best_paper_rows,
-    best_rows,
-)
+from fedif_flower.sweeps.tables import FIGURES, MeanStd, ResultTable
+from paper.compare import TableCell, best_paper_rows, best_rows
 from paper.tables import Table
 
-Lines = list[list[str]]
-_NAMES = {"last": "last round", "last_ten": "mean of last ten", "best": "best round"}
 
-
-def accuracy_lines(table: Table, cells: Sequence[TableCell]) -> tuple[list[str], Lines]:
-    """Return heading and lines of a table of accuracies in percent; the best are in bold."""
+def accuracy_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
+    """Return a table of accuracies in percent; the best are in bold."""
     split = table.figure.removesuffix("-accuracy")
-    heading = ["column", "row", "seeds", *(_NAMES[figure] for figure in FIGURES)]
+    heading = ["column", "row", "seeds", *FIGURES.values()]
     heading += ["paper", "last - paper", "last ten - paper", "best - paper"]
     best = {figure: best_rows(cells, split, figure) for figure in FIGURES}
     best_paper = best_paper_rows(cells)
@@ -34,11 +26,11 @@ def accuracy_lines(table: Table, cells: Sequence[TableCell]) -> tuple[list[str],
         line.append(_shown(paper, ".2f", key in best_paper))
         line += [_difference(spreads[figure], paper) for figure in FIGURES]
         lines.append(line)
-    return heading, lines
+    return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
 
 
-def timing_lines(table: Table, cells: Sequence[TableCell]) -> tuple[list[str], Lines]:
-    """Return heading and lines of the table of seconds, with the evaluations behind them."""
+def timing_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
+    """Return the table of seconds, with the evaluations behind them."""
     heading = ["data set", "method", "training, s per client", "paper"]
     heading += ["aggregation, s per round", "paper", "evaluations per round"]
     lines = []
@@ -57,13 +49,13 @@ def timing_lines(table: Table, cells: Sequence[TableCell]) -> tuple[list[str], L
                 _shown(cell.figure("evaluations-per-round"), ".0f"),
             ]
         )
-    return heading, lines
+    return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
 
 
-def table_lines(table: Table, cells: Sequence[TableCell]) -> tuple[list[str], Lines]:
-    """Return heading and lines of any table of the paper."""
-    lines = timing_lines if table.figure == "seconds" else accuracy_lines
-    return lines(table, cells)
+def result_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
+    """Return any table of the paper as text."""
+    make = timing_table if table.figure == "seconds" else accuracy_table
+    return make(table, cells)
 
 
 def notes(table: Table, cells: Sequence[TableCell]) -> list[str]:
@@ -92,27 +84,8 @@ def notes(table: Table, cells: Sequence[TableCell]) -> list[str]:
     return said
 
 
-def to_markdown(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return a Markdown table; a first column that repeats is shown once."""
-    rows = [heading, ["---"] * 2 + ["---:"] * (len(heading) - 2)]
-    previous = ""
-    for line in lines:
-        rows.append([line[0] if line[0] != previous else "", *line[1:]])
-        previous = line[0]
-    return [f"| {' | '.join(row)} |" for row in rows]
-
-
-def plain(text: str) -> str:
-    """Return a cell's text without the marks of Markdown."""
-    return text.replace("**", "")
-
-
 def _shown(spread: MeanStd | None, form: str, bold: bool = False) -> str:
-    if spread is None:
-        return "-"
-    text = format(spread.mean, form)
-    if spread.std is not None:
-        text += f" ± {format(spread.std, form)}"
+    text = "-" if spread is None else spread.shown(form)
     return f"**{text}**" if bold else text
 
 

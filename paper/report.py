@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
-from fedif_flower.run.recorder import write_atomically
 from fedif_flower.sweeps.curves import plot_curves
 from fedif_flower.sweeps.measurements import Measurement, to_row, write_csv
-from fedif_flower.sweeps.report import report_sweep
+from fedif_flower.sweeps.report import report_sweeps
 from paper.compare import TableCell, fill_table
-from paper.markdown import Lines, notes, plain, table_lines, to_markdown
+from paper.markdown import notes, result_table
 from paper.tables import TABLES, Settings, Table
 
 
@@ -41,13 +39,7 @@ def report_all(
             if found:
                 report_table(table, cells, output_dir, console, rounds)
             used |= found
-    rest: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        if id(measurement) not in used:
-            folder = measurement.run_dir.parent.name if measurement.run_dir else "runs"
-            rest.setdefault(folder, []).append(measurement)
-    for name, found_there in rest.items():
-        report_sweep(name, found_there, output_dir, console)
+    report_sweeps([m for m in measurements if id(m) not in used], output_dir, console)
 
 
 def report_table(
@@ -61,19 +53,15 @@ def report_table(
     name = table.name if rounds == table.rounds else f"{table.name}-{rounds}-rounds"
     folder = output_dir / name
     folder.mkdir(parents=True, exist_ok=True)
-    heading, lines = table_lines(table, cells)
-    text = [f"# {table.title}", "", *to_markdown(heading, lines), ""]
-    for said in notes(table, cells):
-        text += [said, ""]
+    shown = result_table(table, cells)
     pictures = plot_columns(table, cells, folder)
-    text += [f"![{path.stem}]({path.name})" for path in pictures]
-    write_atomically(folder / "table.md", lambda p: p.write_text("\n".join(text).rstrip() + "\n"))
-    write_csv(folder / "table.csv", _plain_rows(heading, lines))
+    after = [line for said in notes(table, cells) for line in (said, "")]
+    path = shown.write(folder, after=[*after, *(f"![{p.stem}]({p.name})" for p in pictures)])
     write_csv(folder / "results.csv", result_rows(table, cells))
-    print_lines(table.title, heading, lines, console)
+    shown.print(console)
     for said in notes(table, cells):
         console.print(said, highlight=False)
-    console.print(f"Report: {(folder / 'table.md').absolute()}", soft_wrap=True, highlight=False)
+    console.print(f"Report: {path.absolute()}", soft_wrap=True, highlight=False)
     return folder
 
 
@@ -101,30 +89,6 @@ def plot_columns(table: Table, cells: Sequence[TableCell], folder: Path) -> list
         if plot_curves(series, path, title, split=split, paper=paper):
             drawn.append(path)
     return drawn
-
-
-def print_lines(title: str, heading: Sequence[str], lines: Lines, console: Console) -> None:
-    """Print a table on the terminal."""
-    shown = RichTable(title=title)
-    for index, name in enumerate(heading):
-        shown.add_column(name, justify="left" if index < 2 else "right")
-    previous = ""
-    for line in lines:
-        marked = [f"[bold]{plain(c)}[/]" if c.startswith("**") else c for c in line[1:]]
-        if previous and line[0] != previous:
-            shown.add_section()
-        shown.add_row(line[0] if line[0] != previous else "", *marked)
-        previous = line[0]
-    console.print(shown)
-
-
-def _plain_rows(heading: Sequence[str], lines: Lines) -> list[dict[str, str]]:
-    # Two headings are called "paper" in the table of seconds.
-    names = [
-        f"{heading[i - 1]}, paper" if name == "paper" and heading.count(name) > 1 else name
-        for i, name in enumerate(heading)
-    ]
-    return [dict(zip(names, map(plain, line), strict=True)) for line in lines]
 
 
 def _rounds(table: Table, measurements: Sequence[Measurement]) -> list[int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
-from fedif_flower.errors import DataError
+from fedif_flower.errors import DataError, StorageError
 from fedif_flower.storage import (
     cache_errors,
     cache_root,
@@ -41,21 +41,31 @@ def test_content_key_ignores_order_of_keys_only() -> None:
 
 def test_exclusive_lock_excludes_others_and_ends(tmp_path: Path) -> None:
     lock = tmp_path / "new" / "a.lock"
-    with exclusive_lock(lock), lock.open("a") as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with lock.open("a") as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free again
+    with exclusive_lock(lock), pytest.raises(Timeout):
+        FileLock(lock).acquire(timeout=0)
+    with FileLock(lock).acquire(timeout=0):
+        pass  # free again
 
 
 def test_write_atomically_replaces_all_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")
     with pytest.raises(TypeError):
-        write_atomically(path, "not bytes")  # type: ignore[arg-type]
+        write_atomically(path, 5)  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"
-    write_atomically(path, b"new")
+    write_atomically(path, "né\n")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    assert path.read_bytes() == b"new"
+    assert path.read_bytes() == "né\n".encode()
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    target.mkdir()
+    with pytest.raises(StorageError, match=r"^cannot write .*/folder: Is a directory$"):
+        write_atomically(target, b"content")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    with pytest.raises(StorageError, match=r"^cannot write .*/none/file: No such file"):
+        write_atomically(tmp_path / "none" / "file", b"content")
 
 
 def test_temporary_siblings_finds_only_what_belongs_to_the_path(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import CheckpointError
-from fedif_flower.storage import temporary_siblings, write_atomically
+from fedif_flower.errors import CheckpointError, StorageError
+from fedif_flower.storage import temporary_siblings, write_atomically, writing
 from fedif_flower.strategies.state import rename_nodes
 
 logger = logging.getLogger(__name__)
@@ -96,14 +96,15 @@ class CheckpointFolder:
         torch.save(vars(checkpoint), buffer)
         digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for left_behind in temporary_siblings(path):
-                left_behind.unlink()
-            write_atomically(path, b"".join((_MAGIC, digest, b"\n", buffer.getbuffer())))
-            for old in self._paths()[:-KEPT]:
-                old.unlink()
-        except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error}") from error
+            with writing(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                for left_behind in temporary_siblings(path):
+                    left_behind.unlink()
+                write_atomically(path, b"".join((_MAGIC, digest, b"\n", buffer.getbuffer())))
+                for old in self._paths()[:-KEPT]:
+                    old.unlink()
+        except StorageError as error:
+            raise CheckpointError(str(error)) from error
         return path
 
     def find(self, resume: str) -> Checkpoint | None:
@@ -167,18 +168,43 @@ def read_checkpoint(path: Path) -> Checkpoint:
         If it cannot be read, or is not exactly what was written.
     """
     try:
-        content = path.read_bytes()
+        written = path.read_bytes()
     except OSError as error:
         raise _DamagedError(f"cannot read the checkpoint {path}: {error}") from error
-    header, _, body = content.partition(b"\n")
+    header, _, body = written.partition(b"\n")
     if not header.startswith(_MAGIC):
         raise _DamagedError(f"{path} is not a checkpoint of this version, or its start is damaged")
     if header.removeprefix(_MAGIC) != hashlib.sha256(body).hexdigest().encode():
-        raise _DamagedError(f"the checkpoint {path} is damaged: it has not its SHA-256")
+        raise _DamagedError(f"the checkpoint {path} is damaged: its SHA-256 differs")
     try:
-        return Checkpoint(**torch.load(BytesIO(body), weights_only=True))
+        content = torch.load(BytesIO(body), weights_only=True)
     except Exception as error:  # its own hash is right: it was made to be wrong
         raise _DamagedError(f"the checkpoint {path} cannot be read: {error}") from error
+    if reason := _misfit(content):
+        raise _DamagedError(f"the checkpoint {path} was not written by this version: {reason}")
+    checkpoint = Checkpoint(**content)
+    if (name := _NAME.fullmatch(path.name)) and int(name[1]) != checkpoint.server_round:
+        raise _DamagedError(f"the checkpoint {path} is of round {checkpoint.server_round}")
+    return checkpoint
+
+
+def _misfit(content: object) -> str:
+    """Return what of a file's content is not as :class:`Checkpoint` says; empty: all is."""
+    kinds = {
+        "server_round": int,
+        **dict.fromkeys(("settings", "arrays", "strategy", "records"), dict),
+    }
+    if not isinstance(content, dict) or content.keys() != kinds.keys():
+        return f"it must hold {', '.join(kinds)}"
+    for name, kind in kinds.items():
+        if not isinstance(content[name], kind):
+            return f"{name} is of type {type(content[name]).__name__}, not {kind.__name__}"
+    if content["server_round"] < 0:
+        return f"server_round = {content['server_round']}; allowed: >= 0"
+    for name, array in content["arrays"].items():
+        if not isinstance(name, str) or not isinstance(array, Tensor):
+            return f"arrays[{name!r}] is no tensor under a name"
+    return ""
 
 
 def _round_of(path: Path) -> int:

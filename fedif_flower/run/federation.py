@@ -21,6 +21,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.layout import model_arrays
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.config import AUTO, RunConfig
+from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.recorder import OnRow, RunRecorder
 from fedif_flower.run.report import write_report
 from fedif_flower.run.resume import ResumableRun, require_space
@@ -152,7 +153,20 @@ def run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None = None) -
         Everything else.
     on_row : callable, optional
         Called after each round with its line of ``rounds.csv``.
+
+    Raises
+    ------
+    StorageError
+        If another run writes to the same directory, or the disk is full.
+    FedIFError
+        Whatever else stopped the run.
     """
+    with hold_directory(config.run_dir):
+        return _run_federation(grid, config, on_row)
+
+
+def _run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None) -> Path:
+    """Run one federation in a directory of its own."""
     server = build_server(config)
     config = server.config
     settings = {**config.identity(), "data": server.fingerprint}
@@ -166,7 +180,7 @@ def run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None = None) -
     if checkpoint is None:
         checkpoints.remove_after(-1)
     else:
-        arrays = run.restore(checkpoint, grid)
+        arrays = run.restore(checkpoint, grid, arrays)
 
     def evaluate(flower_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         server_round = flower_round + strategy.completed_rounds

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
+from fedif_flower.run.recorder import ClientRow, RoundRow
+from fedif_flower.storage import write_atomically
 
-from fedif_flower.run.recorder import ClientRow, RoundRow, write_atomically
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HONEST, MALICIOUS = "#2a6fbb", "#c8442e"
 _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
@@ -17,7 +21,7 @@ _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 def plot_accuracy(rounds: Sequence[RoundRow], path: Path, title: str) -> None:
     """Draw test and validation accuracy over the rounds."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = new_figure()
     axes = figure.subplots()
     for name, label, style in (
         ("test_accuracy", "test", "-"),
@@ -31,7 +35,7 @@ def plot_accuracy(rounds: Sequence[RoundRow], path: Path, title: str) -> None:
     axes.set(xlabel="round", ylabel="accuracy", title=title, ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_contributions(clients: Sequence[ClientRow], num_rounds: int, path: Path) -> bool:
@@ -44,7 +48,7 @@ def plot_contributions(clients: Sequence[ClientRow], num_rounds: int, path: Path
             malicious[row.node_id] = row.malicious
     if not series:
         return False
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = new_figure()
     axes = figure.subplots()
     for node_id, points in series.items():
         # Between its rounds a client keeps its contribution.
@@ -62,10 +66,20 @@ def plot_contributions(clients: Sequence[ClientRow], num_rounds: int, path: Path
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left")
-    _save(figure, path)
+    save_figure(figure, path)
     return True
 
 
-def _save(figure: Figure, path: Path) -> None:
+def new_figure(height: float = 4.0) -> Figure:
+    """Return an empty picture, 7 by ``height`` inches."""
+    from matplotlib.figure import Figure  # half a second that only who draws should wait
+
+    return Figure(figsize=(7, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a picture as PNG, whole or not at all; safe to call from several threads."""
+    buffer = BytesIO()
     with _DRAWING:
-        write_atomically(path, lambda p: figure.savefig(p, format="png", dpi=120))
+        figure.savefig(buffer, format="png", dpi=120)
+    write_atomically(path, buffer.getvalue())

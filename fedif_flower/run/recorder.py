@@ -16,15 +16,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.config import RunConfig
+from fedif_flower.storage import write_atomically, writing
 from fedif_flower.strategies.nodes import ClientNode
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import Evaluation
@@ -84,24 +85,13 @@ RESULT_FILES = (
     "report.md",
 )
 
+_Row = TypeVar("_Row", "RoundRow", "ClientRow")
 OnRow = Callable[[RoundRow], None]
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file, then move it to ``path`` in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object atomically."""
-    write_atomically(path, lambda p: p.write_text(json.dumps(content, indent=2) + "\n"))
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -151,7 +141,7 @@ class RunRecorder:
             write_json(self.run_dir / "config.json", config.to_run_config())
             self._write_header("rounds.csv", RoundRow)
             self._write_header("clients.csv", ClientRow)
-        except OSError as error:
+        except (OSError, StorageError) as error:
             raise ConfigError(
                 f"output-dir = {config.output_dir!r}: cannot write: {error}"
             ) from error
@@ -221,11 +211,22 @@ class RunRecorder:
             "clients": [dict(vars(row)) for row in self.clients if row.round <= last_round],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned, and write it in place of what is there."""
-        self._started = time.perf_counter() - state["seconds"]
-        self.rounds = [RoundRow(**row) for row in state["rounds"]]
-        self.clients = [ClientRow(**row) for row in state["clients"]]
+    def load_state_dict(self, state: Mapping[str, Any], last_round: int) -> None:
+        """Take over what :meth:`state_dict` returned, and write it in place of what is there.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError
+            If the lines are not those of a run up to this round.
+        """
+        rounds = [_row(RoundRow, row) for row in state["rounds"]]
+        clients = [_row(ClientRow, row) for row in state["clients"]]
+        if [row.round for row in rounds] != list(range(last_round + 1)):
+            raise ValueError(f"its records are not those of the rounds 0 to {last_round}")
+        if not all(1 <= row.round <= last_round for row in clients):
+            raise ValueError("its records name clients of rounds that were not run")
+        self._started = time.perf_counter() - float(state["seconds"])
+        self.rounds, self.clients = rounds, clients
         self._write_header("rounds.csv", RoundRow)
         self._append("rounds.csv", self.rounds)
         self._write_header("clients.csv", ClientRow)
@@ -233,7 +234,9 @@ class RunRecorder:
 
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         """Write the model, and ``summary.json`` last; return the summary."""
-        write_atomically(self.run_dir / "model.pt", lambda p: torch.save(dict(state_dict), p))
+        buffer = BytesIO()
+        torch.save(dict(state_dict), buffer)
+        write_atomically(self.run_dir / "model.pt", buffer.getvalue())
         summary = summarize(self.config, self.rounds, self.clients)
         summary["seconds"] = round(time.perf_counter() - self._started, 3)
         summary["machine"] = describe_machine(self.config.device)
@@ -245,10 +248,11 @@ class RunRecorder:
 
     def _write_header(self, name: str, row: type) -> None:
         names = [field.name for field in dataclasses.fields(row)]
-        (self.run_dir / name).write_text(",".join(names) + "\n")
+        write_atomically(self.run_dir / name, ",".join(names) + "\n")
 
     def _append(self, name: str, rows: Iterable[RoundRow | ClientRow]) -> None:
-        with (self.run_dir / name).open("a", newline="") as file:
+        path = self.run_dir / name
+        with writing(path), path.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerows([_cell(v) for v in dataclasses.astuple(row)] for row in rows)
 
@@ -302,6 +306,9 @@ def detection_auc(clients: Iterable[ClientRow]) -> float | None:
     last = list(last_contributions(clients).values())
     if len({row.malicious for row in last}) < 2:
         return None
+    # Imported here: it takes a second, of every client and command line.
+    from sklearn.metrics import roc_auc_score
+
     scores = [-(row.contribution or 0.0) for row in last]
     return float(roc_auc_score([row.malicious for row in last], scores))
 
@@ -318,6 +325,15 @@ def describe_machine(device: str) -> dict[str, Any]:
         "gpu": gpu,
         "device": device,
     }
+
+
+def _row(kind: type[_Row], values: Mapping[str, Any]) -> _Row:
+    """Return a line of a file from its values by column, every one of the column's type."""
+    row = kind(**values)
+    for name, wanted in get_type_hints(kind).items():
+        if not isinstance(getattr(row, name), wanted):
+            raise ValueError(f"its records have {name} = {getattr(row, name)!r}")
+    return row
 
 
 def _mean(values: Iterable[float]) -> float | None:

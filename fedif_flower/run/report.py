@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedif_flower.run.plots import plot_accuracy, plot_contributions
-from fedif_flower.run.recorder import ClientRow, RunRecorder, write_atomically
+from fedif_flower.run.recorder import ClientRow, RunRecorder
+from fedif_flower.storage import write_atomically
 
 REPORT = "report.md"
 
@@ -30,7 +31,7 @@ def write_report(recorder: RunRecorder, summary: Mapping[str, Any]) -> None:
     if drawn:
         lines += ["![contributions over rounds](contributions.png)", ""]
     lines += member_table(recorder.clients)
-    write_atomically(run_dir / REPORT, lambda path: path.write_text("\n".join(lines) + "\n"))
+    write_atomically(run_dir / REPORT, "\n".join(lines) + "\n")
     recorder.complete(summary)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -56,27 +57,59 @@ class ResumableRun:
         """How many rounds Flower is to run."""
         return self.num_rounds - self.strategy.completed_rounds
 
-    def restore(self, checkpoint: Checkpoint, grid: Grid) -> ArrayRecord:
+    def restore(self, checkpoint: Checkpoint, grid: Grid, initial: ArrayRecord) -> ArrayRecord:
         """Go back to where a checkpoint was made; return the global model of that moment.
 
+        Parameters
+        ----------
+        checkpoint : Checkpoint
+            From the same settings.
+        grid : Grid
+            The way to the clients.
+        initial : ArrayRecord
+            The model before training: names, shapes and types must be the same.
+
+        Raises
+        ------
+        CheckpointError
+            If anything in it does not belong to this run.
+
+        Notes
+        -----
         Scores stay with node ids, which authenticated SuperNodes keep for good and others until
         they are restarted. Simulated nodes get new ids in every run: there, and only there, scores
         follow the partition, because elsewhere a partition id is no more than a client's claim.
         """
-        try:
+        arrays = self._read_arrays(checkpoint, initial)
+        with _refusing(checkpoint):
             self.strategy.load_state_dict(checkpoint.strategy)
-            self.strategy.completed_rounds = self._saved = checkpoint.server_round
-            if self.rounds_left:
-                checkpoint = self._meet_nodes(checkpoint, grid)
-            self.recorder.load_state_dict(checkpoint.records)
-            arrays = tensor_arrays(checkpoint.arrays)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(
-                f"the checkpoint of round {checkpoint.server_round} does not fit this version: "
-                f"{error!r}"
-            ) from error
+        self.strategy.completed_rounds = self._saved = checkpoint.server_round
+        if self.rounds_left:
+            checkpoint = self._meet_nodes(checkpoint, grid)
+        with _refusing(checkpoint):
+            self.recorder.load_state_dict(checkpoint.records, checkpoint.server_round)
         self.folder.remove_after(checkpoint.server_round)
         logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
+        return arrays
+
+    def _read_arrays(self, checkpoint: Checkpoint, initial: ArrayRecord) -> ArrayRecord:
+        """Return a checkpoint's model if it is one of this run."""
+        if checkpoint.server_round > self.num_rounds:
+            raise CheckpointError(
+                f"the checkpoint of round {checkpoint.server_round} does not fit this run of "
+                f"{self.num_rounds} rounds"
+            )
+        with _refusing(checkpoint):
+            arrays = tensor_arrays(checkpoint.arrays)
+            if arrays.keys() != initial.keys():
+                raise ValueError(f"its model has {sorted(arrays)}, not {sorted(initial)}")
+            for name, array in initial.items():
+                found = arrays[name]
+                if (found.shape, found.dtype) != (array.shape, array.dtype):
+                    raise ValueError(
+                        f"{name!r} is {found.dtype} {tuple(found.shape)}, not {array.dtype} "
+                        f"{tuple(array.shape)}"
+                    )
         return arrays
 
     def completed(self, server_round: int, arrays: ArrayRecord) -> None:
@@ -119,6 +152,18 @@ class ResumableRun:
         checkpoint = checkpoint.renamed(nodes.successors(online))
         self.strategy.load_state_dict(checkpoint.strategy)
         return checkpoint
+
+
+@contextlib.contextmanager
+def _refusing(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turn whatever is wrong with a checkpoint's content into one sentence."""
+    try:
+        yield
+    except Exception as error:  # a file that was made by hand can hold anything
+        reason = error if isinstance(error, ValueError) else repr(error)
+        raise CheckpointError(
+            f"the checkpoint of round {checkpoint.server_round} does not fit this run: {reason}"
+        ) from error
 
 
 def require_space(recorder: RunRecorder, arrays: ArrayRecord, *, copies: int) -> None:

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.config import AUTO, RunConfig, Scalar, default_run_config, parse_overrides
+from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.recorder import read_rows
 from fedif_flower.run.report import print_summary
 from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink
@@ -132,13 +133,16 @@ def execute(launch: Launch, console: Console) -> None:
     """
     summary = _ResultFile(launch.run_dir / "summary.json")
     rounds = _ResultFile(launch.run_dir / "rounds.csv")
-    try:
-        launch.run_dir.mkdir(parents=True, exist_ok=True)
-        log = launch.log_path.open("w+b")
-    except OSError as error:
-        raise LaunchError(f"cannot write into output-dir: {error}") from error
-
-    with log, StopRequest() as stop:
+    with contextlib.ExitStack() as stack:
+        # Two locks: the ServerApp, in a process of its own, takes the run's.
+        stack.enter_context(hold_directory(launch.run_dir, "launch"))
+        with hold_directory(launch.run_dir):
+            pass
+        try:
+            log = stack.enter_context(launch.log_path.open("w+b"))
+        except OSError as error:
+            raise LaunchError(f"cannot write into output-dir: {error}") from error
+        stop = stack.enter_context(StopRequest())
 
         def check_stop() -> None:
             if stop.signal_number is not None:

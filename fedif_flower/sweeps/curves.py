@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from fedif_flower.run.recorder import write_atomically
+from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.sweeps.measurements import Measurement
 
 
@@ -40,7 +38,7 @@ def plot_curves(
     bool
         ``False`` if there is nothing to draw.
     """
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = new_figure(height=4.5)
     axes = figure.subplots()
     drawn = False
     for index, (name, measurements) in enumerate(series.items()):
@@ -65,5 +63,5 @@ def plot_curves(
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda p: figure.savefig(p, format="png", dpi=120))
+    save_figure(figure, path)
     return True

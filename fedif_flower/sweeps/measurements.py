@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.run.config import RunConfig, Scalar
-from fedif_flower.run.recorder import read_rows, write_atomically
+from fedif_flower.run.recorder import read_rows
+from fedif_flower.storage import write_atomically
 from fedif_flower.sweeps.cells import LABEL, SUMMARY, is_complete
 
 # Where a run wrote and read, and how long it was patient: no part of what it measured.
@@ -183,7 +184,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda p: p.write_text(text.getvalue()))
+    write_atomically(path, text.getvalue())
 
 
 def _curve(run_dir: Path, column: str) -> list[tuple[int, float]]:

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from fedif_flower.run.config import Scalar
-from fedif_flower.run.recorder import write_atomically
 from fedif_flower.sweeps.curves import plot_curves
 from fedif_flower.sweeps.measurements import PATHS, Measurement, to_row, write_csv
-from paper.compare import FIGURES, MeanStd
+from fedif_flower.sweeps.tables import FIGURES, MeanStd, ResultTable
 
 Point = tuple[tuple[str, Scalar], ...]
-_HEADING = ("seeds", "last round", "mean of last ten", "best round", "detection AUC")
+_HEADING = ("seeds", *FIGURES.values(), "detection AUC")
 
 
 def report_sweep(
@@ -36,28 +34,29 @@ def report_sweep(
     """
     axes = varying(measurements)
     points = by_point(measurements, axes)
-    heading = [*axes, *_HEADING]
     lines = [_line(point, found) for point, found in points.items()]
+    table = ResultTable(name, [*axes, *_HEADING], lines, num_labels=len(axes))
     folder = output_dir / name
     folder.mkdir(parents=True, exist_ok=True)
-    bars = ["---"] * len(axes) + ["---:"] * len(_HEADING)
-    rows = [f"| {' | '.join(row)} |" for row in (heading, bars, *lines)]
-    text = [f"# {name}", "", "Test accuracies in percent.", "", *rows, ""]
-    if plot_curves(
+    drawn = plot_curves(
         {_label(p): found for p, found in points.items()}, folder / "accuracy.png", name
-    ):
-        text += ["![accuracy over rounds](accuracy.png)", ""]
-    write_atomically(folder / "table.md", lambda p: p.write_text("\n".join(text)))
-    write_csv(folder / "table.csv", [dict(zip(heading, line, strict=True)) for line in lines])
+    )
+    picture = ["![accuracy over rounds](accuracy.png)"] if drawn else []
+    path = table.write(folder, ["Test accuracies in percent.", ""], picture)
     write_csv(folder / "results.csv", [to_row(m) for found in points.values() for m in found])
-    shown = RichTable(title=name)
-    for title in heading:
-        shown.add_column(title, justify="left" if title in axes else "right")
-    for line in lines:
-        shown.add_row(*line)
-    console.print(shown)
-    console.print(f"Report: {(folder / 'table.md').absolute()}", soft_wrap=True, highlight=False)
+    table.print(console)
+    console.print(f"Report: {path.absolute()}", soft_wrap=True, highlight=False)
     return folder
+
+
+def report_sweeps(measurements: Sequence[Measurement], output_dir: Path, console: Console) -> None:
+    """Report on the runs of each folder as on a sweep; see :func:`report_sweep`."""
+    folders: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        folder = measurement.run_dir.parent.name if measurement.run_dir else "runs"
+        folders.setdefault(folder, []).append(measurement)
+    for name, found in folders.items():
+        report_sweep(name, found, output_dir, console)
 
 
 def varying(measurements: Sequence[Measurement]) -> list[str]:
@@ -90,11 +89,7 @@ def _line(point: Point, found: Sequence[Measurement]) -> list[str]:
 
 
 def _shown(values: Sequence[float], form: str) -> str:
-    if not values:
-        return "-"
-    spread = MeanStd.of(values)
-    text = format(spread.mean, form)
-    return text if spread.std is None else f"{text} ± {format(spread.std, form)}"
+    return MeanStd.of(values).shown(form) if values else "-"
 
 
 def _label(point: Point) -> str:

@@ -6,8 +6,8 @@ import pytest
 
 from fedif_flower.run.config import Scalar
 from fedif_flower.sweeps.measurements import find_measurements
+from fedif_flower.sweeps.tables import MeanStd
 from paper.compare import (
-    MeanStd,
     best_paper_rows,
     best_rows,
     fill_table,

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.recorder import (
     RunRecorder,
     detection_auc,
     read_rows,
     summarize,
-    write_atomically,
 )
 from fedif_flower.run.report import print_summary, write_report
 from fedif_flower.strategies.nodes import ClientNode
@@ -142,15 +141,16 @@ def test_unwritable_output_dir_is_an_error_before_anything_starts(tmp_path):
         RunRecorder(run_config(blocker / "below"), lambda node: False)
 
 
-def test_atomic_write_leaves_the_old_file_on_failure(tmp_path):
-    target = tmp_path / "x"
-    target.write_text("old")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("name", ["clients.csv", "rounds.csv"])
+def test_a_full_disk_is_one_sentence(tmp_path, name):
+    recorder = RunRecorder(run_config(tmp_path), lambda node: False)
+    (recorder.run_dir / name).unlink()
+    (recorder.run_dir / name).symlink_to("/dev/full")
 
-    def fail(path: Path) -> None:
-        path.write_text("half")
-        raise OSError("disk full")
+    def a_round() -> None:
+        recorder.on_round(report(1, {0: 0.3}))
+        recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), 0.1)
 
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(target, fail)
-    assert target.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    with pytest.raises(StorageError, match=rf"^cannot write .*/{name}: No space left on device$"):
+        a_round()

@@ -1,0 +1,61 @@
+"""One run at a time in a directory: a second one would mix its lines with the first one's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedif_flower.errors import ConfigError, StorageError
+
+
+@contextmanager
+def hold_directory(run_dir: Path, name: str = "run") -> Iterator[None]:
+    """Keep a run's directory to oneself; a process that is killed lets go of it.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The directory; it is made if it is not there.
+    name : str
+        What it is held for: different names do not exclude each other.
+
+    Raises
+    ------
+    StorageError
+        If another run holds it, naming that one's process, host and start.
+    ConfigError
+        If it cannot be made or written to.
+    """
+    lock = FileLock(run_dir / f".{name}.lock")
+    holder = run_dir / f".{name}.holder"
+    since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+        holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}")
+    except Timeout:
+        raise StorageError(
+            f"{run_dir} is in use by {_read(holder)}: wait for its end, or set another run-name"
+        ) from None
+    except OSError as error:
+        lock.release()
+        raise ConfigError(f"output-dir = {str(run_dir.parent)!r}: cannot write: {error}") from error
+    try:
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+
+def _read(holder: Path) -> str:
+    """Return who holds a directory; between two of its steps that may not be written yet."""
+    try:
+        return holder.read_text() or "another run"
+    except OSError:
+        return "another run"

@@ -1,0 +1,120 @@
+"""Tables of results: one writer for Markdown, CSV and the terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from rich.console import Console
+from rich.measure import Measurement as Width
+from rich.table import Table
+
+from fedif_flower.storage import write_atomically
+from fedif_flower.sweeps.measurements import write_csv
+
+# The fields of an Accuracy, and what a table calls them.
+FIGURES: Mapping[str, str] = MappingProxyType(
+    {"last": "last round", "last_ten": "mean of last ten", "best": "best round"}
+)
+
+
+@dataclass(frozen=True)
+class MeanStd:
+    """A mean over seeds, with its sample standard deviation if there are two or more."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> MeanStd:
+        """Return mean and standard deviation of one or more values."""
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    def shown(self, form: str) -> str:
+        """Return both as text, each in a format such as ``".2f"``."""
+        text = format(self.mean, form)
+        return text if self.std is None else f"{text} ± {format(self.std, form)}"
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table whose cells are text; ``**bold**`` cells stand out.
+
+    Attributes
+    ----------
+    title : str
+        What it is about.
+    heading : sequence of str
+        The columns' names.
+    lines : sequence of sequence of str
+        The rows, each as long as the heading.
+    num_labels : int
+        So many first columns are names, the others are numbers.
+    grouped : bool
+        Whether a first column that repeats is shown once for all of its lines.
+    """
+
+    title: str
+    heading: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    num_labels: int
+    grouped: bool = False
+
+    def to_markdown(self) -> list[str]:
+        """Return the lines of a Markdown table."""
+        numbers = len(self.heading) - self.num_labels
+        bars = ["---"] * self.num_labels + ["---:"] * numbers
+        rows = [self.heading, bars, *self._shown_lines()]
+        return [f"| {' | '.join(row)} |" for row in rows]
+
+    def to_rows(self) -> list[dict[str, str]]:
+        """Return a mapping by column for each line, for a CSV file."""
+        # Of two columns with the same name, each is named after the one before it.
+        names = [
+            f"{self.heading[i - 1]}, {name}" if self.heading.count(name) > 1 else name
+            for i, name in enumerate(self.heading)
+        ]
+        return [dict(zip(names, map(plain, line), strict=True)) for line in self.lines]
+
+    def print(self, console: Console) -> None:
+        """Print it as wide as it is."""
+        shown = Table(title=self.title)
+        for index, name in enumerate(self.heading):
+            shown.add_column(name, justify="left" if index < self.num_labels else "right")
+        for index, line in enumerate(self._shown_lines()):
+            if self.grouped and index and line[0]:
+                shown.add_section()
+            shown.add_row(*[f"[bold]{plain(c)}[/]" if c.startswith("**") else c for c in line])
+        print_whole(shown, console)
+
+    def write(self, folder: Path, before: Sequence[str] = (), after: Sequence[str] = ()) -> Path:
+        """Write ``table.md``, with lines before and after the table, and ``table.csv``."""
+        path = folder / "table.md"
+        text = [f"# {self.title}", "", *before, *self.to_markdown(), "", *after]
+        write_atomically(path, "\n".join(text).rstrip() + "\n")
+        write_csv(folder / "table.csv", self.to_rows())
+        return path
+
+    def _shown_lines(self) -> list[Sequence[str]]:
+        lines: list[Sequence[str]] = []
+        previous = None
+        for line in self.lines:
+            repeats = self.grouped and line[0] == previous
+            lines.append(["", *line[1:]] if repeats else line)
+            previous = line[0]
+        return lines
+
+
+def print_whole(shown: Table, console: Console) -> None:
+    """Print a table without shortening a cell, however narrow the terminal or pipe is."""
+    wide = console.options.update(max_width=10_000)
+    shown.width = Width.get(console, wide, shown).maximum
+    console.print(shown, crop=False, soft_wrap=True)
+
+
+def plain(text: str) -> str:
+    """Return a cell's text without the marks of Markdown."""
+    return text.replace("**", "")

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from fedif_flower.run.progress import RoundProgress
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def shown(num_rounds: int, seconds_per_round: float) -> list[str]:
+    output, clock = io.StringIO(), Clock()
+    with RoundProgress(num_rounds, Console(file=output, width=80), clock) as progress:
+        for server_round in range(num_rounds + 1):
+            progress.show(server_round, 0.25 if server_round % 2 == 0 else None)
+            clock.now += seconds_per_round
+    return output.getvalue().splitlines()
+
+
+def test_without_a_terminal_every_tenth_of_the_way_is_a_line():
+    lines = shown(20, seconds_per_round=0.1)
+    assert lines == [f"round {i}/20 test accuracy 25.0%" for i in range(0, 21, 2)]
+
+
+def test_long_rounds_are_not_silent_for_minutes():
+    assert len(shown(100, seconds_per_round=0.1)) == 11
+    assert len(shown(100, seconds_per_round=15)) == 51  # half a minute: every other round
+    assert shown(100, seconds_per_round=40)[1] == "round 1/100"

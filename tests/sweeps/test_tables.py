@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedif_flower.sweeps.tables import MeanStd, ResultTable
+
+TABLE = ResultTable(
+    "accuracy",
+    ["column", "row", "last", "paper", "best", "paper"],
+    [
+        ["clean", "FedAvg", "60.00", "62", "63", "64"],
+        ["clean", "FedIF", "**63.00 ± 1.41**", "63", "64", "65"],
+        ["noisy", "FedAvg", "-", "1", "2", "3"],
+    ],
+    num_labels=2,
+    grouped=True,
+)
+
+
+def test_mean_and_standard_deviation():
+    assert MeanStd.of([62.0, 64.0]).shown(".2f") == "63.00 ± 1.41"
+    assert MeanStd.of([62.0]).shown(".2f") == "62.00"
+
+
+def test_markdown_shows_a_repeated_first_column_once():
+    assert TABLE.to_markdown() == [
+        "| column | row | last | paper | best | paper |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| clean | FedAvg | 60.00 | 62 | 63 | 64 |",
+        "|  | FedIF | **63.00 ± 1.41** | 63 | 64 | 65 |",
+        "| noisy | FedAvg | - | 1 | 2 | 3 |",
+    ]
+
+
+def test_rows_are_whole_and_columns_of_the_same_name_told_apart():
+    rows = TABLE.to_rows()
+    assert rows[1]["column"] == "clean"
+    assert rows[1]["last"] == "63.00 ± 1.41"
+    assert (rows[1]["last, paper"], rows[1]["best, paper"]) == ("63", "65")
+
+
+@pytest.mark.parametrize("width", [10, 80])
+def test_nothing_is_shortened_on_a_narrow_terminal(width):
+    output = io.StringIO()
+    TABLE.print(Console(file=output, width=width))
+    assert "63.00 ± 1.41" in output.getvalue()
+    assert "…" not in output.getvalue()
+    assert len({len(line) for line in output.getvalue().splitlines()}) <= 2  # title, table
