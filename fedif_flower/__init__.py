@@ -1,4 +1,4 @@
-"""Federated learning with clients that cannot be trusted, and the worth of each, on Flower."""
+"""Federated learning on Flower with clients that cannot be trusted, and what each contributed."""
 
 from fedif_flower.strategies import (
     RFA,

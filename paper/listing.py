@@ -1,4 +1,4 @@
-"""What there is to run, and how long it would take."""
+"""Lists of the paper's tables and cells, with the time that each would take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a table of the paper to the cells that were asked for."""
+"""The choice of cells from a table of the paper."""
 
 from __future__ import annotations
 

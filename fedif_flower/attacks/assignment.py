@@ -1,4 +1,4 @@
-"""Who misbehaves, and how much: drawn once from the run's seed."""
+"""Which clients are malicious, and their poison ratios: drawn once from the run's seed."""
 
 from __future__ import annotations
 

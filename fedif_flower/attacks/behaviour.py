@@ -1,4 +1,4 @@
-"""What a client may do to its labels, its inputs and its update: here, nothing."""
+"""The base of all behaviours: an honest client, with a hook for each thing an attack can change."""
 
 from __future__ import annotations
 

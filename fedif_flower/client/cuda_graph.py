@@ -1,4 +1,4 @@
-"""A training step captured once as a CUDA graph and replayed, for models that are all launches."""
+"""A training step as a CUDA graph: for small models, whose time goes into launching kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client does between two messages: local SGD; and evaluation."""
+"""Local training by SGD, and evaluation."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What travels between server and clients, and how far it is believed."""
+"""What server and clients send each other, and how the server screens it."""

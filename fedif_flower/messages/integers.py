@@ -39,7 +39,7 @@ def measure_advance(name: str, received: NDArray[np.generic], returned: NDArray[
 
 
 def refuse_advances(advances: Sequence[Mapping[str, int]]) -> dict[int, str]:
-    """Return who changed integer arrays as no honest client does, and why.
+    """Return the replies whose integer arrays no honest client would send, with the reason.
 
     An array that more than half of the replies advance is a counter, and so is one that is known
     by name; any other is an index, which stays as it was. No reply may advance a counter by more

@@ -1,4 +1,4 @@
-"""A client's reply is hostile until screened: each is checked alone, none can stop the server."""
+"""Screening: each reply of a client is checked alone, and none can stop the server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AcceptedReply:
 
 @dataclass(frozen=True)
 class RefusedReply:
-    """A client without a usable reply: ``failed`` itself, or refused for ``reason``."""
+    """A client without a usable reply: it ``failed``, or its reply was refused for ``reason``."""
 
     node: ClientNode
     reason: str
@@ -51,7 +51,7 @@ class RefusedReply:
 
 @dataclass(frozen=True)
 class Screening:
-    """What is left of a round's replies, and the seconds it took, waiting not counted."""
+    """The accepted and refused replies of a round, and the seconds of screening without waiting."""
 
     accepted: list[AcceptedReply] = field(default_factory=list)
     refused: list[RefusedReply] = field(default_factory=list)
@@ -222,7 +222,7 @@ def _screen_num_examples(metrics: MetricRecord, key: str, maximum: int) -> int:
 
 
 def _credible(metrics: MetricRecord) -> Metrics:
-    """Return a reply's metrics but for NaN and what is absurdly large: their sums would be, too."""
+    """Return a reply's metrics without NaN and absurdly large values, which spoil sums."""
     return {
         name: value
         for name, value in metrics.items()

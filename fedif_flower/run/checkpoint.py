@@ -1,4 +1,4 @@
-"""Checkpoints: everything needed to go on after a crash, in files that are whole or not there.
+"""Checkpoints: everything a run needs to continue after a crash, each file written atomically.
 
 A file is one line with the SHA-256 of the rest, then what ``torch.save`` writes; it is read back
 with ``weights_only=True``, so that nothing in it can run. No generator is kept: every random draw
@@ -32,7 +32,7 @@ _NAME = re.compile(r"round-(\d{6,})\.pt")
 
 
 class _DamagedError(CheckpointError):
-    """A file is not what was written; an older one may do."""
+    """A file is damaged; an older checkpoint may be whole."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class CheckpointFolder:
         return None
 
     def remove_after(self, server_round: int) -> None:
-        """Remove checkpoints of later rounds than this: they belong to a run that is given up."""
+        """Remove the checkpoints of rounds after this one: they belong to an abandoned run."""
         for path in self._paths():
             if _round_of(path) > server_round:
                 path.unlink()

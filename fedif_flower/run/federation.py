@@ -1,4 +1,4 @@
-"""One federation from the server's side: data, model, strategy, rounds, report."""
+"""One federation on the server: data, model, strategy, rounds, report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind, written as it goes and readable after a crash.
+"""The records of a run, written round by round and readable after a crash.
 
 ``config.json`` comes first, ``rounds.csv`` and ``clients.csv`` grow by whole lines, and
 ``summary.json`` comes last: its presence means that the run completed.

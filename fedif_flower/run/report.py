@@ -1,4 +1,4 @@
-"""A run's result for people: a table on the terminal, a page to hand to the members."""
+"""The report of a run: a table on the terminal, a page for the members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that can be stopped at any moment: it saves itself as it goes, and goes on from there."""
+"""Resuming: a run saves checkpoints while it goes on, and continues from the last one."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class ResumableRun:
         self._saved = server_round
 
     def _meet_nodes(self, checkpoint: Checkpoint, grid: Grid) -> Checkpoint:
-        """Wait for the nodes as at a run's start, but do without those that do not come."""
+        """Wait for the nodes as at a run's start, but continue without those that do not come."""
         nodes = self.strategy.nodes
         try:
             online = nodes.online(grid, self.strategy.min_available_nodes)

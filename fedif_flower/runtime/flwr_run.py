@@ -1,4 +1,4 @@
-"""One run through ``flwr run`` in Flower's simulation runtime, honest about its outcome.
+"""One run through ``flwr run`` in Flower's simulation runtime, with the run's own exit status.
 
 ``flwr run`` exits with 0 once a run is submitted, whatever becomes of it. This launcher shows the
 rounds as they come, asks Flower and the results how the run ended, says why if it failed, and

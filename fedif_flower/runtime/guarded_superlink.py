@@ -1,4 +1,4 @@
-"""``flower-superlink`` for a port that others can reach: they get what SuperNodes need, no more.
+"""``flower-superlink`` for a public port: other hosts reach the API for SuperNodes only.
 
 Flower 1.41 serves everything on one port, and only SuperNodes have to prove who they are. Whoever
 reaches that port may also submit a run, that is, execute code on the server and on every node, or

@@ -1,6 +1,7 @@
 """A Flower ``Grid`` that calls a ClientApp in this process: for tests, notebooks, debuggers.
 
-Real apps, real messages, no Ray and no sockets: a round costs what its clients cost.
+The apps and messages are real; there is no Ray and no socket, so a round costs what its clients
+cost.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class LocalGrid(Grid):
             )
 
     def set_run(self, run: object) -> None:
-        """Take no notice: there is one run."""
+        """Do nothing: there is one run."""
 
     @property
     def run(self) -> NoReturn:
-        """Refuse: there is no run to speak of."""
+        """Refuse: a LocalGrid belongs to no run."""
         raise RuntimeError("a LocalGrid belongs to no run")
 
     def create_message(self, *_args: object, **_kwargs: object) -> NoReturn:

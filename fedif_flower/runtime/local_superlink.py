@@ -1,4 +1,4 @@
-"""A SuperLink in simulation mode that one launch owns, and that takes everything down with it.
+"""A SuperLink in simulation mode for one launch; all of its processes end with it.
 
 ``flwr run`` on its own joins whatever SuperLink answers on its port, with that one's packages and
 working directory, or starts one that stays. This one has a free loopback port, a temporary

@@ -1,4 +1,4 @@
-"""A Flower ``Grid`` that asks often, and that believes nobody about who they are.
+"""A Flower ``Grid`` for real hosts: it polls often and names each sender by the message it answers.
 
 Flower's own grid looks for replies every three seconds, and takes all of a round at once: one that
 cannot be read ends the run, and the sender's name is read from the reply itself, where the sender

@@ -1,4 +1,4 @@
-"""The processes of one launch, found again by a mark in their environment, and ended together.
+"""The processes of one launch: found by a mark in their environment, ended together.
 
 Flower and Ray start helpers that detach from their parents and outlive them, so neither the process
 tree nor a process group finds them all. Every one of them inherits its environment, though.

@@ -78,7 +78,7 @@ class RayGrid(LocalGrid):
     ) -> Iterator[Message]:
         """Push messages; return the replies as they come, kept nowhere else.
 
-        Who has not begun when time is over is not asked.
+        A client that has not begun when the time is over is not asked any more.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         message_ids = self.push_messages(messages)
@@ -98,7 +98,7 @@ class RayGrid(LocalGrid):
                 late.cancel()
 
     def close(self, interrupt: Callable[[], None] = lambda: None) -> None:
-        """Ask nobody any more; wait for those who are at work, who end early by ``interrupt``."""
+        """Send nothing more; wait for the clients that train; ``interrupt`` stops them early."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         # Ray must not be shut down under them: they would wait for its answer for ever.
         while self._at_work:
@@ -153,7 +153,7 @@ def ray_grid(
         return client_app
 
     def import_app() -> None:
-        """Do what it takes to be called: the app, and torch with it, is imported by then."""
+        """Do nothing: the call has imported the app, and torch with it, in the actor."""
         load()
 
     def kill_busy() -> None:

@@ -1,4 +1,4 @@
-"""One Flower ``Grid`` for several federations at once, which can be called off."""
+"""One Flower ``Grid`` for several federations at once; it can be stopped from another thread."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _POLL_SECONDS = 0.05
 
 
 class GridInterrupted(FedIFError):  # noqa: N818
-    """The grid was called off; what is complete stays, the rest can be resumed."""
+    """The grid was stopped; complete runs stay, the others can be resumed."""
 
     exit_code = 130  # as a shell reports Ctrl-C
 
 
 class SharedGrid(Grid):
-    """Hands every call on to another grid, from any thread, until it is called off.
+    """Passes every call on to another grid, from any thread, until it is stopped.
 
     Parameters
     ----------
     grid : Grid
         The way to the clients.
     stopped : callable
-        Says whether the grid was called off; from then on it waits for nobody.
+        Returns whether the grid was stopped; from then on it does not wait.
     """
 
     def __init__(self, grid: Grid, stopped: Callable[[], bool]) -> None:
@@ -40,12 +40,12 @@ class SharedGrid(Grid):
         self._lock = Lock()
 
     def check(self) -> None:
-        """Raise GridInterrupted if the grid was called off."""
+        """Raise GridInterrupted if the grid was stopped."""
         if self._stopped():
             raise GridInterrupted("interrupted; the same command goes on from here")
 
     def set_run(self, run: Run) -> None:
-        """Take no notice: the run is set where the grid comes from."""
+        """Do nothing: the run is set where the grid comes from."""
 
     @property
     def run(self) -> Run:
@@ -78,7 +78,7 @@ class SharedGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push messages, and wait until all are answered, time is over or the grid called off."""
+        """Push messages, and wait until all are answered, time is over or the grid stopped."""
         waiting = set(self.push_messages(messages))
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []

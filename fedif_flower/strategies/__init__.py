@@ -1,4 +1,4 @@
-"""Thin Flower strategies: they translate between messages and the maths, and do none."""
+"""Thin Flower strategies: they translate between messages and the maths."""
 
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.contribution import ContributionStrategy

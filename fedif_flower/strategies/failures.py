@@ -1,4 +1,4 @@
-"""When to give up: rounds in a row that went wrong."""
+"""When a run gives up: after too many failed rounds in a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FailureCount:
     Parameters
     ----------
     maximum : int
-        So many are too many, >= 1.
+        The run ends with an error after this many, >= 1.
     """
 
     def __init__(self, maximum: int) -> None:

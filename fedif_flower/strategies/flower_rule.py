@@ -1,4 +1,4 @@
-"""Flower's own aggregation rules behind our screening: any of them, by the instance."""
+"""Flower's own aggregation rules, with replies screened as by every strategy here."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from fedif_flower.valuation.coalitions import Metric
 class LeaveOneOut(AFedSV):
     r"""Weigh by smoothed leave-one-out values :math:`u(S_t) - u(S_t \setminus i)`, from 0.
 
-    m + 1 evaluations a round: the cheapest valuation by coalitions, blind to clients that
-    replace each other.
+    It takes m + 1 evaluations per round, the fewest of all valuations by coalitions. Clients that
+    can replace each other all get 0.
     """
 
     def __init__(

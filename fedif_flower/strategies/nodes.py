@@ -1,4 +1,4 @@
-"""Which clients there are, and who is asked in a round."""
+"""The clients that are online, and the choice of those that train in a round."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def is_simulated(grid: Grid) -> bool:
 
 
 class NodeDirectory:
-    """The nodes that are online, each asked who it is until it has said so, three times at most.
+    """The nodes that are online, and their partitions; each node is asked at most three times.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a strategy tells of a round: plain numbers, for whoever records them."""
+"""A strategy's report of a round: plain numbers, for records and callbacks."""
 
 from __future__ import annotations
 

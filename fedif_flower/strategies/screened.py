@@ -1,9 +1,9 @@
 """The base of every strategy here: seeded sampling, screened replies, records.
 
-What Flower's ``FedAvg`` leaves open and this base settles: it waits for all nodes, draws clients
-from a seed, takes replies in the order of their partitions, screens each on its own, keeps the
-old model when nothing valid came, takes a model back that nobody can go on from, and stops when
-most clients fail round after round.
+It adds to Flower's ``FedAvg``: it waits for all nodes, draws clients from a seed, takes replies in
+the order of their partitions, screens each on its own, keeps the old model when no valid reply
+came, takes a model back from which no round succeeds, and stops when most clients fail round after
+round.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScreenedStrategy(FlowerFedAvg):
-    """Flower's ``FedAvg`` with everything hostile, random or late taken care of.
+    """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failing rounds.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
     :meth:`select` if it does not draw clients uniformly; :meth:`stateful` if it remembers rounds.

@@ -54,7 +54,7 @@ class ShapFedValuation:
 
 
 class ShapFed(ContributionStrategy):
-    """ShapFed: smoothed class-wise agreement, negative ones cut off.
+    """ShapFed: weigh by smoothed class-wise agreement; negative agreement counts as 0.
 
     Paper: Tastan et al., *Redefining Contributions: Shapley-Driven Federated Learning*, 2024.
 

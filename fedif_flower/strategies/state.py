@@ -1,4 +1,4 @@
-"""What a part of the server must offer so that a run can go on where it stopped."""
+"""The protocol of server parts whose state a checkpoint keeps."""
 
 from __future__ import annotations
 

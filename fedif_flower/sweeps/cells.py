@@ -43,7 +43,7 @@ class Cell:
         return self.config.run_name.rpartition("-")[2]
 
     def label(self) -> None:
-        """Leave in its directory what a report cannot tell from the settings."""
+        """Write into its directory what a report cannot derive from the settings."""
         content = {"group": self.group, "name": self.name, "data": self.data}
         write_json(self.config.run_dir / LABEL, content)
 
@@ -102,7 +102,7 @@ def find_result(cell: Cell) -> Path | None:
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells without those that differ from an earlier one in name only."""
+    """Return the cells without those whose settings equal those of an earlier one."""
     first: dict[str, Cell] = {}
     for cell in cells:
         first.setdefault(cell.digest, cell)

@@ -1,4 +1,4 @@
-"""Grids in one simulation each: resumable, called off by a signal, honest about their speed."""
+"""Runs grids of federations: each grid in one simulation, resumable, stopped by a signal."""
 
 from __future__ import annotations
 

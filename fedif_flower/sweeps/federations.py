@@ -31,7 +31,7 @@ class Outcome:
     run_dir : Path, optional
         Its results; ``None`` if it did not come to its end.
     error : Exception, optional
-        Why it did not; a GridInterrupted if it was called off.
+        Why it did not; a GridInterrupted if it was stopped.
     train_seconds : float
         Seconds that its clients spent in training, in this call.
     """
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Listener(Protocol):
-    """Hears, from several threads, how a grid goes on."""
+    """Is told of the progress of a grid, from several threads."""
 
     def on_start(self, cell: Cell) -> None:
         """Hear that a cell begins."""
@@ -95,7 +95,7 @@ def run_grid(
     jobs : int
         How many cells run at a time, >= 1.
     stopped : callable
-        Says whether the grid was called off.
+        Returns whether the grid was stopped.
     """
     shared = SharedGrid(grid, stopped)
 

@@ -1,4 +1,4 @@
-"""A grid's progress on the terminal: all rounds, and a line per cell that runs."""
+"""The progress of a grid on the terminal: all rounds, and a line for each running cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training, evaluation and attacks need of any torch module: modes, layout, randomness."""
+"""Helpers for any torch module: train and eval mode, memory layout, randomness."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def module_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def frozen_parameters(model: nn.Module) -> Iterator[None]:
-    """Ask for no gradient of the parameters; each then asks again for what it did before."""
+    """Switch off the gradients of the parameters for a while."""
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     model.requires_grad_(False)
     try:

@@ -1,4 +1,4 @@
-"""What a coalition of clients is worth: the validation score of its members' mean model."""
+"""The value of a coalition of clients: the validation score of its members' mean model."""
 
 from __future__ import annotations
 

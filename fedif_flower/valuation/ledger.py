@@ -1,6 +1,6 @@
 """From a round's scores to aggregation weights: normalise, smooth, weigh.
 
-FedIF and AFedSV share every line of this file; they differ in the valuation that feeds it.
+FedIF and AFedSV share this file; they differ in the valuation whose scores come in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Max-pooling for inference on the CPU: the same values, without the indices a gradient needs."""
+"""Max-pooling for inference on the CPU: the same values, without the indices for a gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of one core each, with something of their own to work with."""
+"""A pool of threads, each with one core and a replica of its own."""
 
 from __future__ import annotations
 

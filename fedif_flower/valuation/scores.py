@@ -1,4 +1,4 @@
-"""What a valuation is: something that scores a round's clients."""
+"""The protocol of a valuation: it scores a round's clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Scores:
 
 
 class Valuation(Protocol):
-    """Scores clients by what their models do on data that the server trusts."""
+    """Scores a round's clients."""
 
     @property
     def parameter_names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The server's validation set and the model it is asked about: gradient, loss, accuracy."""
+"""The server's validation set: gradient, loss and accuracy of a model on it."""
 
 from __future__ import annotations
 

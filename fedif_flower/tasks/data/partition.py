@@ -1,4 +1,4 @@
-"""Who gets which examples: clients by Dirichlet, the server's validation and test sets by seed."""
+"""Partitions: the clients' by Dirichlet, the server's validation and test sets at random."""
 
 from __future__ import annotations
 

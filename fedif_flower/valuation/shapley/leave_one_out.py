@@ -1,4 +1,4 @@
-"""Leave-one-out: what is lost without a client."""
+"""Leave-one-out values: what the utility loses without a client."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ShapleyValuation:
         return self.validation.parameter_names
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
-        """Do nothing: a coalition's worth is known only when its members' models are."""
+        """Do nothing: coalitions can be evaluated only when the clients have trained."""
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return Shapley values ``[m]`` and the number of coalitions evaluated."""
