@@ -18,10 +18,11 @@ from torch.func import functional_call, vmap
 
 from benchmarks.common import Figure, report
 from benchmarks.replies import synthetic_images
-from fedif_flower.messages.layout import trainable_names
 from fedif_flower.tasks.models import build_model
+from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import coalition_means
+from fedif_flower.valuation.batches import map_tensors
+from fedif_flower.valuation.coalitions import coalition_means, coalition_scores
 
 NUM_CLIENTS = 10
 CHUNKS = (25, 50, 200, 500, 2000)
@@ -51,7 +52,9 @@ class Game:
 
     def ask(self, judge: Validation) -> Callable[[], object]:
         """Return a call that evaluates every coalition."""
-        return lambda: judge.coalition_accuracy(self.client_params, self.masks, self.global_params)
+        return lambda: coalition_scores(
+            judge, self.client_params, self.masks, self.global_params, metric="accuracy"
+        )
 
 
 def build_game(model_name: str, shape: tuple[int, int, int], images: int, coalitions: int) -> Game:
@@ -72,7 +75,7 @@ def one_by_one(judge: Validation) -> Validation:
 
 
 def with_pytorchs_pooling(judge: Validation) -> Validation:
-    for module in list(judge._model.modules()):
+    for module in list(judge._model.module.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.MaxPool2d):
                 setattr(module, name, nn.MaxPool2d(2))
@@ -81,8 +84,8 @@ def with_pytorchs_pooling(judge: Validation) -> Validation:
 
 def without_channels_last(judge: Validation) -> Validation:
     judge._batches = [
-        (inputs.clone(memory_format=torch.contiguous_format), targets, size)
-        for inputs, targets, size in judge._batches
+        batch._replace(content=map_tensors(Tensor.contiguous, batch.content))
+        for batch in judge._batches
     ]
     return judge
 

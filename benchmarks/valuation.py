@@ -23,7 +23,11 @@ from benchmarks.naive_afedsv import NaiveAFedSV
 from benchmarks.replies import NUM_CLIENTS, Case, build_case, client_states
 from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation import InfluenceValuation, Validation
-from fedif_flower.valuation.shapley.estimate import random_permutations
+from fedif_flower.valuation.shapley.estimate import (
+    ShapleyEstimate,
+    Utility,
+    random_permutations,
+)
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
@@ -83,28 +87,23 @@ def measure_naive(case: Case, draws: int) -> tuple[Cost, NaiveAFedSV]:
 
 def measure_shapley(case: Case, estimator: str) -> Cost:
     """Return what this package's Shapley valuation costs, and says."""
-    judge = _Recording(case.validation())
-    valuation = ShapleyValuation(judge, estimator=estimator, num_samples=NUM_SAMPLES)
+    valuation = ShapleyValuation(case.validation(), estimator=estimator, num_samples=NUM_SAMPLES)
+    utilities: dict[tuple[bool, ...], float] = {}
+    estimate = valuation.estimator
+
+    def recorded(utility: Utility, *arguments: Any, **named: Any) -> ShapleyEstimate:
+        def noted(masks: Tensor) -> Tensor:  # [c, m] -> [c]
+            answer = utility(masks)
+            utilities.update(zip(map(tuple, masks.tolist()), answer.tolist(), strict=True))
+            return answer
+
+        return estimate(noted, *arguments, **named)
+
+    valuation.estimator = recorded
     watch = Stopwatch()
     scores = valuation.score(case.updates)
     seconds, cpu_seconds = watch.read()
-    return Cost(seconds, cpu_seconds, scores.evaluations, scores.values, utilities=judge.utilities)
-
-
-class _Recording(Validation):
-    """A validation that notes what it said of each coalition."""
-
-    def __init__(self, judge: Validation) -> None:
-        self.__dict__.update(judge.__dict__)
-        self.utilities: dict[tuple[bool, ...], float] = {}
-
-    def coalition_accuracy(
-        self, client_params: Tensor, masks: Tensor, *arguments: Any, **named: Any
-    ) -> Tensor:
-        """Return the accuracies ``[c]``, and note them."""
-        answer = super().coalition_accuracy(client_params, masks, *arguments, **named)
-        self.utilities.update(zip(map(tuple, masks.tolist()), answer.tolist(), strict=True))
-        return answer
+    return Cost(seconds, cpu_seconds, scores.evaluations, scores.values, utilities=utilities)
 
 
 def measure_influence(case: Case, times: int, *, ready: bool) -> Cost:

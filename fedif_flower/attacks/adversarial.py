@@ -8,7 +8,12 @@ from torch.nn import functional
 
 from fedif_flower.attacks.behaviour import Behaviour, Normalize
 from fedif_flower.attacks.examples import choose
-from fedif_flower.tasks.modules import frozen_parameters, lay_out, module_mode
+from fedif_flower.tasks.modules import (
+    frozen_parameters,
+    image_format,
+    module_mode,
+    to_memory_format,
+)
 
 _CHUNK = 128  # Examples attacked together: enough to fill the cores, few enough for the cache.
 
@@ -65,12 +70,14 @@ def pgd(
     start = torch.rand(pixels.shape, generator=generator, dtype=pixels.dtype).to(pixels.device)
     start.mul_(2 * epsilon).add_(pixels - epsilon)
     lower, upper = (pixels - epsilon).clamp_(min=0), (pixels + epsilon).clamp_(max=1)
-    attacked = torch.empty_like(pixels)
+    attacked, memory_format = torch.empty_like(pixels), image_format(model, pixels)
     with module_mode(model, training=False), frozen_parameters(model):
         for first in range(0, len(pixels), _CHUNK):
             part = slice(first, first + _CHUNK)
-            low, high = lay_out(model, lower[part]), lay_out(model, upper[part])
-            current = lay_out(model, start[part]).clamp_(low, high)
+            low, high, current = (
+                to_memory_format(bound[part], memory_format) for bound in (lower, upper, start)
+            )
+            current.clamp_(low, high)
             for _ in range(steps):
                 gradient = _pixel_gradient(model, current, labels[part], normalize)
                 # In place: a new tensor of one-channel images would lose the memory layout.

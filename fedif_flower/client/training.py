@@ -16,11 +16,12 @@ from fedif_flower.client.cuda_graph import MIN_STEPS, GraphedStep, capture_strea
 from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
 from fedif_flower.errors import DataError, require
 from fedif_flower.tasks.modules import (
+    image_format,
     keep_freed_memory,
-    lay_out,
     module_mode,
     seeded_randomness,
     single_value_norms,
+    to_memory_format,
     without_batch_statistics,
 )
 
@@ -126,7 +127,8 @@ def train_local(
     keep_freed_memory()
     seed = int(torch.randint(2**62, (), generator=generator))
     device, epochs = inputs.device, config.local_epochs
-    batches = _ShuffledBatches(lay_out(model, inputs), labels, config.batch_size)
+    laid_out = to_memory_format(inputs, image_format(model, inputs))
+    batches = _ShuffledBatches(laid_out, labels, config.batch_size)
     lonely = single_value_norms(model, inputs[:1]) if batches.smallest == 1 else []
     sgd = FlatSGD(
         (parameter for parameter in model.parameters() if parameter.requires_grad),
@@ -202,10 +204,11 @@ def evaluate(
         raise DataError("evaluation needs at least one example")
     loss = torch.zeros((), device=inputs.device)
     correct = torch.zeros((), dtype=torch.int64, device=inputs.device)
+    memory_format = image_format(model, inputs)
     with module_mode(model, training=False), torch.inference_mode():
         for start in range(0, len(labels), batch_size):
             targets = labels[start : start + batch_size]
-            logits = model(lay_out(model, inputs[start : start + batch_size]))
+            logits = model(to_memory_format(inputs[start : start + batch_size], memory_format))
             loss += loss_fn(logits, targets) * len(targets)
             correct += (logits.argmax(1) == targets).sum()
     return float(loss) / len(labels), int(correct) / len(labels)

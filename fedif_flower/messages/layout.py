@@ -2,7 +2,8 @@
 
 A model is three things here: the vector of its trainable parameters, the vector of its other
 floating-point arrays (frozen parameters, batch-norm statistics), and its integer arrays
-(``num_batches_tracked``). Nothing outside this file knows how they lie in a record.
+(``num_batches_tracked``). What cannot be averaged (complex numbers, masks of -inf) stays as it
+was sent. Nothing outside this file knows how they lie in a record.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedif_flower.errors import ReplyError
@@ -59,16 +61,25 @@ class ParameterLayout:
         Integer and boolean arrays.
     order : tuple of str
         The names in the record's own order.
+    constants : mapping of str to ndarray
+        Arrays that nobody may change: complex ones, and buffers with infinite values.
+    tied : mapping of str to str
+        Second names of arrays that the record has twice, and their first names.
     """
 
     trainable: tuple[ArraySpec, ...]
     buffers: tuple[ArraySpec, ...]
     counters: tuple[ArraySpec, ...]
     order: tuple[str, ...]
+    constants: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_arrays(
-        cls, arrays: ArrayRecord, trainable_keys: Sequence[str] | None = None
+        cls,
+        arrays: ArrayRecord,
+        trainable_keys: Sequence[str] | None = None,
+        tied_keys: Mapping[str, str] | None = None,
     ) -> ParameterLayout:
         """Read the layout off a record.
 
@@ -78,29 +89,43 @@ class ParameterLayout:
             The global model as it is sent to clients.
         trainable_keys : sequence of str, optional
             The names of the trainable parameters, in the order of the vector. ``None``: every
-            floating-point array is taken to be trainable.
+            floating-point array with finite values is taken to be trainable.
+        tied_keys : mapping of str to str, optional
+            Second names of arrays, and their first names; those not in the record are left out.
 
         Raises
         ------
         ValueError
-            If a trainable key is missing from the record, or is not floating point.
+            If a trainable key is missing from the record or is not floating point, tied arrays
+            differ, or an array can neither be averaged nor stay as it is.
         """
-        specs = {name: ArraySpec.of(name, view_array(array)) for name, array in arrays.items()}
-        floating = [spec for spec in specs.values() if spec.is_floating]
+        values = {name: view_array(array) for name, array in arrays.items()}
+        _require_numbers(values)
+        tied = {k: first for k, first in (tied_keys or {}).items() if k in values}
+        for name, first in tied.items():
+            if first not in values or not _same(values[name], values[first]):
+                raise ValueError(f"{name!r} and {first!r} are one array in the model, but not here")
+        specs = {k: ArraySpec.of(k, v) for k, v in values.items() if k not in tied}
+        constants = {k: values[k] for k in specs if _is_constant(values[k])}
+        floating = [s for s in specs.values() if s.is_floating and s.name not in constants]
         if trainable_keys is None:
             trainable_keys = [spec.name for spec in floating]
         unfit = [key for key in trainable_keys if specs.get(key) not in floating]
         if unfit:
             raise ValueError(
-                f"trainable parameters {unfit} are not floating-point arrays of the global model, "
-                f"whose arrays are {list(specs)}"
+                f"trainable parameters {unfit} are not finite floating-point arrays of the global "
+                f"model, whose arrays are {list(specs)}"
             )
         chosen = set(trainable_keys)
         return cls(
             trainable=tuple(specs[key] for key in trainable_keys),
             buffers=tuple(spec for spec in floating if spec.name not in chosen),
-            counters=tuple(spec for spec in specs.values() if not spec.is_floating),
-            order=tuple(specs),
+            counters=tuple(
+                s for s in specs.values() if not s.is_floating and s.name not in constants
+            ),
+            order=tuple(values),
+            constants={k: v.copy() for k, v in constants.items()},
+            tied=tied,
         )
 
     @property
@@ -128,6 +153,12 @@ class ParameterLayout:
             raise ReplyError(f"unexpected arrays: {_shorten(extra)}")
         for spec in (*self.trainable, *self.buffers, *self.counters):
             spec.view(arrays[spec.name])
+        for name, constant in self.constants.items():
+            if not _same(view_array(arrays[name]), constant):
+                raise ReplyError(f"array {name!r} is not as it was sent")
+        for name, first in self.tied.items():
+            if not _same(view_array(arrays[name]), view_array(arrays[first])):
+                raise ReplyError(f"array {name!r} differs from {first!r}, to which it is tied")
 
     def check_variances(self, arrays: Mapping[str, Array]) -> None:
         """Raise ReplyError if a batch norm's ``running_var`` has a value below 0.
@@ -207,9 +238,11 @@ class ParameterLayout:
         dtypes = {
             spec.name: spec.dtype for spec in (*self.trainable, *self.buffers, *self.counters)
         }
-        return self.to_vectors(
-            {k: pack_array(view_array(a).astype(dtypes[k], copy=False)) for k, a in arrays.items()}
-        )
+        packed = {
+            name: pack_array(view_array(arrays[name]).astype(dtype, copy=False))
+            for name, dtype in dtypes.items()
+        }
+        return self.to_vectors(packed | self._others(packed))
 
     def to_arrays(self, vectors: ModelVectors) -> ArrayRecord:
         """Copy vectors into a new record with the layout's own dtypes and order."""
@@ -222,11 +255,19 @@ class ParameterLayout:
                 start += spec.size
         for spec in self.counters:
             packed[spec.name] = pack_array(vectors.counters[spec.name].cpu().numpy())
+        packed |= self._others(packed)
         return ArrayRecord({name: packed[name] for name in self.order})
 
+    def _others(self, packed: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the arrays that are not in the vectors: constants, and second names."""
+        constants = {name: pack_array(values) for name, values in self.constants.items()}
+        known = {**packed, **constants}
+        return constants | {name: known[first] for name, first in self.tied.items()}
+
     def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
-        """Return floating-point buffers as named views of ``vectors.buffers``, and counters."""
-        return {**vectors.counters, **self.split_buffers(vectors.buffers)}
+        """Return floating-point buffers as named views of ``vectors.buffers``, and the others."""
+        constants = {name: torch.from_numpy(values) for name, values in self.constants.items()}
+        return {**constants, **vectors.counters, **self.split_buffers(vectors.buffers)}
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
         """Return ``buffers`` [..., b] as named views ``[..., *shape]``."""
@@ -236,11 +277,6 @@ class ParameterLayout:
             named[spec.name] = piece.view(*buffers.shape[:-1], *spec.shape)
             start += spec.size
         return named
-
-
-def trainable_names(model: nn.Module) -> list[str]:
-    """Return the names of a model's trainable parameters, in the order of the flat vector."""
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def model_arrays(model: nn.Module) -> ArrayRecord:
@@ -310,6 +346,24 @@ def _refuse_values(
         largest = float(np.abs(values).max(initial=0))
         if largest > max_magnitude:
             raise ReplyError(f"array {spec.name!r} has {largest:g}, beyond {max_magnitude:g}")
+
+
+def _require_numbers(values: Mapping[str, NDArray[np.generic]]) -> None:
+    """Raise ValueError if an array of the global model holds NaN, or no numbers."""
+    for name, array in values.items():
+        if array.dtype.kind not in "fiubc" or not array.dtype.isnative:
+            raise ValueError(f"array {name!r} has dtype {array.dtype}; allowed: numbers")
+        if array.dtype.kind in "fc" and np.isnan(array).any():
+            raise ValueError(f"array {name!r} of the global model has NaN")
+
+
+def _is_constant(values: NDArray[np.generic]) -> bool:
+    """Tell whether an array can only stay as it is: no mean of it has a meaning."""
+    return values.dtype.kind == "c" or (values.dtype.kind == "f" and not np.isfinite(values).all())
+
+
+def _same(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
+    return one.dtype == other.dtype and np.array_equal(one, other)
 
 
 def _shorten(names: Collection[str]) -> str:

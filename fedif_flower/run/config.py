@@ -23,7 +23,6 @@ from fedif_flower.strategies.krum import DISTANCES
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.data import DATASETS, NORMALIZATIONS
 from fedif_flower.tasks.models import MODELS
-from fedif_flower.valuation.coalitions import METRICS
 from fedif_flower.valuation.ledger import WEIGHT_SCOPES
 from fedif_flower.valuation.shapley import ESTIMATORS
 
@@ -80,7 +79,7 @@ class RunConfig:
     krum_distances: str = _key(choices=DISTANCES)
     shapley_estimator: str = _key(choices=tuple(ESTIMATORS))
     shapley_samples: int = _key(minimum=1)
-    shapley_utility: str = _key(choices=METRICS)
+    shapley_utility: str = _key(choices=("accuracy", "loss"))  # No data set here has a score.
     attack: str = _key(choices=tuple(ATTACKS))
     malicious_fraction: float = _key(minimum=0, maximum=1)
     assumed_malicious_fraction: float = _key(minimum=0, maximum=1, auto=True)

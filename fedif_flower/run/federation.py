@@ -100,7 +100,7 @@ def _held_out(
         split = Split(dataset.test.images[chosen], dataset.test.labels[chosen])
         inputs = normalization(to_pixels(split.images, dataset.max_value))  # [n, c, h, w]
         labels = torch.from_numpy(split.labels.copy())
-        return inputs.contiguous(memory_format=torch.channels_last), labels
+        return inputs.clone(memory_format=torch.channels_last), labels
 
     validation, test = split_test(len(dataset.test.labels), seed)
     return held_out(validation), held_out(test)
@@ -115,6 +115,7 @@ def build_strategy(server: Server, recorder: RunRecorder) -> ScreenedStrategy:
         min_train_nodes=1,
         min_available_nodes=config.num_clients,
         trainable_keys=server.validation.parameter_names,
+        tied_keys=server.validation.tied_names,
         seed=config.seed,
         identify=identify_clients,
         min_valid_replies=config.min_valid_replies,

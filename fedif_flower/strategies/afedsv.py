@@ -10,7 +10,7 @@ from typing import Unpack
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import Metric
+from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 
@@ -34,7 +34,8 @@ class AFedSV(ContributionStrategy):
     initial : float
         Contribution of a client never seen.
     shapley_estimator, shapley_samples, shapley_utility
-        The estimator's name and sample count, and ``"accuracy"`` or ``"loss"``.
+        The estimator's name and sample count, and ``"accuracy"``, ``"loss"`` or ``"score"`` (the
+        validation's own).
     round_normalization, smooth_update, weight_scope, num_clients
         As in :class:`~fedif_flower.strategies.contribution.ContributionStrategy`.
     **base

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 import torch
@@ -26,6 +26,7 @@ class BaseArguments(TypedDict, total=False):
     train_metrics_aggr_fn: MetricsAggregation | None
     evaluate_metrics_aggr_fn: MetricsAggregation | None
     trainable_keys: Sequence[str] | None
+    tied_keys: Mapping[str, str] | None
     seed: int
     identify: Identify | None
     node_timeout: float

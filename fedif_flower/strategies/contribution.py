@@ -41,8 +41,8 @@ class ContributionStrategy(ScreenedStrategy):
     num_clients : int, optional
         K for ``"population"``; default: every node seen so far.
     **base
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`; ``trainable_keys`` defaults
-        to the valuation's own.
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`; ``trainable_keys`` and
+        ``tied_keys`` default to the valuation's own.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class ContributionStrategy(ScreenedStrategy):
                 f"weight-scope = {weight_scope!r}; allowed: {', '.join(WEIGHT_SCOPES)}"
             )
         base.setdefault("trainable_keys", valuation.parameter_names)
+        base.setdefault("tied_keys", valuation.tied_names)
         super().__init__(**base)
         self.valuation = valuation
         self.ledger = ContributionLedger(gamma, initial=initial, smooth_update=smooth_update)

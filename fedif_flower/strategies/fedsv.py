@@ -7,7 +7,7 @@ from typing import Unpack
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import Metric
+from fedif_flower.valuation.objective import Metric
 
 
 class FedSV(AFedSV):

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fedif_flower.aggregators import fltrust_coefficients
 from fedif_flower.client.training import TrainingConfig, train_local
-from fedif_flower.messages.layout import trainable_names
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.tasks.modules import tied_names, trainable_names
 
 
 class FLTrust(ScreenedStrategy):
@@ -45,6 +45,7 @@ class FLTrust(ScreenedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         base.setdefault("trainable_keys", trainable_names(model))
+        base.setdefault("tied_keys", tied_names(model))
         super().__init__(**base)
         self.training = training or TrainingConfig()
         self._model = copy.deepcopy(model).to(self.device)

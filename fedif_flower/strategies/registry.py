@@ -25,7 +25,7 @@ from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapfed import ShapFed
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import Metric
+from fedif_flower.valuation.objective import Metric
 
 if TYPE_CHECKING:
     from fedif_flower.run.config import RunConfig

@@ -13,8 +13,8 @@ from fedif_flower.strategies.nodes import ClientNode, sample_clients
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import Metric
 from fedif_flower.valuation.ledger import ContributionLedger
+from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 _LEAST_CHANCE = 1e-12  # Of being drawn.
@@ -55,6 +55,7 @@ class SFedAvg(ScreenedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         base.setdefault("trainable_keys", validation.parameter_names)
+        base.setdefault("tied_keys", validation.tied_names)
         super().__init__(**base)
         self.valuation = ShapleyValuation(
             validation,

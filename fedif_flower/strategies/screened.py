@@ -55,6 +55,9 @@ class ScreenedStrategy(FlowerFedAvg):
     trainable_keys : sequence of str, optional
         Names of the trainable parameters, in the order of the vector [d]; other floating-point
         arrays never enter norms, distances or influences. ``None``: all floating-point arrays.
+    tied_keys : mapping of str to str, optional
+        Second names of arrays (tied weights), and their first names; a reply in which the two
+        differ is refused.
     seed : int
         Clients are drawn from (seed, round).
     identify : callable, optional
@@ -94,6 +97,7 @@ class ScreenedStrategy(FlowerFedAvg):
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         trainable_keys: Sequence[str] | None = None,
+        tied_keys: Mapping[str, str] | None = None,
         seed: int = 0,
         identify: Identify | None = None,
         node_timeout: float = 600.0,
@@ -117,6 +121,7 @@ class ScreenedStrategy(FlowerFedAvg):
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
         )
         self.trainable_keys = trainable_keys
+        self.tied_keys = tied_keys
         self.seed = seed
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
@@ -255,7 +260,8 @@ class ScreenedStrategy(FlowerFedAvg):
     def vectors(self, arrays: ArrayRecord) -> ModelVectors:
         """Return a record as vectors; the one last produced or sent is not unpacked again."""
         if self._workspace is None:
-            self._workspace = Workspace(ParameterLayout.from_arrays(arrays, self.trainable_keys))
+            layout = ParameterLayout.from_arrays(arrays, self.trainable_keys, self.tied_keys)
+            self._workspace = Workspace(layout)
         if arrays is not self._record or self._vectors is None:
             self._vectors, self._record = self.layout.to_vectors(arrays), arrays
         return self._vectors

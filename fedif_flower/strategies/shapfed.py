@@ -8,10 +8,10 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.layout import trainable_names
 from fedif_flower.round import RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.contribution import ContributionStrategy
+from fedif_flower.tasks.modules import tied_names, trainable_names
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapfed import shapfed_contributions
 
@@ -28,6 +28,7 @@ class ShapFedValuation:
 
     def __init__(self, model: nn.Module) -> None:
         self.parameter_names = trainable_names(model)
+        self.tied_names = tied_names(model)
         named, start = dict(model.named_parameters()), 0
         self._layer: tuple[int, int, int] | None = None
         for name in self.parameter_names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,6 @@ class Cifar10CNN(nn.Sequential):
     layer of 512; dropout 0.2.
     """
 
-    memory_format: ClassVar[torch.memory_format] = torch.channels_last
-
     def __init__(self, image_shape: ImageShape, num_classes: int) -> None:
         channels, height, width = image_shape
         super().__init__(
@@ -73,8 +71,6 @@ class Cifar10CNN(nn.Sequential):
 class FashionMNISTCNN(nn.Sequential):
     """Two 5x5 convolutions with batch norm; 29,034 parameters on 1x28x28, 10 classes."""
 
-    memory_format: ClassVar[torch.memory_format] = torch.channels_last
-
     def __init__(self, image_shape: ImageShape, num_classes: int) -> None:
         channels, height, width = image_shape
         super().__init__(
@@ -101,8 +97,6 @@ class LeNet5(nn.Sequential):
 
     61,706 parameters on 1x28x28, 62,006 on 3x32x32, 10 classes.
     """
-
-    memory_format: ClassVar[torch.memory_format] = torch.channels_last
 
     def __init__(self, image_shape: ImageShape, num_classes: int) -> None:
         channels, height, width = image_shape
@@ -175,8 +169,6 @@ class ResNet18(nn.Module):
     that of ImageNet (7x7, stride 2, max-pooling). Written out because importing
     ``torchvision.models`` takes almost as long as importing torch, in every client process.
     """
-
-    memory_format: ClassVar[torch.memory_format] = torch.channels_last
 
     def __init__(self, image_shape: ImageShape, num_classes: int) -> None:
         super().__init__()

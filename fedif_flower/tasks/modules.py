@@ -1,13 +1,29 @@
-"""Helpers for any torch module: train and eval mode, memory layout, randomness."""
+"""Helpers for any torch module: names, modes, randomness, memory formats, trials."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def trainable_names(model: nn.Module) -> list[str]:
+    """Return the names of a model's trainable parameters, in the order of the flat vector."""
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Return the second names of arrays that ``state_dict`` has twice, and their first names."""
+    first_names: dict[int, str] = {}
+    tied = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        first = first_names.setdefault(id(tensor), name)
+        if first != name:
+            tied[name] = first
+    return tied
 
 
 @contextmanager
@@ -67,18 +83,78 @@ def keep_freed_memory() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-def lay_out(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the images ``[n, c, h, w]`` in the memory layout in which the model is fastest.
+@contextmanager
+def without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put buffers and random states back after a trial; gradients are the caller's concern."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with seeded_randomness(0, device):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
-    A model says so by an attribute ``memory_format = torch.channels_last``. It is followed on the
-    CPU; others are left as they are, because a model that calls ``view`` on its feature maps would
-    fail.
+
+def fastest_memory_format(
+    model: nn.Module, attempt: Callable[[torch.memory_format], object]
+) -> torch.memory_format:
+    """Return the memory format of images in which a model is fastest, of those that work.
+
+    Convolutions are faster with channels last. A model that calls ``view`` on its feature maps
+    fails with them: whether it does is tried, never assumed.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Without convolutions it gains nothing: then nothing is tried.
+    attempt : callable
+        Runs the model forward and backward on a few examples in the format that it is given.
     """
-    wanted = getattr(model, "memory_format", torch.contiguous_format)
-    if wanted is torch.channels_last and images.dim() == 4 and images.device.type == "cpu":
+    if not any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules()):
+        return torch.contiguous_format
+    try:
+        attempt(torch.channels_last)
+    except Exception:  # Whatever is wrong with the model itself shows in the other format too.
+        return torch.contiguous_format
+    return torch.channels_last
+
+
+def image_format(model: nn.Module, images: Tensor) -> torch.memory_format:
+    """Return the memory format in which to train and evaluate ``model`` on such images.
+
+    Channels-last is tried on the CPU, with the first two images; elsewhere images stay
+    contiguous. Nothing in the model changes.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On the images' device.
+    images : Tensor
+        ``[n, c, h, w]``; examples of other dimensions are contiguous.
+    """
+    if images.dim() != 4 or images.device.type != "cpu":
+        return torch.contiguous_format
+
+    def attempt(memory_format: torch.memory_format) -> None:
+        example = to_memory_format(images[:2], memory_format).detach().requires_grad_()
+        wanted = [example, *(p for p in model.parameters() if p.requires_grad)]
+        with without_trace(model, images.device), module_mode(model, training=False):
+            torch.autograd.grad(model(example).sum(), wanted, allow_unused=True)
+
+    with torch.enable_grad():
+        return fastest_memory_format(model, attempt)
+
+
+def to_memory_format(examples: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return examples in a memory format; only images ``[n, c, h, w]`` can have channels last."""
+    if memory_format is torch.channels_last and examples.dim() == 4:
+        _, channels, height, width = examples.shape
+        if examples.stride() == (channels * height * width, 1, channels * width, channels):
+            return examples
         # Not ``contiguous(memory_format=...)``: it leaves one-channel images as they are.
-        return images.clone(memory_format=torch.channels_last)
-    return images.contiguous()
+        return examples.clone(memory_format=torch.channels_last)
+    return examples.contiguous()
 
 
 def single_value_norms(model: nn.Module, example: Tensor) -> list[nn.Module]:

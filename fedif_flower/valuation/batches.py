@@ -1,8 +1,8 @@
-"""A validation set in the batches in which a model sees it, on one device."""
+"""A validation set in the batches in which a model sees it: any structure, on any device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,43 +12,107 @@ from torch.utils.data import DataLoader, Dataset
 from fedif_flower.errors import ValuationError
 
 
-def device_batches(
-    inputs: Tensor | Dataset[Any] | DataLoader[Any],
-    targets: Tensor | None,
-    batch_size: int,
-    device: torch.device,
-) -> Iterator[tuple[Any, Any, int]]:
-    """Yield inputs and targets on ``device``, and how many examples they are.
+def read_batches(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
+    """Yield batches as a loader yields them: ``(inputs, targets)``, or whatever else there is.
+
+    Parameters
+    ----------
+    inputs : Tensor, dict or tuple of Tensor, Dataset, DataLoader or iterable of batches
+        Tensors have the examples in their first dimension.
+    targets : Tensor, dict or tuple of Tensor, optional
+        Beside ``inputs`` made of tensors, with as many examples.
+    batch_size : int
+        Examples per batch, except where ``inputs`` comes in batches.
 
     Raises
     ------
     ValuationError
         If inputs and targets do not go together.
     """
-    pairs: Iterable[tuple[Any, Any]]
-    if isinstance(inputs, Tensor):
-        if targets is None or len(targets) != len(inputs):
-            raise ValuationError(
-                f"{len(inputs)} inputs need as many targets, got "
-                f"{'none' if targets is None else len(targets)}"
-            )
-        pairs = zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True)
-    elif targets is not None:
+    if isinstance(inputs, Tensor | Mapping | tuple):
+        yield from _split(inputs, targets, batch_size)
+        return
+    if targets is not None:
         raise ValuationError("a Dataset or DataLoader brings its own targets; pass targets=None")
+    if isinstance(inputs, DataLoader):
+        yield from inputs
+    elif isinstance(inputs, Dataset) or hasattr(inputs, "__getitem__"):
+        yield from DataLoader(inputs, batch_size)
+    elif isinstance(inputs, Iterable):
+        yield from inputs
     else:
-        pairs = inputs if isinstance(inputs, DataLoader) else DataLoader(inputs, batch_size)
-    for batch, labels in pairs:
-        if len(labels):
-            yield _to_device(batch, device), _to_device(labels, device), len(labels)
+        raise ValuationError(
+            f"inputs is {describe(inputs)}; allowed: tensors, a Dataset, a DataLoader"
+        )
 
 
-def _to_device(value: Any, device: torch.device) -> Any:
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Return a structure of dicts, lists and tuples with every tensor in it changed."""
     if isinstance(value, Tensor):
-        # Convolutions on the CPU and on GPUs are faster with channels last.
-        layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
-        return value.to(device, memory_format=layout)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: _to_device(item, device) for key, item in value.items()}
+        return {key: map_tensors(change, item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(change, item) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(_to_device(item, device) for item in value)
+        return type(value)(map_tensors(change, item) for item in value)
     return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors of a structure of dicts, lists and tuples."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, value)
+    return found
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move a structure to a device; objects that know how to move themselves do so."""
+    if not isinstance(value, Tensor) and callable(move := getattr(value, "to", None)):
+        return move(device)
+    return map_tensors(lambda tensor: tensor.to(device), value)
+
+
+def num_examples(targets: Any) -> int:
+    """Return how many examples a batch's targets are for."""
+    tensors = tensors_of(targets)
+    return len(tensors[0]) if tensors and tensors[0].dim() else len(targets)
+
+
+def first_few(batch: Any, count: int) -> Any:
+    """Return the first examples of a batch whose tensors all have as many; else all of it."""
+    tensors = tensors_of(batch)
+    if len({tensor.shape[:1] for tensor in tensors}) != 1:
+        return batch
+    return map_tensors(lambda tensor: tensor[:count], batch)
+
+
+def describe(value: Any) -> str:
+    """Return types and shapes for an error message: ``(float32 [8, 3], int64 [8])``."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple) and len(value) <= 8:
+        return f"{type(value).__name__} ({', '.join(map(describe, value))})"
+    return type(value).__name__
+
+
+def _split(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
+    counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(inputs)}
+    if len(counts) != 1:
+        raise ValuationError(f"inputs need one number of examples, got {describe(inputs)}")
+    count = counts.pop()
+    if targets is None and isinstance(inputs, Tensor):
+        raise ValuationError(f"{count} inputs need as many targets, got none")
+    if any(tensor.shape[:1] != (count,) for tensor in tensors_of(targets)):
+        raise ValuationError(f"{count} inputs need as many targets, got {describe(targets)}")
+    batch = inputs if targets is None else (inputs, targets)
+    for start in range(0, count, batch_size):
+        rows = slice(start, start + batch_size)
+        yield map_tensors(lambda tensor, rows=rows: tensor[rows], batch)  # type: ignore[misc]

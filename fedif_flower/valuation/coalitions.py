@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-
-if TYPE_CHECKING:
-    from fedif_flower.valuation.validation import Validation
-
-Metric = Literal["accuracy", "loss"]
-METRICS: tuple[str, ...] = get_args(Metric)
+from fedif_flower.valuation.objective import Metric
+from fedif_flower.valuation.validation import Validation
 
 # Coalition models formed by one matrix product take no more than this.
 MEMORY_BUDGET = 256 * 2**20
@@ -54,14 +49,48 @@ def coalition_scores(
     global_params: Tensor,
     *,
     metric: Metric,
-    client_buffers: Mapping[str, Tensor],
-    global_buffers: Mapping[str, Tensor],
+    client_buffers: Mapping[str, Tensor] | None = None,
+    global_buffers: Mapping[str, Tensor] | None = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Tensor:
-    """Evaluate each coalition's mean model on the validation set.
+    r"""Return what the unweighted mean of each coalition's models is worth.
 
-    See :meth:`~fedif_flower.valuation.validation.Validation.coalition_accuracy`.
+    .. math:: u(C) = \mathrm{acc}\Bigl(\tfrac{1}{|C|} \sum_{i \in C} w_i\Bigr),
+              \qquad u(\emptyset) = \mathrm{acc}(w_{t-1})
+
+    with acc the accuracy on the validation set, or another metric of it.
+
+    Parameters
+    ----------
+    validation : Validation
+        The held-out set with model and loss.
+    client_params : Tensor
+        ``[m, d]``: the clients' models w_i.
+    masks : Tensor
+        ``[c, m]``, bool: who belongs to each coalition C.
+    global_params : Tensor
+        ``[d]``: w_{t-1}.
+    metric : {"accuracy", "loss", "score"}
+        The mean of what; NaN where it is not defined.
+    client_buffers : mapping of str to Tensor, optional
+        Floating-point buffers by name, ``[m, ...]`` each: averaged like the parameters.
+    global_buffers : mapping of str to Tensor, optional
+        The global model's, for the empty coalition.
+    memory_budget : int
+        Bytes that coalition models may take at a time, > 0, copies of the model that threads
+        work with included; at least one is formed.
+
+    Returns
+    -------
+    Tensor
+        ``[c]``, float64, on the CPU.
+
+    Raises
+    ------
+    ValuationError
+        If shapes or dtypes do not fit together.
     """
+    client_buffers, global_buffers = client_buffers or {}, global_buffers or {}
     _check(client_params, masks, global_params, client_buffers)
     if not len(masks):
         return torch.empty(0, dtype=torch.float64)

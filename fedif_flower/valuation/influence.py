@@ -177,6 +177,11 @@ class InfluenceValuation:
         """The trainable parameters, in the order of the vector [d]."""
         return self.validation.parameter_names
 
+    @property
+    def tied_names(self) -> Mapping[str, str]:
+        """Other names of the model's arrays, and their first ones."""
+        return self.validation.tied_names
+
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Begin with the validation gradient at ``params`` [d]."""
         if self._executor is not None:

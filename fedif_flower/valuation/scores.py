@@ -38,6 +38,11 @@ class Valuation(Protocol):
         """The trainable parameters, in the order of the vector [d]."""
         ...
 
+    @property
+    def tied_names(self) -> Mapping[str, str]:
+        """Other names of arrays that the model has under several, and their first ones."""
+        ...
+
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Begin what depends on the global model alone, while clients train."""
         ...

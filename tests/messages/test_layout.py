@@ -13,8 +13,8 @@ from fedif_flower.messages.layout import (
     ParameterLayout,
     load_arrays,
     model_arrays,
-    trainable_names,
 )
+from fedif_flower.tasks.modules import tied_names, trainable_names
 
 
 def batch_norm_model() -> nn.Module:
@@ -159,3 +159,81 @@ def test_load_arrays():
     load_arrays(other, model_arrays(model))
     for key, value in model.state_dict().items():
         assert torch.equal(other.state_dict()[key], value)
+
+
+# -- arrays that are no vectors -----------------------------------------------------------------
+
+
+def tied_model() -> nn.Module:
+    model = nn.ModuleDict({"embedding": nn.Embedding(3, 2), "head": nn.Linear(2, 3)})
+    model["head"].weight = model["embedding"].weight
+    return model
+
+
+def test_a_tied_array_is_once_in_the_vector_and_twice_in_the_record():
+    model = tied_model()
+    arrays = model_arrays(model)
+    layout = ParameterLayout.from_arrays(arrays, trainable_names(model), tied_names(model))
+    vectors = layout.to_vectors(arrays)
+    assert vectors.params.tolist() == [*model["embedding"].weight.flatten(), *model["head"].bias]
+    back = layout.to_arrays(vectors)
+    assert list(back) == list(arrays) == ["embedding.weight", "head.weight", "head.bias"]
+    assert all(back[name].data == arrays[name].data for name in arrays)
+    assert layout.named_buffers(vectors) == {}
+
+
+def test_copies_of_a_tied_array_that_differ_are_refused_by_name():
+    model = tied_model()
+    arrays = dict(model_arrays(model))
+    layout = ParameterLayout.from_arrays(
+        model_arrays(model), trainable_names(model), tied_names(model)
+    )
+    arrays["head.weight"] = pack_array(arrays["head.weight"].numpy() + np.float32(1))
+    with pytest.raises(ReplyError, match=r"'head.weight' differs from 'embedding.weight'"):
+        layout.check(arrays)
+    with pytest.raises(ValueError, match=r"'head.weight' and 'embedding.weight' are one array"):
+        ParameterLayout.from_arrays(ArrayRecord(arrays), None, tied_names(model))
+
+
+CONSTANTS = {
+    "mask": np.triu(np.full((2, 2), -np.inf, np.float32), 1),
+    "rotary": np.exp(1j * np.arange(3)).astype(np.complex64),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_masks_of_infinity_and_complex_arrays_stay_as_they_were_sent(name):
+    arrays = {"w": pack_array(np.ones(2, np.float32)), name: pack_array(CONSTANTS[name])}
+    layout = ParameterLayout.from_arrays(ArrayRecord(arrays))
+    vectors = layout.to_vectors(arrays)
+    assert [spec.name for spec in layout.trainable] == ["w"]
+    assert torch.equal(layout.named_buffers(vectors)[name], torch.from_numpy(CONSTANTS[name]))
+    assert layout.to_arrays(vectors)[name].data == arrays[name].data
+    for changed in (
+        CONSTANTS[name] + 1,
+        CONSTANTS[name][1:],
+        CONSTANTS[name].astype(np.complex128),
+    ):
+        with pytest.raises(ReplyError, match=f"'{name}' is not as it was sent"):
+            layout.check({**arrays, name: pack_array(changed)})
+    # What a rule of Flower's makes of it does not matter.
+    assert layout.cast({"w": arrays["w"], name: pack_array(np.zeros(9))}).params.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([np.nan], np.float32), "'x' of the global model has NaN"),
+        (np.array(["a"]), "'x' has dtype <U1; allowed: numbers"),
+        (np.array([1], ">f4"), "'x' has dtype >f4; allowed: numbers"),
+    ],
+)
+def test_a_global_model_without_meaning_is_refused(array, message):
+    with pytest.raises(ValueError, match=message):
+        ParameterLayout.from_arrays(ArrayRecord({"x": pack_array(array)}))
+
+
+def test_a_trainable_parameter_that_is_infinite_is_named():
+    arrays = ArrayRecord({"w": pack_array(np.array([np.inf], np.float32))})
+    with pytest.raises(ValueError, match=r"\['w'\] are not finite floating-point arrays"):
+        ParameterLayout.from_arrays(arrays, ["w"])

@@ -2,33 +2,105 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedif_flower.tasks.modules import (
     frozen_parameters,
-    lay_out,
+    image_format,
     module_mode,
     seeded_randomness,
     single_value_norms,
+    tied_names,
+    to_memory_format,
+    trainable_names,
 )
 
 
-class ChannelsLast(nn.Conv2d):
-    memory_format = torch.channels_last
+class Viewing(nn.Module):
+    """As in Flower's quickstart: ``view`` on the maps of a convolution."""
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+        self.dropout = nn.Dropout(0.5)
+        self.fc = nn.Linear(2 * 2 * 3, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        maps = functional.dropout(self.norm(self.conv(images)), 0.1)  # in eval mode too
+        return self.fc(self.dropout(maps.view(-1, 2 * 2 * 3)))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_lay_out_follows_the_model_s_memory_format(channels):
+def test_images_get_channels_last_where_the_model_works_with_them(channels):
     images = torch.rand(2, channels, 4, 5)
-    laid_out = lay_out(ChannelsLast(channels, 2, 3), images)
+    flattening = nn.Sequential(nn.Conv2d(channels, 2, 3), nn.Flatten(), nn.Linear(12, 2))
+    assert image_format(flattening, images) is torch.channels_last
+    laid_out = to_memory_format(images, torch.channels_last)
     assert torch.equal(laid_out, images)
     assert laid_out.stride() == (20 * channels, 1, 5 * channels, channels)
-    assert lay_out(nn.Conv2d(channels, 2, 3), laid_out).is_contiguous()
+    assert to_memory_format(laid_out, torch.channels_last) is laid_out  # nothing is copied twice
+    assert to_memory_format(laid_out, torch.contiguous_format).is_contiguous()
 
 
-def test_lay_out_leaves_examples_that_are_no_images():
-    rows = torch.rand(3, 4)
-    assert lay_out(ChannelsLast(1, 1, 1), rows) is rows
+def test_a_model_that_views_its_feature_maps_gets_contiguous_images():
+    images = torch.rand(2, 3, 4, 5)
+    with pytest.raises(RuntimeError, match="view"):
+        Viewing()(to_memory_format(images, torch.channels_last))
+    assert image_format(Viewing(), images) is torch.contiguous_format
+
+
+def test_a_backward_pass_is_tried_as_well():
+    class ContiguousOnly(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, maps):
+            ctx.save_for_backward(maps)
+            return maps.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (maps,) = ctx.saved_tensors
+            maps.view(-1)  # fails unless contiguous
+            return gradient
+
+    class Model(nn.Conv2d):
+        def forward(self, images):
+            return ContiguousOnly.apply(super().forward(images))
+
+    assert image_format(Model(3, 2, 3), torch.rand(2, 3, 4, 5)) is torch.contiguous_format
+
+
+def test_other_examples_and_models_without_convolutions_stay_contiguous():
+    rows, images = torch.rand(3, 4), torch.rand(3, 2, 4, 4)
+    assert to_memory_format(rows, torch.channels_last) is rows
+    assert image_format(nn.Linear(4, 1), rows) is torch.contiguous_format
+    model = nn.Sequential(nn.Flatten(), nn.Linear(32, 2))
+    assert image_format(model, images) is torch.contiguous_format
+
+
+def test_trying_a_model_leaves_no_trace():
+    model = Viewing()
+    model.norm.eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(1)
+    expected = torch.rand(4)
+    torch.manual_seed(1)
+    image_format(model, torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.rand(4), expected)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert (model.training, model.norm.training) == (True, False)
+
+
+def test_names_of_a_tied_parameter():
+    model = nn.ModuleDict({"embedding": nn.Embedding(3, 2), "head": nn.Linear(2, 3)})
+    assert tied_names(model) == {}
+    model["head"].weight = model["embedding"].weight
+    assert trainable_names(model) == ["embedding.weight", "head.bias"]
+    assert tied_names(model) == {"head.weight": "embedding.weight"}
 
 
 def test_seeded_randomness_is_a_parenthesis():

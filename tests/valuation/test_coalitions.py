@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import coalition_means
+from fedif_flower.valuation.coalitions import coalition_means, coalition_scores
 from fedif_flower.valuation.shapley.exact import all_coalitions
 
 M = 4
@@ -79,6 +80,10 @@ def validation(**arguments) -> Validation:
     return Validation(GLOBAL, INPUTS, TARGETS, device="cpu", **arguments)
 
 
+coalition_loss = partial(coalition_scores, metric="loss")
+coalition_accuracy = partial(coalition_scores, metric="accuracy")
+
+
 @pytest.fixture(params=[1, 2, 3], ids=lambda threads: f"{threads} threads")
 def threads(request, monkeypatch):
     # As if the work were worth sharing.
@@ -101,9 +106,9 @@ def test_agrees_with_a_plain_loop(threads, budget, batch_size):
         "global_buffers": GLOBAL_BUFFERS,
         "memory_budget": budget,
     }
-    losses = judge.coalition_loss(PARAMS, MASKS, flat(GLOBAL), **kwargs)
+    losses = coalition_loss(judge, PARAMS, MASKS, flat(GLOBAL), **kwargs)
     torch.testing.assert_close(losses, LOSSES, rtol=1e-5, atol=1e-6)
-    accuracies = judge.coalition_accuracy(PARAMS, MASKS, flat(GLOBAL), **kwargs)
+    accuracies = coalition_accuracy(judge, PARAMS, MASKS, flat(GLOBAL), **kwargs)
     # No image here lies so near a border between classes that rounding decides.
     torch.testing.assert_close(accuracies, ACCURACIES, rtol=0, atol=1e-12)
     assert accuracies.dtype == losses.dtype == torch.float64
@@ -118,17 +123,17 @@ def test_a_team_answers_as_one_does(threads):
     judge = validation()
     alone = validation()
     alone.team = lambda at_most: None  # type: ignore[method-assign]
-    answers = [v.coalition_loss(PARAMS, MASKS, flat(GLOBAL)) for v in (judge, alone)]
+    answers = [coalition_loss(v, PARAMS, MASKS, flat(GLOBAL)) for v in (judge, alone)]
     torch.testing.assert_close(*answers, rtol=1e-6, atol=1e-7)
 
 
 def test_what_is_left_out_stays_as_it_was_last(threads):
     judge = validation()
     mask = torch.ones(3, M, dtype=torch.bool)
-    before = judge.coalition_loss(PARAMS, mask, flat(GLOBAL))
+    before = coalition_loss(judge, PARAMS, mask, flat(GLOBAL))
     moved = {"1.running_mean": GLOBAL_BUFFERS["1.running_mean"] + 1.0}
     judge.evaluate(flat(GLOBAL), moved)
-    after = judge.coalition_loss(PARAMS, mask, flat(GLOBAL))
+    after = coalition_loss(judge, PARAMS, mask, flat(GLOBAL))
     assert (after != before).all()
     expected = validation()
     expected.evaluate(flat(GLOBAL), moved)
@@ -138,8 +143,13 @@ def test_what_is_left_out_stays_as_it_was_last(threads):
 
 def test_empty_coalition_is_the_global_model_and_a_single_client_itself():
     masks = torch.cat([torch.zeros(1, M), torch.eye(M)]).bool()
-    losses = validation().coalition_loss(
-        PARAMS, masks, flat(GLOBAL), client_buffers=BUFFERS, global_buffers=GLOBAL_BUFFERS
+    losses = coalition_loss(
+        validation(),
+        PARAMS,
+        masks,
+        flat(GLOBAL),
+        client_buffers=BUFFERS,
+        global_buffers=GLOBAL_BUFFERS,
     )
     for model, loss in zip([GLOBAL, *CLIENTS], losses.tolist(), strict=True):
         with torch.no_grad():
@@ -155,7 +165,7 @@ def test_means_by_hand():
 
 
 def test_no_coalitions_no_answers():
-    answer = validation().coalition_accuracy(PARAMS, MASKS[:0], flat(GLOBAL))
+    answer = coalition_accuracy(validation(), PARAMS, MASKS[:0], flat(GLOBAL))
     assert answer.tolist() == []
     assert answer.dtype == torch.float64
 
@@ -167,8 +177,8 @@ def test_without_class_labels_there_is_no_accuracy_but_a_loss():
     )
     clients = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
     masks = torch.tensor([[True, False], [True, True]])
-    assert judge.coalition_accuracy(clients, masks, clients[0]).isnan().all()
-    assert judge.coalition_loss(clients, masks, clients[0]).tolist() == [0.0, 1.0]
+    assert coalition_accuracy(judge, clients, masks, clients[0]).isnan().all()
+    assert coalition_loss(judge, clients, masks, clients[0]).tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -184,10 +194,10 @@ def test_without_class_labels_there_is_no_accuracy_but_a_loss():
 )
 def test_shapes_that_do_not_fit_are_named(arguments, message):
     with pytest.raises(ValuationError, match=message):
-        validation().coalition_accuracy(*arguments)
+        coalition_accuracy(validation(), *arguments)
 
 
 def test_buffers_that_do_not_fit_are_named():
     few = {"1.running_mean": BUFFERS["1.running_mean"][1:]}
     with pytest.raises(ValuationError, match=r"'1.running_mean' has 3 rows for 4 clients"):
-        validation().coalition_accuracy(PARAMS, MASKS, flat(GLOBAL), client_buffers=few)
+        coalition_accuracy(validation(), PARAMS, MASKS, flat(GLOBAL), client_buffers=few)

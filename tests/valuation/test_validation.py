@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.messages.layout import trainable_names
+from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 
 

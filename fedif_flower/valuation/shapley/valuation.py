@@ -9,10 +9,20 @@ from torch import Tensor
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates
 from fedif_flower.seeding import torch_generator
-from fedif_flower.valuation.coalitions import METRICS, Metric
+from fedif_flower.valuation.coalitions import coalition_scores
+from fedif_flower.valuation.objective import METRICS, Metric
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapley import ESTIMATORS
 from fedif_flower.valuation.validation import Validation
+
+# What a utility needs that is not defined on every validation set.
+_NEEDED = {
+    "accuracy": (
+        "needs outputs [n, classes] and integer targets [n]. Here take "
+        'shapley_utility="loss", or "score" with Validation(..., score=...)'
+    ),
+    "score": "needs Validation(..., score=...)",
+}
 
 
 class ShapleyValuation:
@@ -22,7 +32,7 @@ class ShapleyValuation:
               \frac{|C|! (m - |C| - 1)!}{m!} \bigl(u(C \cup i) - u(C)\bigr)
 
     with u(C) the score on D' of the unweighted mean of the members' models, and u(empty) that of
-    the global model. The score is the accuracy, or the negative loss.
+    the global model. The score is the accuracy, the negative loss, or the validation's own score.
 
     Parameters
     ----------
@@ -32,10 +42,15 @@ class ShapleyValuation:
         A name in :data:`~fedif_flower.valuation.shapley.ESTIMATORS`.
     num_samples : int
         The estimator's own count, >= 1 (complementary: samples per stratum).
-    utility : str
-        ``"accuracy"`` or ``"loss"``.
+    utility : {"accuracy", "loss", "score"}
+        What the validation set says of a model.
     seed : int
         Coalitions are drawn from (seed, round).
+
+    Raises
+    ------
+    ConfigError
+        If an argument is not allowed, or the utility is not defined on this validation set.
     """
 
     def __init__(
@@ -55,6 +70,8 @@ class ShapleyValuation:
             raise ConfigError(f"shapley-utility = {utility!r}; allowed: {', '.join(METRICS)}")
         if num_samples < 1:
             raise ConfigError(f"shapley-samples = {num_samples}; allowed: >= 1")
+        if utility not in validation.metrics:
+            raise ConfigError(f"shapley_utility={utility!r} {_NEEDED[utility]}")
         self.validation = validation
         self.estimator = ESTIMATORS[estimator]
         self.num_samples = num_samples
@@ -66,6 +83,11 @@ class ShapleyValuation:
         """The trainable parameters, in the order of the vector [d]."""
         return self.validation.parameter_names
 
+    @property
+    def tied_names(self) -> Mapping[str, str]:
+        """Other names of the model's arrays, and their first ones."""
+        return self.validation.tied_names
+
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Do nothing: coalitions can be evaluated only when the clients have trained."""
 
@@ -74,19 +96,16 @@ class ShapleyValuation:
         client_params, client_buffers = updates.client_params(), updates.named_client_buffers()
 
         def utility(masks: Tensor) -> Tensor:  # [c, m] -> [c]
-            evaluate = (
-                self.validation.coalition_accuracy
-                if self.utility == "accuracy"
-                else self.validation.coalition_loss
-            )
-            scores = evaluate(
+            scores = coalition_scores(
+                self.validation,
                 client_params,
                 masks,
                 updates.global_params,
+                metric=self.utility,
                 client_buffers=client_buffers,
                 global_buffers=updates.named_buffers,
             )
-            return scores if self.utility == "accuracy" else -scores
+            return -scores if self.utility == "loss" else scores
 
         estimate = self.estimator(
             utility,

@@ -1,0 +1,118 @@
+"""A private copy of a model whose trainable parameters are one vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.tasks.modules import tied_names, trainable_names
+from fedif_flower.valuation.batches import describe
+from fedif_flower.valuation.pooling import pool_pairwise
+
+_RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+
+
+class FlatModel:
+    """A copy of a model on one device, in eval mode, to be loaded with other parameters.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Left alone.
+    device : torch.device
+        Where the copy lies.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The copy; loading changes it in place.
+    parameter_names : list of str
+        The trainable parameters, in the order of the vector.
+    tied_names : dict of str to str
+        Other names of arrays that the model has under several names.
+    params : Tensor
+        ``[d]``: the vector itself; the module's parameters are views of it.
+
+    Raises
+    ------
+    ValuationError
+        If the model cannot be copied, or its trainable parameters do not make a vector.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.parameter_names = trainable_names(model)
+        self.tied_names = tied_names(model)
+        _require_vector(model)
+        try:
+            self.module = copy.deepcopy(model).to(device).eval()
+        except Exception as error:
+            raise ValuationError(f"the model cannot be copied: {error}") from error
+        pool_pairwise(self.module)
+        _let_cudnn_go_backward(self.module)
+        named = dict(self.module.named_parameters(remove_duplicate=False))
+        self.parameters = [named[name] for name in self.parameter_names]
+        self.state = named | dict(self.module.named_buffers(remove_duplicate=False))
+        # Parameters and their gradients are views of two flat vectors: loading a model is one
+        # copy, and a backward pass leaves the gradient [d] ready.
+        self.params = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        for parameter, piece in _pieces(self.params, self.parameters):
+            parameter.data = piece
+        self._gradient: Tensor | None = None
+
+    @torch.no_grad()
+    def load(self, params: Tensor, others: Mapping[str, Tensor]) -> None:
+        """Take over parameters ``[d]``, and buffers and frozen parameters by name."""
+        self.params.copy_(params)
+        for name, value in others.items():
+            self.state[name].copy_(value)
+
+    def zero_gradient(self) -> Tensor:
+        """Return the vector ``[d]``, all zeros, into which a backward pass adds its gradient."""
+        if self._gradient is None:
+            self._gradient = torch.zeros_like(self.params)
+            for parameter, piece in _pieces(self._gradient, self.parameters):
+                parameter.grad = piece
+        return self._gradient.zero_()
+
+
+def _require_vector(model: nn.Module) -> None:
+    """Raise ValuationError unless the trainable parameters make one floating-point vector."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValuationError("the model has no parameter with requires_grad: nothing to train")
+    for name, parameter in trained.items():
+        if nn.parameter.is_lazy(parameter):
+            raise ValuationError(f"parameter {name!r} has no shape yet: call the model once first")
+        if not parameter.is_floating_point():
+            raise ValuationError(
+                f"parameter {name!r} is {describe(parameter)}; allowed: floating point"
+            )
+    if len(dtypes := {str(p.dtype).removeprefix("torch.") for p in trained.values()}) > 1:
+        raise ValuationError(
+            f"the trainable parameters are {' and '.join(sorted(dtypes))}; allowed: one dtype"
+        )
+
+
+def _let_cudnn_go_backward(model: nn.Module) -> None:
+    """Put recurrent layers into train mode with dropout off: cuDNN knows no backward in eval mode.
+
+    Without dropout both modes compute the same.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase) and type(module) in _RECURRENT:
+            module.dropout = 0.0
+            module.train()
+
+
+def _pieces(
+    flat: Tensor, parameters: Sequence[nn.Parameter]
+) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Yield each parameter with its own part of ``flat`` [d], in its own shape."""
+    start = 0
+    for parameter in parameters:
+        yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
+        start += parameter.numel()

@@ -1,0 +1,164 @@
+"""What a model is judged by on one batch: a loss, and accuracy or a score of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.valuation.batches import describe, num_examples
+
+Metric = Literal["accuracy", "loss", "score"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+LossFunction = Callable[[Any, Any], Tensor]
+BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, int]]
+ScoreFunction = Callable[[Any, Any], Tensor | float]
+
+
+class Objective(Protocol):
+    """Judges a model on one batch."""
+
+    @property
+    def call(self) -> str:
+        """How the user's loss is called, for errors."""
+        ...
+
+    @property
+    def metrics(self) -> frozenset[Metric]:
+        """What may be asked for; whether accuracy is defined, the first batch tells."""
+        ...
+
+    def check(self, batch: Any) -> None:
+        """Raise ValuationError if batches of this kind cannot be judged."""
+        ...
+
+    def size(self, model: nn.Module, batch: Any) -> int:
+        """Return how many examples the batch's mean is over."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the mean loss over the batch."""
+        ...
+
+    def totals(
+        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[Metric]
+    ) -> list[Tensor]:
+        """Return each metric's sum over the batch's examples; NaN where it is not defined."""
+        ...
+
+
+class PairObjective:
+    """``loss_fn(model(inputs), targets)`` on batches ``(inputs, targets)``.
+
+    In a batch of more than two, the last are the targets and the others the model's arguments.
+    """
+
+    call = "loss_fn(model(inputs), targets)"
+
+    def __init__(self, loss_fn: LossFunction, score: ScoreFunction | None) -> None:
+        self.loss_fn = loss_fn
+        self.score = score
+        self.metrics: frozenset[Metric] = frozenset(
+            ("loss", "accuracy", "score") if score else ("loss", "accuracy")
+        )
+
+    def check(self, batch: Any) -> None:
+        """Raise ValuationError unless the batch has inputs and targets."""
+        if not isinstance(batch, list | tuple) or len(batch) < 2:
+            raise ValuationError(
+                f"a batch of the validation set is {describe(batch)}; expected (inputs, targets). "
+                "For anything else pass batch_loss(model, batch) -> (mean loss, size)"
+            )
+
+    def size(self, model: nn.Module, batch: Any) -> int:  # noqa: ARG002
+        """Return the number of targets."""
+        return num_examples(batch[-1])
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the mean loss over the batch."""
+        *inputs, targets = batch
+        return self.loss_fn(model(*inputs), targets)
+
+    def totals(
+        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[Metric]
+    ) -> list[Tensor]:
+        """Return each metric's sum over the batch's examples, from one forward pass."""
+        *inputs, targets = batch
+        outputs = model(*inputs)
+        found: list[Tensor] = []
+        for metric in metrics:
+            if metric == "accuracy":
+                found.append(num_correct(outputs, targets))
+            elif metric == "loss":
+                found.append((self.loss_fn(outputs, targets) * size).float())
+            else:
+                found.append(_total(self.score, (outputs, targets), size))
+        return found
+
+
+class BatchObjective:
+    """``batch_loss(model, batch)`` on batches of any kind."""
+
+    call = "batch_loss(model, batch)"
+
+    def __init__(self, batch_loss: BatchLoss, score: ScoreFunction | None) -> None:
+        self.batch_loss = batch_loss
+        self.score = score
+        self.metrics: frozenset[Metric] = frozenset(("loss", "score") if score else ("loss",))
+
+    def check(self, batch: Any) -> None:
+        """Accept everything: what a batch is, only ``batch_loss`` knows."""
+
+    def size(self, model: nn.Module, batch: Any) -> int:
+        """Return the size that ``batch_loss`` tells."""
+        return self._ask(model, batch)[1]
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the mean loss over the batch."""
+        return self._ask(model, batch)[0]
+
+    def totals(
+        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[Metric]
+    ) -> list[Tensor]:
+        """Return each metric's sum over the batch's examples; there is no accuracy."""
+        found: list[Tensor] = []
+        for metric in metrics:
+            if metric == "loss":
+                found.append((self.loss(model, batch) * size).float())
+            else:
+                score = self.score if metric == "score" else None
+                found.append(_total(score, (model, batch), size))
+        return found
+
+    def _ask(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        answer = self.batch_loss(model, batch)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise ValuationError(
+                f"batch_loss returned {describe(answer)}; expected (mean loss, size)"
+            )
+        loss, size = answer
+        return loss, int(size)
+
+
+def num_correct(outputs: Any, targets: Any) -> Tensor:
+    """Return how many answers are right; NaN unless ``[n, classes]`` meet integers ``[n]``."""
+    if (
+        isinstance(outputs, Tensor)
+        and isinstance(targets, Tensor)
+        and outputs.dim() == 2
+        and outputs.shape[1] >= 2
+        and targets.dim() == 1
+        and not targets.is_floating_point()
+    ):
+        return (outputs.argmax(dim=1) == targets).sum().float()
+    return torch.tensor(torch.nan)
+
+
+def _total(score: ScoreFunction | None, arguments: tuple[Any, Any], size: int) -> Tensor:
+    """Return a mean score times the batch's size; NaN without a score."""
+    mean = torch.nan if score is None else score(*arguments)
+    return torch.as_tensor(mean, dtype=torch.float32) * size

@@ -1,0 +1,327 @@
+"""Models, losses and loaders of other people: they work, or one sentence says why not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.coalitions import coalition_scores
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+
+LABELS = torch.tensor([0, 1, 1, 0, 1])
+ROWS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+IMAGES = torch.randn(5, 3, 6, 6, generator=torch.Generator().manual_seed(2))
+
+
+class QuickstartNet(nn.Module):
+    """The shape of Flower's quickstart model: ``view`` after convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.pool = nn.MaxPool2d(2, 2)
+        self.fc = nn.Linear(4 * 2 * 2, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.pool(functional.relu(self.conv(images)))
+        return self.fc(maps.view(-1, 4 * 2 * 2))
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return super().forward(left + 2 * right)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def plain_gradient(model: nn.Module, loss: Tensor) -> Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def build(constructor, *arguments) -> nn.Module:
+    torch.manual_seed(0)
+    return constructor(*arguments)
+
+
+def test_a_model_that_views_its_feature_maps():
+    model = build(QuickstartNet)
+    validation = Validation(model, IMAGES, LABELS, device="cpu", batch_size=2)
+    expected = plain_gradient(model, functional.cross_entropy(model(IMAGES), LABELS))
+    torch.testing.assert_close(validation.gradient(flat(model)), expected)
+    right = (model(IMAGES).argmax(1) == LABELS).double().mean().item()
+    assert validation.evaluate(flat(model)).accuracy == pytest.approx(right)
+    everyone = torch.ones(1, 2, dtype=torch.bool)
+    params = flat(model)
+    scores = coalition_scores(
+        validation, torch.stack([params, params]), everyone, params, metric="accuracy"
+    )
+    assert scores.tolist() == pytest.approx([right])
+
+
+@pytest.mark.parametrize("recurrent", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_recurrent_model_has_its_gradient_without_dropout(recurrent, device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = recurrent(3, 4, num_layers=2, dropout=0.5, batch_first=True)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, sequences: Tensor) -> Tensor:
+            return self.head(self.layers(sequences)[0][:, -1])
+
+    model = build(Recurrent)
+    sequences = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(3))
+    validation = Validation(model, sequences, LABELS, device=device)
+    found = validation.gradient(flat(model).to(device)).cpu()
+    assert model.layers.dropout == 0.5  # the user's own model is left alone
+    model.eval()
+    expected = plain_gradient(model, functional.cross_entropy(model(sequences), LABELS))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+# -- batches of any kind ------------------------------------------------------------------------
+
+
+def dict_loss(model, batch):
+    return functional.cross_entropy(model(batch["img"]), batch["label"]), len(batch["label"])
+
+
+def dict_score(model, batch):
+    return (model(batch["img"]).argmax(1) == batch["label"]).float().mean()
+
+
+EXAMPLES = [{"img": row, "label": label} for row, label in zip(ROWS, LABELS, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [EXAMPLES, DataLoader(EXAMPLES, batch_size=2), {"img": ROWS, "label": LABELS}],
+    ids=["data set", "loader", "tensors"],
+)
+def test_batches_that_are_dictionaries(data):
+    model = build(nn.Linear, 3, 2)
+    validation = Validation(
+        model, data, batch_loss=dict_loss, score=dict_score, device="cpu", batch_size=2
+    )
+    expected = Validation(model, ROWS, LABELS, device="cpu")
+    params = flat(model)
+    assert validation.num_examples == 5
+    torch.testing.assert_close(validation.gradient(params), expected.gradient(params))
+    loss, accuracy, score = validation.evaluate(params)
+    assert loss == pytest.approx(expected.loss(params))
+    assert score == pytest.approx(expected.accuracy(params))
+    assert accuracy != accuracy  # NaN
+    assert validation.metrics == {"loss", "score"}
+
+
+def test_batches_of_several_inputs():
+    model = build(TwoInputs, 3, 2)
+    triples = [(x, -x / 4, y) for x, y in zip(ROWS, LABELS, strict=True)]
+    found = Validation(model, DataLoader(triples, batch_size=3), device="cpu")
+    expected = functional.cross_entropy(model(ROWS, -ROWS / 4), LABELS)
+    assert found.loss(flat(model)) == pytest.approx(expected.item())
+
+
+def test_inputs_and_targets_of_any_structure():
+    class Pair(NamedTuple):
+        left: Tensor
+        right: Tensor
+
+    class Model(nn.Linear):
+        def forward(self, pair: Pair) -> dict[str, Tensor]:
+            return {"sum": super().forward(pair.left + pair.right)}
+
+    def loss_fn(outputs, targets):
+        return functional.cross_entropy(outputs["sum"], targets["label"][0])
+
+    model = build(Model, 3, 2)
+    found = Validation(
+        model,
+        Pair(ROWS, ROWS),
+        {"label": (LABELS,)},
+        loss_fn=loss_fn,
+        device="cpu",
+        batch_size=2,
+    )
+    expected = functional.cross_entropy(nn.Linear.forward(model, 2 * ROWS), LABELS)
+    assert found.loss(flat(model)) == pytest.approx(expected.item())
+    assert found.num_examples == 5
+
+
+def test_a_length_shared_by_chance_does_not_count_examples():
+    class TimeFirst(nn.Linear):
+        def forward(self, sequences: Tensor) -> Tensor:  # [time, n, features]
+            return super().forward(sequences.sum(0))
+
+    sequences = torch.randn(5, 5, 3)  # as long as there are examples
+    model = build(TimeFirst, 3, 2)
+    found = Validation(model, iter([(sequences, LABELS)]), device="cpu")
+    assert found.loss(flat(model)) == pytest.approx(
+        functional.cross_entropy(model(sequences), LABELS).item()
+    )
+
+
+def test_sizes_of_the_user_s_own_weigh_the_batches():
+    def per_token(model, batch):
+        return model(batch["x"]).mean(), int(batch["tokens"].sum())
+
+    model = build(nn.Linear, 1, 1)
+    batches = [
+        {"x": torch.tensor([[1.0]]), "tokens": torch.tensor([3])},
+        {"x": torch.tensor([[5.0]]), "tokens": torch.tensor([1])},
+        {"x": torch.tensor([[9.0]]), "tokens": torch.tensor([0])},  # all padding
+    ]
+    validation = Validation(model, iter(batches), batch_loss=per_token, device="cpu")
+    assert validation.num_examples == 4
+    assert validation.gradient(flat(model)).tolist() == [2.0, 1.0]  # (3 * 1 + 1 * 5) / 4
+
+
+# -- the trial ----------------------------------------------------------------------------------
+
+
+class ReturnsDict(nn.Linear):
+    def forward(self, rows: Tensor) -> dict[str, Tensor]:
+        return {"logits": super().forward(rows)}
+
+
+class Detached(nn.Linear):
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows).detach()
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(3, 2).requires_grad_(False)
+
+
+def mixed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2, dtype=torch.float64))
+
+
+def every(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "settings", "message"),
+    [
+        (nn.Linear(3, 2), (EXAMPLES,), {}, r"\{'img': .*expected \(inputs, targets\).*batch_loss"),
+        (nn.Linear(4, 2), (ROWS, LABELS), {}, r"float32 \[5, 3\].*RuntimeError: mat1"),
+        (nn.Linear(3, 2), (ROWS, LABELS), {"loss_fn": every}, r"float32 \[5\]; expected a scalar"),
+        (nn.Linear(3, 2), (ROWS, LABELS), {"loss_fn": lambda o, t: 0.5}, "float; expected a sca"),
+        (ReturnsDict(3, 2), (ROWS, LABELS), {}, r"the model gives \{'logits': float32 \[5, 2\]\}"),
+        (Detached(3, 2), (ROWS, LABELS), {}, "does not depend on a trainable parameter"),
+        (frozen(), (ROWS, LABELS), {}, "nothing to train"),
+        (nn.LazyLinear(2), (ROWS, LABELS), {}, "'weight' has no shape yet"),
+        (mixed(), (ROWS, LABELS), {}, "float32 and float64; allowed: one dtype"),
+        (nn.Linear(3, 2, dtype=torch.complex64), (ROWS, LABELS), {}, "'weight' is complex64"),
+        (nn.Linear(3, 2), (ROWS, {"a": LABELS[1:]}), {}, r"5 inputs.*\{'a': int64 \[4\]\}"),
+        (nn.Linear(3, 2), ((ROWS, ROWS[1:]), LABELS), {}, "one number of examples"),
+        (nn.Linear(3, 2), (EXAMPLES,), {"batch_loss": lambda m, b: 1.0}, r"\(mean loss, size\)"),
+        (
+            nn.Linear(3, 2),
+            (EXAMPLES,),
+            {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy},
+            "one of them",
+        ),
+        (nn.Linear(3, 2), (ROWS, LABELS), {"score": lambda o, t: "good"}, "the score cannot be"),
+        (nn.Linear(3, 2), (ROWS, LABELS), {"score": lambda o, t: o}, "the score is .*a number"),
+        (nn.Linear(3, 2), (3,), {}, "inputs is int; allowed: tensors, a Dataset"),
+        (nn.Linear(3, 2), (iter([]),), {}, "empty"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_does_not_fit_is_said_at_construction(model, data, settings, message):
+    with pytest.raises(ValuationError, match=f"(?s){message}"):
+        Validation(model, *data, device="cpu", **settings)
+
+
+def test_the_trial_leaves_no_trace():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+            self.fc = nn.Linear(3, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, rows: Tensor) -> Tensor:
+            self.calls += 1
+            return self.fc(functional.dropout(self.norm(rows), 0.5))  # in eval mode too
+
+    model = Counting()
+    torch.manual_seed(1)
+    expected = torch.rand(4)
+    torch.manual_seed(1)
+    loader = DataLoader([*zip(ROWS, LABELS, strict=True)], batch_size=2, shuffle=True)
+    validation = Validation(model, loader, device="cpu")
+    assert torch.equal(torch.rand(4), expected)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for module in (model, validation._model.module):
+        assert module.calls == 0
+        assert module.norm.num_batches_tracked == 0
+        assert module.norm.running_mean.tolist() == [0.0] * 3
+    assert torch.equal(validation.params(), flat(model))
+
+
+# -- utilities ----------------------------------------------------------------------------------
+
+
+def regression(**settings) -> Validation:
+    model = build(nn.Linear, 3, 1)
+    return Validation(
+        model,
+        ROWS,
+        ROWS.sum(1, keepdim=True),
+        loss_fn=functional.mse_loss,
+        device="cpu",
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [ROWS[:, :2], torch.ones(5, 2, dtype=torch.int64)],
+    ids=["regression", "multi-label"],
+)
+def test_accuracy_is_refused_where_targets_are_no_classes(targets):
+    validation = Validation(
+        build(nn.Linear, 3, 2),
+        ROWS,
+        targets,
+        loss_fn=lambda outputs, t: functional.mse_loss(outputs, t.float()),
+        device="cpu",
+    )
+    with pytest.raises(ConfigError, match=r'shapley_utility="loss"'):
+        ShapleyValuation(validation)
+    ShapleyValuation(validation, utility="loss")
+    with pytest.raises(ConfigError, match=r"utility='score' needs Validation\(\.\.\., score="):
+        ShapleyValuation(validation, utility="score")
+
+
+def test_a_score_of_the_user_s_own_judges_coalitions():
+    def score(outputs, targets):
+        return -(outputs - targets).abs().mean()
+
+    validation = regression(score=score, batch_size=2)
+    good = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    bad = torch.tensor([1.0, 1.0, 1.0, 4.0])
+    assert validation.evaluate(bad).score == pytest.approx(-4.0)
+    assert ShapleyValuation(validation, utility="score").utility == "score"
+    masks = torch.tensor([[True, False], [True, True]])
+    found = coalition_scores(
+        validation, torch.stack([good, bad]), masks, torch.zeros(4), metric="score"
+    )
+    assert found.tolist() == pytest.approx([0.0, -2.0], abs=1e-5)
