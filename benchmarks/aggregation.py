@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from benchmarks.common import Figure, Timing, repeat, report
 from fedif_flower import FedIF, Validation
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.layout import model_arrays
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.tasks.models import build_model
 

@@ -17,7 +17,7 @@ from fedif_flower.attacks import Behaviour, behaviour_of, build_behaviour
 from fedif_flower.client.training import train_local
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.messages.layout import load_arrays, model_arrays
+from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.run.config import NodeConfig, RunConfig
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.data import (

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
@@ -277,39 +277,6 @@ class ParameterLayout:
             named[spec.name] = piece.view(*buffers.shape[:-1], *spec.shape)
             start += spec.size
         return named
-
-
-def model_arrays(model: nn.Module) -> ArrayRecord:
-    """Return a model's ``state_dict`` as a record."""
-    return tensor_arrays(model.state_dict())
-
-
-def tensor_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Return named tensors as a record."""
-    return ArrayRecord({k: pack_array(v.detach().cpu().numpy()) for k, v in tensors.items()})
-
-
-def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
-    """Copy a record into a model's parameters and buffers, wherever the model lies.
-
-    Raises
-    ------
-    ValueError
-        If the record and the model do not have the same arrays, e.g. because this client's data
-        have another number of classes than the server's.
-    """
-    state = model.state_dict()
-    if set(state) != set(arrays):
-        raise ValueError(f"received arrays {list(arrays)}, but the model has {list(state)}")
-    with torch.no_grad():
-        for key, value in state.items():
-            received = torch.from_numpy(arrays[key].numpy())
-            if received.shape != value.shape:
-                raise ValueError(
-                    f"received array {key!r} has shape {list(received.shape)}, but this client's "
-                    f"model has {list(value.shape)}: its images or classes differ from the server's"
-                )
-            value.copy_(received)
 
 
 def _subtract(

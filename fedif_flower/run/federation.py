@@ -18,7 +18,7 @@ from torch import Tensor
 from fedif_flower.attacks import malicious_partitions
 from fedif_flower.client.reply import RUN_CONFIG_KEY, data_settings
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.layout import model_arrays
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.config import AUTO, RunConfig
 from fedif_flower.run.lock import hold_directory

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
-from fedif_flower.messages.layout import tensor_arrays
+from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.strategies.nodes import is_simulated

@@ -8,12 +8,8 @@ from torch import nn
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.layout import (
-    ModelVectors,
-    ParameterLayout,
-    load_arrays,
-    model_arrays,
-)
+from fedif_flower.messages.layout import ModelVectors, ParameterLayout
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.tasks.modules import tied_names, trainable_names
 
 
@@ -143,22 +139,6 @@ def test_cast_takes_other_dtypes():
     assert {k: a.dtype for k, a in back.items()} == {
         k: a.dtype for k, a in model_arrays(model).items()
     }
-
-
-def test_load_arrays_of_another_model_is_a_clear_error():
-    with pytest.raises(ValueError, match=r"'0.weight' has shape \[3, 2\].*\[4, 2\]"):
-        load_arrays(
-            nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), model_arrays(batch_norm_model())
-        )
-    with pytest.raises(ValueError, match="but the model has"):
-        load_arrays(nn.Linear(2, 3), model_arrays(batch_norm_model()))
-
-
-def test_load_arrays():
-    model, other = batch_norm_model(), batch_norm_model()
-    load_arrays(other, model_arrays(model))
-    for key, value in model.state_dict().items():
-        assert torch.equal(other.state_dict()[key], value)
 
 
 # -- arrays that are no vectors -----------------------------------------------------------------

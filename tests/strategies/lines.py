@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.layout import model_arrays
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.screened import ScreenedStrategy

@@ -9,7 +9,7 @@ from torch import nn
 from client_app import app as client_app
 from fedif_flower import FedAvg
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.layout import model_arrays
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.test_registry import Spoiler, config, run

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedif_flower import AFedSV, FedAvg, FedIF, Krum, Validation
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.layout import model_arrays
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.reports import RoundReport

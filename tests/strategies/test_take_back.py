@@ -10,7 +10,7 @@ from torch import nn
 from fedif_flower import FedAvg, FedIF, Validation
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.layout import model_arrays
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.hostile import Clients, honest_parts, spoiled_reply, step_reply

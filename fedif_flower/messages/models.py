@@ -1,0 +1,44 @@
+"""A torch model's ``state_dict`` <-> Flower's ``ArrayRecord``, without the copies Flower makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor, nn
+
+from fedif_flower.messages.arrays import pack_array
+
+
+def model_arrays(model: nn.Module) -> ArrayRecord:
+    """Return a model's ``state_dict`` as a record."""
+    return tensor_arrays(model.state_dict())
+
+
+def tensor_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Return named tensors as a record."""
+    return ArrayRecord({k: pack_array(v.detach().cpu().numpy()) for k, v in tensors.items()})
+
+
+def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
+    """Copy a record into a model's parameters and buffers, wherever the model lies.
+
+    Raises
+    ------
+    ValueError
+        If the record and the model do not have the same arrays, e.g. because this client's data
+        have another number of classes than the server's.
+    """
+    state = model.state_dict()
+    if set(state) != set(arrays):
+        raise ValueError(f"received arrays {list(arrays)}, but the model has {list(state)}")
+    with torch.no_grad():
+        for key, value in state.items():
+            received = torch.from_numpy(arrays[key].numpy())
+            if received.shape != value.shape:
+                raise ValueError(
+                    f"received array {key!r} has shape {list(received.shape)}, but this client's "
+                    f"model has {list(value.shape)}: its images or classes differ from the server's"
+                )
+            value.copy_(received)
