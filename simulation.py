@@ -12,8 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from client_app import app as client_app
 from fedif_flower.errors import FedIFError
-from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.logs import show_logs
+from fedif_flower.run.overrides import parse_overrides
 from fedif_flower.run.recorder import RoundRow
 from fedif_flower.run.report import print_summary
 from fedif_flower.runtime.simulation import simulate
@@ -24,7 +25,6 @@ from paper.commands import add_commands
 cli = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
 )
-PROJECT = Path(__file__).parent
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
 ]
@@ -44,7 +44,7 @@ def run(
     output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
 ) -> None:
     """Simulate one federation and print its result."""
-    settings = default_run_config(PROJECT) | parse_overrides(" ".join(config or []))
+    settings = default_run_config() | parse_overrides(" ".join(config or []))
     if clients is not None:
         settings["num-clients"] = clients
     if output_dir is not None:
@@ -75,7 +75,7 @@ def export(
     config: Config = None,
 ) -> None:
     """Write a data set's partitions as folders of images, one for each SuperNode."""
-    settings = default_run_config(PROJECT) | parse_overrides(" ".join(config or []))
+    settings = default_run_config() | parse_overrides(" ".join(config or []))
     parsed = RunConfig.from_run_config(settings)
     dataset = load_dataset(parsed.dataset, parsed.data_dir)
     parts = dirichlet_partition(dataset, parsed.num_clients, parsed.dirichlet_alpha, parsed.seed)
@@ -94,7 +94,7 @@ def _progress(console: Console) -> Progress:
     )
 
 
-add_commands(cli, client_app, PROJECT)
+add_commands(cli, client_app)
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +19,8 @@ import typer
 
 from benchmarks.common import Figure, report
 from benchmarks.workload import PROJECT
-from fedif_flower.run.config import NodeConfig, RunConfig, default_run_config
+from fedif_flower.client.node_config import NodeConfig
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.tasks.data import dirichlet_partition, load_dataset
 from fedif_flower.tasks.data.export import export_partitions
 from fedif_flower.tasks.models import default_model
@@ -30,10 +30,12 @@ import json, sys, time
 started = time.perf_counter()
 import client_app
 from fedif_flower.client import reply as client
-from fedif_flower.run.config import NodeConfig, RunConfig
+from fedif_flower.client.data import client_data
+from fedif_flower.run.config import RunConfig
+from fedif_flower.client.node_config import NodeConfig
 imported = time.perf_counter()
 config, node = RunConfig.from_json(sys.argv[1]), NodeConfig(**json.loads(sys.argv[2]))
-data = client.client_data(config, node)
+data = client_data(config, node)
 client._model(config.model, data.dataset.image_shape, data.dataset.num_classes)
 ready = time.perf_counter()
 print(json.dumps([imported - started, ready - imported, len(data.labels)]))
@@ -42,7 +44,7 @@ print(json.dumps([imported - started, ready - imported, len(data.labels)]))
 
 def start_process(config: RunConfig, node: NodeConfig) -> tuple[float, float, int]:
     """Return a process's seconds of imports, its seconds to get ready, its number of images."""
-    arguments = [config.to_json(), json.dumps(vars(node))]
+    arguments = [config.to_json(), json.dumps(node.model_dump())]
     command = [sys.executable, "-c", _CHILD, *arguments]
     output = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True)
     imports, ready, images = json.loads(output.stdout.splitlines()[-1])
@@ -76,18 +78,23 @@ def main(
 ) -> None:
     """Print the table."""
     settings = {"dataset": dataset, "data-dir": data_dir, "num-clients": 4}
-    config = RunConfig.from_run_config(default_run_config(PROJECT) | settings)
+    config = RunConfig.from_run_config(default_run_config() | settings)
     with tempfile.TemporaryDirectory() as folder:
         loaded = load_dataset(config.dataset, config.data_dir)
-        config = replace(config, model=default_model(loaded.name, loaded.image_shape))
+        config = config.replace(model=default_model(loaded.name, loaded.image_shape))
         parts = dirichlet_partition(loaded, 4, config.dirichlet_alpha, config.seed)
         export_partitions(loaded, parts[:1], Path(folder) / "own")
         figures = [
-            measure(f"{dataset}, shared", config, NodeConfig(0, 4, data_dir or None), times),
+            measure(
+                f"{dataset}, shared",
+                config,
+                NodeConfig(partition_id=0, num_partitions=4, data_dir=data_dir or None),
+                times,
+            ),
             measure(
                 f"{dataset}, own folder",
                 config,
-                NodeConfig(0, data_dir=f"{folder}/own/partition-0"),
+                NodeConfig(partition_id=0, data_dir=f"{folder}/own/partition-0"),
                 times,
             ),
         ]

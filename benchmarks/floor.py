@@ -9,7 +9,8 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from benchmarks.workload import BATCH_SIZE, LEARNING_RATE, MOMENTUM, RoundClock, Workload
-from fedif_flower.client.training import TrainingConfig, train_local
+from fedif_flower.client.training import train_local
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
 
 _model = build_model("cnn-cifar10", (3, 32, 32), 10, seed=0)
@@ -20,7 +21,12 @@ def train(inputs: Tensor, labels: Tensor, epochs: int, device: str) -> float:
     torch.set_num_threads(1)
     _model.to(device)
     inputs, labels = inputs.to(device), labels.to(device)
-    config = TrainingConfig(epochs, BATCH_SIZE, LEARNING_RATE, MOMENTUM)
+    config = TrainingConfig(
+        local_epochs=epochs,
+        batch_size=BATCH_SIZE,
+        learning_rate=LEARNING_RATE,
+        momentum=MOMENTUM,
+    )
     return train_local(_model, inputs, labels, config, torch.Generator().manual_seed(0))
 
 

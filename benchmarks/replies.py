@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedif_flower.attacks.label_noise import flip_labels
-from fedif_flower.client.training import TrainingConfig, train_local
+from fedif_flower.client.training import train_local
 from fedif_flower.round import RoundUpdates
 from fedif_flower.seeding import numpy_generator, torch_generator
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.data import Normalization, load_dataset, to_pixels
 from fedif_flower.tasks.models import build_model
 from fedif_flower.tasks.modules import trainable_names

@@ -43,7 +43,7 @@ def measure(strategy: str, rounds: int, output_dir: str) -> dict[str, Any]:
         "device": "cpu",
         "checkpoint-every": 0,
     }
-    config = RunConfig.from_run_config(default_run_config(PROJECT) | settings)
+    config = RunConfig.from_run_config(default_run_config() | settings)
     run_dir = run_federation(LocalGrid(client_app, config.num_clients), config)
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     return summary

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -20,7 +20,8 @@ from torch.nn import functional
 from benchmarks.common import Figure, report
 from benchmarks.replies import synthetic_images
 from benchmarks.stock_app import Net
-from fedif_flower.client.training import TrainingConfig, evaluate, train_local
+from fedif_flower.client.training import evaluate, train_local
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.data import Normalization, load_dataset, to_pixels
 from fedif_flower.tasks.models import build_model
 
@@ -104,7 +105,7 @@ def measure(case: Case, times: int, device: str, epochs: int = 1) -> list[Figure
     variants: list[tuple[Train, nn.Module, TrainingConfig]] = [
         (plain_loop, case.plain().to(device), config),
         (train_local, ours, config),
-        (train_local, ours, replace(config, precision="bf16")),
+        (train_local, ours, config.replace(precision="bf16")),
     ]
     seconds: list[list[float]] = [[] for _ in variants]
     for _ in range(times + 1):
@@ -136,7 +137,7 @@ def accuracies(data: tuple[Pair, Pair], epochs: int, seeds: int) -> list[Figure]
                 nn.utils.vector_to_parameters(params.clone(), model.parameters())
             torch.manual_seed(seed)  # Dropout's
             train: Train = plain_loop if name == "plain" else train_local
-            settings = replace(config, precision="bf16") if "bf16" in name else config
+            settings = config.replace(precision="bf16") if "bf16" in name else config
             train(model, inputs, labels, settings, torch.Generator().manual_seed(seed))
             values.append(100 * evaluate(model, *held_out)[1])
     plain = statistics.fmean(found.pop("plain"))

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedif_flower.run.config import RunConfig, Scalar, default_run_config
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.runtime.processes import available_cpus
+from fedif_flower.settings import Scalar
 from fedif_flower.strategies.nodes import ClientNode, sample_clients
 from fedif_flower.tasks.data import (
     Dataset,
@@ -87,7 +88,7 @@ class Workload:
             "eval-every": self.rounds,
             "device": self.device,
         }
-        return RunConfig.from_run_config(default_run_config(PROJECT) | settings)
+        return RunConfig.from_run_config(default_run_config() | settings)
 
     def sampled(self, server_round: int) -> list[int]:
         """Return the clients that our strategies draw in a round."""

@@ -30,7 +30,7 @@ GpusPerClient = Annotated[float, typer.Option(min=0.0, help="share of a GPU for 
 Cells = Annotated[list[str] | None, typer.Option(help="only cells like 'label-noise*_fedif_*'")]
 
 
-def add_commands(cli: typer.Typer, client_app: ClientApp, project: Path) -> None:
+def add_commands(cli: typer.Typer, client_app: ClientApp) -> None:
     """Give a command line the commands that run grids and report on them.
 
     Parameters
@@ -39,8 +39,6 @@ def add_commands(cli: typer.Typer, client_app: ClientApp, project: Path) -> None
         The command line.
     client_app : ClientApp
         The clients of every federation.
-    project : Path
-        The source tree, whose ``pyproject.toml`` has the default of every setting.
     """
     console = Console()
 
@@ -72,7 +70,7 @@ def add_commands(cli: typer.Typer, client_app: ClientApp, project: Path) -> None
             return
         if not tables:
             raise ConfigError(f"which table? allowed: {', '.join(TABLES)}; see --list")
-        defaults = default_run_config(project)
+        defaults = default_run_config()
         wanted = table_cells(chosen, selection, defaults, output_dir)
         if any(table.sequential for table in chosen):
             jobs = 1
@@ -95,7 +93,7 @@ def add_commands(cli: typer.Typer, client_app: ClientApp, project: Path) -> None
         gpus_per_client: GpusPerClient = 0.0,
     ) -> None:
         """Run every combination of a grid of your own."""
-        wanted = read_sweep(spec, default_run_config(project), output_dir)
+        wanted = read_sweep(spec, default_run_config(), output_dir)
         launch = RayLauncher(client_app, cpus_per_client, gpus_per_client)
         complete = run_cells(wanted, launch, console, jobs=jobs)
         own = {cell.config.run_dir.resolve() for cell in wanted}
@@ -118,10 +116,10 @@ def add_commands(cli: typer.Typer, client_app: ClientApp, project: Path) -> None
         if not measured and docs is None:
             raise ConfigError("no complete run in the directories given")
         if docs is not None:
-            page = update_docs(docs, measured, default_run_config(project))
+            page = update_docs(docs, measured, default_run_config())
             console.print(f"Written: {page.absolute()}", soft_wrap=True, highlight=False)
         else:
-            report_all(measured, default_run_config(project), output_dir, console)
+            report_all(measured, default_run_config(), output_dir, console)
 
 
 def _finish(complete: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fedif_flower.run.config import RunConfig, Scalar
+from fedif_flower.run.config import RunConfig
+from fedif_flower.settings import Scalar
 from fedif_flower.sweeps.measurements import PATHS, Measurement
 from fedif_flower.sweeps.tables import MeanStd
 from paper.figures import PaperFigure
@@ -106,7 +107,7 @@ def _highest(columns: Mapping[str, Mapping[str, float]]) -> set[tuple[str, str]]
 
 
 def _wanted(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    config = RunConfig.from_run_config(settings).to_run_config()
+    config = RunConfig.from_run_config(settings).to_mapping()
     return {key: value for key, value in config.items() if key not in _FREE}
 
 

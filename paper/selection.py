@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.config import Scalar
+from fedif_flower.settings import Scalar
 from fedif_flower.sweeps.cells import Cell, make_cell
 from paper.tables import TABLES, Settings, Table, Variant
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from fedif_flower.run.config import Scalar
+from fedif_flower.settings import Scalar
 from paper.figures import PAPER, PaperFigure
 
 Settings = Mapping[str, Scalar]

@@ -17,7 +17,8 @@ import benchmarks.__main__ as all_benchmarks
 import fedif_flower
 from fedif_flower import aggregators, attacks, valuation
 from fedif_flower.attacks import ATTACKS
-from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.overrides import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.sweeps.spec import read_sweep
 from fedif_flower.valuation import shapley
@@ -96,7 +97,7 @@ def test_code_runs(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", WRITTEN, ids=_name)
 def test_settings_in_commands_are_allowed(path, tmp_path):
-    defaults = default_run_config(REPOSITORY)
+    defaults = default_run_config()
     for block in _blocks(path, "sh"):
         for settings in re.findall(r"(?:-c |CONFIG=)'([^']*)'", block):
             RunConfig.from_run_config(defaults | parse_overrides(settings))
@@ -162,7 +163,7 @@ def test_results_are_those_of_the_committed_rows(tmp_path):
     for path in (DOCS / "results").glob("*"):
         if not path.name.startswith("bench-"):
             (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
-    page = update_docs(tmp_path, [], default_run_config(REPOSITORY))
+    page = update_docs(tmp_path, [], default_run_config())
     assert page.read_text() == (DOCS / "results.md").read_text()
 
 

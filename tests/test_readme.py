@@ -43,11 +43,3 @@ def test_the_two_commands_are_targets_of_the_makefile(target):
 
 def test_it_is_short():
     assert len(README.splitlines()) <= 130
-
-
-def test_every_run_config_key_is_documented():
-    from fedif_flower.run.config import default_run_config
-
-    text = (REPOSITORY / "docs" / "configuration.md").read_text()
-    missing = [k for k in default_run_config(REPOSITORY) if f"`{k}`" not in text]
-    assert missing == []

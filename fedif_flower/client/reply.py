@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedif_flower.attacks import Behaviour, behaviour_of, build_behaviour
+from fedif_flower.client.data import ClientData, check_classes, client_data
+from fedif_flower.client.node_config import NodeConfig
 from fedif_flower.client.training import train_local
 from fedif_flower.devices import select_device, torch_threads
-from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.messages.models import load_arrays, model_arrays
-from fedif_flower.run.config import NodeConfig, RunConfig
-from fedif_flower.seeding import torch_generator
-from fedif_flower.tasks.data import (
-    Dataset,
-    Normalization,
-    dirichlet_partition,
-    load_dataset,
-    to_pixels,
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import (
+    PROXIMAL_KEY,
+    ROUND_KEY,
+    read_classes,
+    read_config,
+    read_normalization,
 )
-from fedif_flower.tasks.data.export import class_folders
+from fedif_flower.messages.models import load_arrays, model_arrays
+from fedif_flower.seeding import torch_generator
+from fedif_flower.tasks.data import Normalization
 from fedif_flower.tasks.models import build_model
-
-RUN_CONFIG_KEY = "run-config"
-PROXIMAL_KEY = "proximal-mu"
-MEAN_KEY, STD_KEY, CLASSES_KEY = "pixel-mean", "pixel-std", "classes"
-
-
-class ClientData(NamedTuple):
-    """A client's own examples: pixels ``[n, c, h, w]`` in [0, 1] and labels ``[n]``."""
-
-    pixels: Tensor
-    labels: Tensor
-    dataset: Dataset
 
 
 def describe_node(message: Message, context: Context) -> Message:
@@ -56,12 +43,12 @@ def train_round(message: Message, context: Context) -> Message:
     # in this process until the garbage collector comes by.
     settings = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
-    config = RunConfig.from_json(str(settings[RUN_CONFIG_KEY]))
+    config = read_config(settings)
     node = NodeConfig.from_node_config(context.node_config)
     started = time.perf_counter()
     with torch_threads(config.threads_per_client):
         data = client_data(config, node)
-        check_classes(data.dataset, settings)
+        check_classes(data.dataset, read_classes(settings))
         model = _model(config.model, data.dataset.image_shape, data.dataset.num_classes)
         model.to(select_device(config.device))
         load_arrays(model, arrays)
@@ -71,7 +58,7 @@ def train_round(message: Message, context: Context) -> Message:
             config,
             node,
             normalize=read_normalization(settings),
-            server_round=cast(int, settings["server-round"]),
+            server_round=cast(int, settings[ROUND_KEY]),
             proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
         )
     metrics = MetricRecord(
@@ -85,68 +72,13 @@ def train_round(message: Message, context: Context) -> Message:
     return Message(content=content, reply_to=message)
 
 
-def data_settings(
-    normalize: Normalization, classes: Sequence[str]
-) -> dict[str, list[float] | list[str]]:
-    """Return what the server tells clients of its data: theirs may have another mean, or labels."""
-    return {
-        MEAN_KEY: list(normalize.mean),
-        STD_KEY: list(normalize.std),
-        CLASSES_KEY: list(classes),
-    }
-
-
-def read_normalization(settings: ConfigRecord) -> Normalization:
-    """Return the server's normalisation of pixels."""
-    mean, std = (cast(list[float], settings[key]) for key in (MEAN_KEY, STD_KEY))
-    return Normalization(tuple(mean), tuple(std))
-
-
-def check_classes(dataset: Dataset, settings: ConfigRecord) -> None:
-    """Raise DataError if this client's labels do not mean what the server's do."""
-    classes = cast(list[str], settings[CLASSES_KEY])
-    if list(dataset.classes) not in (classes, class_folders(classes)):
-        raise DataError(
-            f"this client's classes are {', '.join(dataset.classes)}; the server's are "
-            f"{', '.join(classes)}: each needs a folder here, if only an empty one"
-        )
-
-
-def client_data(config: RunConfig, node: NodeConfig) -> ClientData:
-    """Return a node's examples: its own folder's, or its part of the shared data set.
-
-    Raises
-    ------
-    DataError, ConfigError
-        If the data cannot be read, or the node's partition does not exist.
-    """
-    if node.num_partitions is None:
-        dataset = _dataset("image-folder", node.data_dir or "", False)
-        images, labels = dataset.train.images, dataset.train.labels
-    else:
-        dataset = _dataset(config.dataset, node.data_dir or config.data_dir, True)
-        if node.num_partitions != config.num_clients:
-            raise ConfigError(
-                f"num-clients = {config.num_clients}, but this node is one of "
-                f"{node.num_partitions} partitions: give both the same number"
-            )
-        parts = dirichlet_partition(
-            dataset, node.num_partitions, config.dirichlet_alpha, config.seed
-        )
-        chosen = parts[node.partition_id]
-        images, labels = dataset.train.images[chosen], dataset.train.labels[chosen]
-    return ClientData(
-        to_pixels(images, dataset.max_value), torch.from_numpy(labels.copy()), dataset
-    )
-
-
-def behaviour(config: RunConfig, node: NodeConfig) -> Behaviour:
+def behaviour(config: ClientConfig, node: NodeConfig) -> Behaviour:
     """Return what a node does: its own ``attack`` if set, else what the seed made of it."""
     if node.attack is not None:
-        attacks = replace(config.attacks, attack=node.attack)
-        return build_behaviour(attacks, partition_id=node.partition_id, seed=config.seed)
+        own = config.replace(attack=node.attack)
+        return build_behaviour(own, partition_id=node.partition_id, seed=config.seed)
     return behaviour_of(
-        config.attacks,
+        config,
         partition_id=node.partition_id,
         num_clients=config.num_clients,
         seed=config.seed,
@@ -156,7 +88,7 @@ def behaviour(config: RunConfig, node: NodeConfig) -> Behaviour:
 def train_model(
     model: nn.Module,
     data: ClientData,
-    config: RunConfig,
+    config: ClientConfig,
     node: NodeConfig,
     *,
     normalize: Normalization,
@@ -180,8 +112,9 @@ def train_model(
         model,
         normalize(pixels),
         labels,
-        replace(config.training, proximal_mu=proximal_mu),
+        config,
         torch_generator("local-training", *ids, server_round),
+        proximal_mu=proximal_mu,
     )
     with torch.no_grad():
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -192,11 +125,6 @@ def train_model(
         if poisoned is not params:
             vector_to_parameters(poisoned.to(device), trained)
     return loss
-
-
-@lru_cache(maxsize=4)
-def _dataset(name: str, data_dir: str, require_test: bool) -> Dataset:
-    return load_dataset(name, data_dir, require_test=require_test)
 
 
 @lru_cache(maxsize=4)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +11,8 @@ from torch.nn import functional
 
 from fedif_flower.client.cuda_graph import MIN_STEPS, GraphedStep, capture_stream
 from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
-from fedif_flower.errors import DataError, require
+from fedif_flower.errors import DataError
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import (
     image_format,
     keep_freed_memory,
@@ -26,49 +24,6 @@ from fedif_flower.tasks.modules import (
 )
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-Precision = Literal["float32", "bf16"]
-PRECISIONS: tuple[str, ...] = get_args(Precision)
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    r"""How a client trains.
-
-    Attributes
-    ----------
-    local_epochs : int
-        E, passes over the client's examples, >= 1.
-    batch_size : int
-        B, examples per step, >= 1; a last smaller batch is kept.
-    learning_rate : float
-        :math:`\eta` > 0.
-    momentum : float
-        :math:`\beta` in [0, 1]; it starts from 0 at every round.
-    proximal_mu : float
-        FedProx's :math:`\mu` >= 0: adds :math:`\frac{\mu}{2} \lVert w - w_{t-1} \rVert^2`.
-    precision : {"float32", "bf16"}
-        Arithmetic of the forward and backward pass (autocast); parameters stay as they are.
-
-    Raises
-    ------
-    ConfigError
-        Naming the key, its value and what is allowed.
-    """
-
-    local_epochs: int = 5
-    batch_size: int = 16
-    learning_rate: float = 0.001
-    momentum: float = 0.9
-    proximal_mu: float = 0.0
-    precision: Precision = "float32"
-
-    def __post_init__(self) -> None:
-        require(self.local_epochs >= 1, "local-epochs", self.local_epochs, ">= 1")
-        require(self.batch_size >= 1, "batch-size", self.batch_size, ">= 1")
-        require(0 < self.learning_rate < math.inf, "learning-rate", self.learning_rate, "> 0")
-        require(0 <= self.momentum <= 1, "momentum", self.momentum, ">= 0 and <= 1")
-        require(0 <= self.proximal_mu < math.inf, "proximal-mu", self.proximal_mu, ">= 0")
-        require(self.precision in PRECISIONS, "precision", self.precision, ", ".join(PRECISIONS))
 
 
 def train_local(
@@ -78,6 +33,7 @@ def train_local(
     config: TrainingConfig,
     generator: torch.Generator,
     *,
+    proximal_mu: float = 0.0,
     loss_fn: LossFunction = functional.cross_entropy,
 ) -> float:
     r"""Train a model in place by minibatch SGD with momentum, and return its training loss.
@@ -102,9 +58,11 @@ def train_local(
     labels : Tensor
         ``[n]`` int64.
     config : TrainingConfig
-        E, B, :math:`\eta`, :math:`\beta`, :math:`\mu` and the precision.
+        E, B, :math:`\eta`, :math:`\beta` and the precision.
     generator : torch.Generator
         On the CPU.
+    proximal_mu : float
+        FedProx's :math:`\mu` >= 0.
     loss_fn : callable
         ``loss_fn(model(inputs), labels)`` -> scalar, the mean over the batch.
 
@@ -134,7 +92,7 @@ def train_local(
         (parameter for parameter in model.parameters() if parameter.requires_grad),
         learning_rate=config.learning_rate,
         momentum=config.momentum,
-        proximal_mu=config.proximal_mu,
+        proximal_mu=proximal_mu,
     )
     is_mixed = config.precision == "bf16"
     total_loss = torch.zeros((), device=device)

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.attacks import malicious_partitions
-from fedif_flower.client.reply import RUN_CONFIG_KEY, data_settings
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.checkpoint import CheckpointFolder
-from fedif_flower.run.config import AUTO, RunConfig
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.recorder import OnRow, RunRecorder
 from fedif_flower.run.report import write_report
 from fedif_flower.run.resume import ResumableRun, require_space
+from fedif_flower.settings import AUTO
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.nodes import ClientNode, identify_clients
 from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.data import (
     NORMALIZATIONS,
     Normalization,
@@ -71,7 +74,7 @@ def build_server(config: RunConfig) -> Server:
             f"{len(dataset.train.labels)} training examples of {config.dataset!r}"
         )
     if config.model == AUTO:
-        config = replace(config, model=default_model(config.dataset, dataset.image_shape))
+        config = config.replace(model=default_model(config.dataset, dataset.image_shape))
     model = build_model(config.model, dataset.image_shape, dataset.num_classes, seed=config.seed)
     normalization = NORMALIZATIONS[config.normalization](dataset.mean, dataset.std)
     held_out = _held_out(dataset.name, config.data_dir, config.seed, normalization)
@@ -125,7 +128,16 @@ def build_strategy(server: Server, recorder: RunRecorder) -> ScreenedStrategy:
         device=config.device,
         on_round=recorder.on_round,
     )
-    parts = StrategyParts(config, server.model, server.validation, server.validation_data, base)
+    parts = StrategyParts(
+        config=config,
+        num_clients=config.num_clients,
+        clients_per_round=config.clients_per_round,
+        training=config.part(TrainingConfig),
+        model=server.model,
+        validation=server.validation,
+        root_data=server.validation_data,
+        base=base,
+    )
     return STRATEGIES[config.strategy](parts)
 
 
@@ -211,11 +223,8 @@ def _run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None) -> Path
             initial_arrays=arrays,
             num_rounds=run.rounds_left,
             timeout=config.round_timeout,
-            train_config=ConfigRecord(
-                {
-                    RUN_CONFIG_KEY: config.to_json(),
-                    **data_settings(server.normalization, server.classes),
-                }
+            train_config=instructions(
+                config.part(ClientConfig), server.normalization, server.classes
             ),
             evaluate_fn=evaluate,
         )

@@ -138,7 +138,7 @@ class RunRecorder:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             for name in RESULT_FILES:
                 (self.run_dir / name).unlink(missing_ok=True)
-            write_json(self.run_dir / "config.json", config.to_run_config())
+            write_json(self.run_dir / "config.json", config.to_mapping())
             self._write_header("rounds.csv", RoundRow)
             self._write_header("clients.csv", ClientRow)
         except (OSError, StorageError) as error:
@@ -276,7 +276,7 @@ def summarize(
     trained = [row.train_seconds for row in clients if row.train_seconds is not None]
     last = evaluated[-1] if evaluated else None
     return {
-        "config": config.to_run_config(),
+        "config": config.to_mapping(),
         "rounds": max((row.round for row in rounds), default=0),
         "test_accuracy": last.test_accuracy if last else None,
         "test_accuracy_last_ten": statistics.fmean(accuracies[-10:]) if accuracies else None,

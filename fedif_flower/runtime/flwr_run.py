@@ -24,12 +24,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, FedIFError
-from fedif_flower.run.config import AUTO, RunConfig, Scalar, default_run_config, parse_overrides
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.overrides import parse_overrides
 from fedif_flower.run.recorder import read_rows
 from fedif_flower.run.report import print_summary
 from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink
 from fedif_flower.runtime.processes import StopRequest, available_cpus
+from fedif_flower.settings import AUTO, Scalar
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -86,7 +88,7 @@ def prepare(
             f"{REPOSITORY} has no pyproject.toml, but `flwr run` needs the source tree: "
             "install fedif-flower from a checkout with `pip install -e .`"
         )
-    config = RunConfig.from_run_config({**default_run_config(REPOSITORY), **overrides})
+    config = RunConfig.from_run_config({**default_run_config(), **overrides})
     select_device(config.device)
     # Flower's processes run elsewhere, so no path may depend on the working directory.
     run_config = dict(overrides)

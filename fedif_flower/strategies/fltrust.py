@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.aggregators import fltrust_coefficients
-from fedif_flower.client.training import TrainingConfig, train_local
+from fedif_flower.client.training import train_local
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import tied_names, trainable_names
 
 

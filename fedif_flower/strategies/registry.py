@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TypedDict
 
 from flwr.serverapp import strategy as flower
 from torch import Tensor, nn
 
+from fedif_flower.settings import Settings, setting
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.fedadp import FedAdp
@@ -24,11 +25,11 @@ from fedif_flower.strategies.rfa import RFA
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapfed import ShapFed
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.ledger import WeightScope
 from fedif_flower.valuation.objective import Metric
-
-if TYPE_CHECKING:
-    from fedif_flower.run.config import RunConfig
+from fedif_flower.valuation.shapley import ESTIMATORS
 
 
 class ShapleyArguments(TypedDict):
@@ -43,7 +44,10 @@ class ShapleyArguments(TypedDict):
 class StrategyParts:
     """What a strategy may be built from."""
 
-    config: RunConfig
+    config: StrategyConfig
+    num_clients: int
+    clients_per_round: int
+    training: TrainingConfig
     model: nn.Module
     validation: Validation
     root_data: tuple[Tensor, Tensor]
@@ -55,13 +59,13 @@ class StrategyParts:
         return ShapleyArguments(
             shapley_estimator=self.config.shapley_estimator,
             shapley_samples=self.config.shapley_samples,
-            shapley_utility=cast(Metric, self.config.shapley_utility),
+            shapley_utility=self.config.shapley_utility,
         )
 
     @property
     def assumed_malicious(self) -> int:
         """How many of a round's clients a robust rule is told to expect malicious."""
-        return round(self.config.assumed_malicious_fraction * self.config.clients_per_round)
+        return round(self.config.assumed_malicious_fraction * self.clients_per_round)
 
 
 Builder = Callable[[StrategyParts], ScreenedStrategy]
@@ -76,7 +80,7 @@ def _fedif(parts: StrategyParts) -> ScreenedStrategy:
         round_normalization=config.round_normalization,
         smooth_update=config.smooth_update,
         weight_scope=config.weight_scope,
-        num_clients=config.num_clients,
+        num_clients=parts.num_clients,
         **parts.base,
     )
 
@@ -89,7 +93,7 @@ def _afedsv(parts: StrategyParts) -> ScreenedStrategy:
         round_normalization=config.round_normalization,
         smooth_update=config.smooth_update,
         weight_scope=config.weight_scope,
-        num_clients=config.num_clients,
+        num_clients=parts.num_clients,
         **parts.shapley,
         **parts.base,
     )
@@ -97,7 +101,7 @@ def _afedsv(parts: StrategyParts) -> ScreenedStrategy:
 
 def _fltrust(parts: StrategyParts) -> ScreenedStrategy:
     inputs, labels = parts.root_data
-    return FLTrust(parts.model, inputs, labels, training=parts.config.training, **parts.base)
+    return FLTrust(parts.model, inputs, labels, training=parts.training, **parts.base)
 
 
 def _leave_one_out(parts: StrategyParts) -> ScreenedStrategy:
@@ -109,21 +113,21 @@ def _leave_one_out(parts: StrategyParts) -> ScreenedStrategy:
 def _krum(parts: StrategyParts) -> ScreenedStrategy:
     return Krum(
         malicious_fraction=parts.config.assumed_malicious_fraction,
-        distances=cast(Distances, parts.config.krum_distances),
+        distances=parts.config.krum_distances,
         **parts.base,
     )
 
 
 def _multikrum(parts: StrategyParts) -> ScreenedStrategy:
     malicious = parts.assumed_malicious
-    selected = max(parts.config.clients_per_round - malicious, 1)
+    selected = max(parts.clients_per_round - malicious, 1)
     inner = flower.MultiKrum(num_malicious_nodes=malicious, num_nodes_to_select=selected)
     return FlowerRule(inner, **parts.base)
 
 
 def _bulyan(parts: StrategyParts) -> ScreenedStrategy:
     # Bulyan is defined for at least 4f + 3 replies only.
-    most = max((parts.config.clients_per_round - 3) // 4, 0)
+    most = max((parts.clients_per_round - 3) // 4, 0)
     malicious = min(parts.assumed_malicious, most)
     return FlowerRule(flower.Bulyan(num_malicious_nodes=malicious), **parts.base)
 
@@ -146,3 +150,74 @@ STRATEGIES: Mapping[str, Builder] = {
     "fedtrimmedavg": lambda parts: FlowerRule(flower.FedTrimmedAvg(), **parts.base),
     "bulyan": _bulyan,
 }
+
+
+class StrategyConfig(Settings):
+    """How the server draws clients, believes them, and weighs what they send."""
+
+    strategy: str = setting("fedif", "how the server weighs and combines", choices=STRATEGIES)
+    fraction_train: float = setting(0.1, "share C of the clients drawn in a round", gt=0, le=1)
+    gamma: float = setting(
+        0.3,
+        "rate of the smooth update",
+        gt=0,
+        le=1,
+        auto="0.4 for FedIF on Fashion-MNIST, 0.3 otherwise",
+    )
+    weight_normalization: bool = setting(
+        True, "FedIF: divide by the norm of the update (off: an ablation)"
+    )
+    round_normalization: bool = setting(
+        True, "FedIF, AFedSV: min-max over the round (off: an ablation)"
+    )
+    smooth_update: bool = setting(
+        True, "FedIF, AFedSV: smooth over rounds with rate gamma (off: an ablation)"
+    )
+    weight_scope: WeightScope = setting(
+        "participants",
+        "weights sum to 1 over the round's clients, or AFedSV's unbiased form over all",
+    )
+    proximal_mu: float = setting(0.01, "FedProx's mu", ge=0)
+    update_clipping: float = setting(
+        0.0,
+        "updates longer than this many times the round's median length are shortened to that, "
+        "before they are combined; 0: never, as in the paper. Not for Flower's own rules",
+        ge=0,
+    )
+    krum_distances: Distances = setting(
+        "parameters",
+        "what Krum measures between: what is trained, or all that is sent, counters of batch "
+        "normalisation included (`docs/results.md` says what that does)",
+    )
+    assumed_malicious_fraction: float = setting(
+        0.5,
+        "the share that Krum, Multi-Krum and Bulyan are told",
+        ge=0,
+        le=1,
+        auto="`malicious-fraction`",
+    )
+    shapley_estimator: str = setting(
+        "complementary", "for `afedsv`, `fedsv`, `s-fedavg`", choices=ESTIMATORS
+    )
+    shapley_samples: int = setting(
+        50,
+        "complementary: samples per stratum; permutation: orders; gtg: most orders; owen: "
+        "antithetic pairs",
+        ge=1,
+    )
+    # No data set here has a score of its own.
+    shapley_utility: Metric = setting(
+        "accuracy", "what a coalition is worth", choices=("accuracy", "loss")
+    )
+    min_valid_replies: int = setting(1, "with fewer, the round fails and the old model stays", ge=1)
+    max_failed_rounds: int = setting(
+        3,
+        "so many rounds in a row that failed, or in which most clients failed, end the run",
+        ge=1,
+        changes_result=False,
+    )
+    max_num_examples: int = setting(
+        0,
+        "a client that claims more examples is refused; 0: the size of the server's training split",
+        ge=0,
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedif_flower.run.config import AUTO, RunConfig, Scalar
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.recorder import write_json
+from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.data import load_dataset
 from fedif_flower.tasks.models import default_model
 
@@ -77,10 +78,10 @@ def make_cell(
     config = RunConfig.from_run_config({**settings, **own})
     dataset = load_dataset(config.dataset, config.data_dir)
     if config.model == AUTO:
-        config = replace(config, model=default_model(config.dataset, dataset.image_shape))
+        config = config.replace(model=default_model(config.dataset, dataset.image_shape))
     content = f"{config.digest()} {dataset.fingerprint}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-    config = replace(config, run_name=f"{name}-{digest}")
+    config = config.replace(run_name=f"{name}-{digest}")
     return Cell(group, name, config, data or config.dataset)
 
 

@@ -7,19 +7,24 @@ import io
 import json
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedif_flower.run.config import RunConfig, Scalar
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.recorder import read_rows
+from fedif_flower.settings import Scalar
 from fedif_flower.storage import write_atomically
 from fedif_flower.sweeps.cells import LABEL, SUMMARY, is_complete
 
 # Where a run wrote and read, and how long it was patient: no part of what it measured.
 PATHS = ("output-dir", "run-name", "data-dir", "round-timeout", "checkpoint-every", "resume")
 LAST = 10
-_TEXTS = {field.name.replace("_", "-") for field in fields(RunConfig) if field.type == "str"}
+_TEXTS = {
+    str(field.alias)
+    for field in RunConfig.model_fields.values()
+    if field.annotation not in (bool, int, float)
+}
 
 
 @dataclass(frozen=True)

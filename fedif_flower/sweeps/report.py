@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedif_flower.run.config import Scalar
+from fedif_flower.settings import Scalar
 from fedif_flower.sweeps.curves import plot_curves
 from fedif_flower.sweeps.measurements import PATHS, Measurement, to_row, write_csv
 from fedif_flower.sweeps.tables import FIGURES, MeanStd, ResultTable

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.config import Scalar
+from fedif_flower.settings import Scalar
 from fedif_flower.sweeps.cells import Cell, make_cell
 
 _OWN_KEYS = ("name", "seeds")

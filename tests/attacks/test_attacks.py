@@ -76,14 +76,14 @@ def test_the_settings_reach_the_behaviour():
     ("setting", "message"),
     [
         ({"attack": "bribe"}, "attack = 'bribe'; allowed: none, label-noise"),
-        ({"malicious_fraction": 1.1}, "malicious-fraction = 1.1; allowed: >= 0 and <= 1"),
-        ({"poison_ratio_min": -0.1}, "poison-ratio-min = -0.1"),
-        ({"poison_ratio_min": 0.9}, "poison-ratio-min = 0.9; allowed: .* poison-ratio-max = 0.8"),
-        ({"poison_ratio_max": 2.0}, "poison-ratio-max = 2.0; allowed: >= 0 and <= 1"),
-        ({"gradient_noise_std": float("nan")}, "gradient-noise-std = nan; allowed: >= 0"),
-        ({"pgd_epsilon": 1.5}, "pgd-epsilon = 1.5; allowed: >= 0 and <= 1"),
-        ({"pgd_step_size": 0.0}, "pgd-step-size = 0.0; allowed: > 0 and <= 1"),
-        ({"pgd_steps": 0}, "pgd-steps = 0; allowed: >= 1"),
+        ({"malicious_fraction": 1.1}, "malicious_fraction = 1.1; allowed: a number >= 0 and <= 1"),
+        ({"poison_ratio_min": -0.1}, "poison_ratio_min = -0.1"),
+        ({"poison_ratio_min": 0.9}, "poison_ratio_min = 0.9; allowed: .* poison_ratio_max = 0.8"),
+        ({"poison_ratio_max": 2.0}, "poison_ratio_max = 2.0; allowed: a number >= 0 and <= 1"),
+        ({"gradient_noise_std": float("nan")}, "gradient_noise_std = nan; allowed: a number >= 0"),
+        ({"pgd_epsilon": 1.5}, "pgd_epsilon = 1.5; allowed: a number >= 0 and <= 1"),
+        ({"pgd_step_size": 0.0}, "pgd_step_size = 0.0; allowed: a number > 0 and <= 1"),
+        ({"pgd_steps": 0}, "pgd_steps = 0; allowed: an integer >= 1"),
     ],
 )
 def test_config_out_of_range_names_key_value_and_range(setting, message):

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.client.training import TrainingConfig, evaluate, train_local
+from fedif_flower.client.training import evaluate, train_local
 from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
 
 SHAPES = {"cnn-cifar10": (3, 32, 32), "cnn-fashion-mnist": (1, 28, 28), "mlp": (1, 8, 8)}
@@ -26,6 +27,7 @@ def plain_training(
     labels: Tensor,
     config: TrainingConfig,
     generator: torch.Generator,
+    proximal_mu: float = 0.0,
 ) -> float:
     """Train as any PyTorch tutorial does."""
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -44,7 +46,7 @@ def plain_training(
                 loss = functional.cross_entropy(model(inputs[batch]), labels[batch])
                 distances = zip(model.parameters(), received, strict=True)
                 penalty = sum(((p - r) ** 2).sum() for p, r in distances)
-                (loss + config.proximal_mu / 2 * penalty).backward()
+                (loss + proximal_mu / 2 * penalty).backward()
                 optimizer.step()
                 total += float(loss.detach()) * len(batch)
     return total / len(labels)
@@ -58,14 +60,13 @@ def flat(model: nn.Module) -> Tensor:
 @pytest.mark.parametrize("proximal_mu", [0.0, 0.5])
 def test_training_equals_the_plain_loop_up_to_rounding(name, proximal_mu):
     inputs, labels = examples(SHAPES[name], 21)
-    config = TrainingConfig(
-        local_epochs=2, batch_size=8, learning_rate=0.02, proximal_mu=proximal_mu
-    )
+    config = TrainingConfig(local_epochs=2, batch_size=8, learning_rate=0.02)
     ours = build_model(name, SHAPES[name], 10, seed=0)
     plain = copy.deepcopy(ours)
     before = flat(ours)
-    loss = train_local(ours, inputs, labels, config, torch.Generator().manual_seed(1))
-    expected = plain_training(plain, inputs, labels, config, torch.Generator().manual_seed(1))
+    seeded = [torch.Generator().manual_seed(1) for _ in range(2)]
+    loss = train_local(ours, inputs, labels, config, seeded[0], proximal_mu=proximal_mu)
+    expected = plain_training(plain, inputs, labels, config, seeded[1], proximal_mu)
     assert loss == pytest.approx(expected, abs=1e-4)
     torch.testing.assert_close(flat(ours), flat(plain), atol=2e-4, rtol=1e-3)
     # The distance moved is far above the tolerance, so that the comparison means something.
@@ -95,15 +96,14 @@ def test_momentum_and_proximal_term_by_hand():
     # v2 = 0.5 * 2 + 2 + 0.1 * (0.8 - 1)       = 2.98    w2 = 0.8 - 0.298 = 0.502
     # v3 = 0.5 * 2.98 + 2 + 0.1 * (0.502 - 1)  = 3.4402  w3 = 0.502 - 0.34402 = 0.15798
     model = OneParameter(1.0)
-    config = TrainingConfig(
-        local_epochs=3, batch_size=2, learning_rate=0.1, momentum=0.5, proximal_mu=0.1
-    )
+    config = TrainingConfig(local_epochs=3, batch_size=2, learning_rate=0.1, momentum=0.5)
     loss = train_local(
         model,
         torch.full((2, 1), 2.0),
         torch.zeros(2, dtype=torch.int64),
         config,
         torch.Generator().manual_seed(0),
+        proximal_mu=0.1,
         loss_fn=mean_output,
     )
     assert model.weight.item() == pytest.approx(0.15798, abs=1e-6)
@@ -268,12 +268,11 @@ def test_evaluate_without_examples_is_refused():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"local_epochs": 0}, "local-epochs = 0; allowed: >= 1"),
-        ({"batch_size": 0}, "batch-size = 0; allowed: >= 1"),
-        ({"learning_rate": 0.0}, "learning-rate = 0.0; allowed: > 0"),
-        ({"learning_rate": float("nan")}, "learning-rate = nan"),
-        ({"momentum": 1.5}, "momentum = 1.5; allowed: >= 0 and <= 1"),
-        ({"proximal_mu": -0.1}, "proximal-mu = -0.1; allowed: >= 0"),
+        ({"local_epochs": 0}, "local_epochs = 0; allowed: an integer >= 1"),
+        ({"batch_size": 0}, "batch_size = 0; allowed: an integer >= 1"),
+        ({"learning_rate": 0.0}, "learning_rate = 0.0; allowed: a number > 0"),
+        ({"learning_rate": float("nan")}, "learning_rate = nan"),
+        ({"momentum": 1.5}, "momentum = 1.5; allowed: a number >= 0 and <= 1"),
         ({"precision": "int8"}, "precision = 'int8'; allowed: float32, bf16"),
     ],
 )
@@ -285,11 +284,12 @@ def test_config_out_of_range_names_key_value_and_range(setting, message):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_captured_step_trains_as_the_plain_loop_does():
     inputs, labels = (tensor.cuda() for tensor in examples((1, 28, 28), 83))
-    config = TrainingConfig(local_epochs=5, batch_size=8, proximal_mu=0.1)
+    config = TrainingConfig(local_epochs=5, batch_size=8)
     ours = build_model("cnn-fashion-mnist", (1, 28, 28), 10, seed=0).cuda()
     plain = copy.deepcopy(ours)
-    loss = train_local(ours, inputs, labels, config, torch.Generator().manual_seed(1))
-    expected = plain_training(plain, inputs, labels, config, torch.Generator().manual_seed(1))
+    seeded = [torch.Generator().manual_seed(1) for _ in range(2)]
+    loss = train_local(ours, inputs, labels, config, seeded[0], proximal_mu=0.1)
+    expected = plain_training(plain, inputs, labels, config, seeded[1], proximal_mu=0.1)
     assert loss == pytest.approx(expected, abs=1e-2)
     torch.testing.assert_close(flat(ours), flat(plain), atol=1e-3, rtol=1e-2)
 

@@ -72,7 +72,7 @@ def test_a_federation_has_the_same_bits_as_in_one_process(address, monkeypatch, 
             "run-name": name,
             "device": "cpu",
         }
-        return RunConfig.from_run_config(default_run_config(PROJECT) | settings)
+        return RunConfig.from_run_config(default_run_config() | settings)
 
     there = simulate(config("cluster"), client_app)
     here = run_federation(LocalGrid(client_app, 10), config("here"))

@@ -30,7 +30,7 @@ def run_config(output_dir: Path, name: str) -> RunConfig:
         "run-name": name,
         "device": "cpu",
     }
-    return RunConfig.from_run_config(default_run_config(PROJECT) | settings)
+    return RunConfig.from_run_config(default_run_config() | settings)
 
 
 def outcome(run_dir: Path) -> tuple[dict[str, torch.Tensor], list[tuple[str, ...]]]:

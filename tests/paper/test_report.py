@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from fedif_flower.run.config import Scalar
+from fedif_flower.settings import Scalar
 from fedif_flower.sweeps.measurements import find_measurements
 from fedif_flower.sweeps.tables import MeanStd
 from paper.compare import (

@@ -8,9 +8,11 @@ import torch
 from flwr.app import Context, Message
 
 from client_app import app as client_app
-from fedif_flower.client.reply import behaviour, client_data
+from fedif_flower.client.data import client_data
+from fedif_flower.client.node_config import NodeConfig
+from fedif_flower.client.reply import behaviour
 from fedif_flower.errors import ConfigError, TrainingFailedError
-from fedif_flower.run.config import NodeConfig, RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import build_server, run_federation
 from fedif_flower.run.recorder import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -29,7 +31,7 @@ def run_config(output_dir: Path, **overrides) -> RunConfig:
         "device": "cpu",
     }
     overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(default_run_config(PROJECT) | settings | overrides)
+    return RunConfig.from_run_config(default_run_config() | settings | overrides)
 
 
 def run(config: RunConfig, **grid) -> Path:
@@ -120,14 +122,15 @@ def test_a_model_that_does_not_fit_is_named(tmp_path):
 def test_partitions_cover_the_training_data(tmp_path):
     config = run_config(tmp_path)
     sizes = [
-        len(client_data(config, NodeConfig(partition_id, 10)).labels) for partition_id in range(10)
+        len(client_data(config, NodeConfig(partition_id=partition_id, num_partitions=10)).labels)
+        for partition_id in range(10)
     ]
     assert sum(sizes) == build_server(config).num_train
 
 
 def test_node_and_server_must_agree_on_the_number_of_clients(tmp_path):
     with pytest.raises(ConfigError, match="num-clients = 10, but this node is one of 7"):
-        client_data(run_config(tmp_path), NodeConfig(0, 7))
+        client_data(run_config(tmp_path), NodeConfig(partition_id=0, num_partitions=7))
 
 
 @pytest.fixture
@@ -172,19 +175,29 @@ def test_the_bound_on_examples_is_the_server_s_own_unless_set(tmp_path):
 
 def test_behaviour_follows_the_seed_unless_the_node_says_otherwise(tmp_path):
     config = run_config(tmp_path, attack="label-noise", malicious_fraction=0.3)
-    acting = [type(behaviour(config, NodeConfig(p, 10))).__name__ for p in range(10)]
+    acting = [
+        type(behaviour(config, NodeConfig(partition_id=p, num_partitions=10))).__name__
+        for p in range(10)
+    ]
     assert acting.count("LabelNoise") == 3
     assert acting.count("Behaviour") == 7
-    assert type(behaviour(config, NodeConfig(0, 10, attack="none"))).__name__ == "Behaviour"
     assert (
-        type(behaviour(config, NodeConfig(0, 10, attack="adversarial"))).__name__
+        type(
+            behaviour(config, NodeConfig(partition_id=0, num_partitions=10, attack="none"))
+        ).__name__
+        == "Behaviour"
+    )
+    assert (
+        type(
+            behaviour(config, NodeConfig(partition_id=0, num_partitions=10, attack="adversarial"))
+        ).__name__
         == "AdversarialSamples"
     )
 
 
 def test_normalization_is_the_run_config_s_for_server_and_clients(tmp_path):
     own = build_server(run_config(tmp_path))
-    half = build_server(run_config(tmp_path, normalization="half"))
+    half = build_server(run_config(tmp_path, normalization="unit-range"))
     assert (half.normalization.mean, half.normalization.std) == ((0.5,), (0.5,))
     inputs, labels = half.validation_data
     assert (inputs.min(), inputs.max()) == (-1.0, 1.0)

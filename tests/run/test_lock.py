@@ -50,7 +50,7 @@ def test_different_purposes_do_not_exclude_each_other(tmp_path):
 def test_a_second_run_in_the_same_directory_is_refused_and_the_first_goes_on(tmp_path):
     settings = {"num-clients": 4, "fraction-train": 0.5, "num-server-rounds": 2, "local-epochs": 1}
     own = {"output-dir": str(tmp_path), "run-name": "run", "device": "cpu"}
-    config = RunConfig.from_run_config(default_run_config(PROJECT) | settings | own)
+    config = RunConfig.from_run_config(default_run_config() | settings | own)
     refused: list[str] = []
 
     def begin_another(row) -> None:

@@ -24,7 +24,7 @@ PROJECT = Path(__file__).parents[2]
 
 def run_config(output_dir: Path, **overrides) -> RunConfig:
     settings = {"output-dir": str(output_dir), "num-server-rounds": 2, "run-name": "run"}
-    return RunConfig.from_run_config(default_run_config(PROJECT) | settings | overrides)
+    return RunConfig.from_run_config(default_run_config() | settings | overrides)
 
 
 def report(server_round: int, contributions: dict[int, float], rejected: str = "") -> RoundReport:

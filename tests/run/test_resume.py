@@ -70,7 +70,7 @@ def run_config(output_dir: Path, **overrides) -> RunConfig:
         "device": "cpu",
     }
     overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(default_run_config(PROJECT) | settings | overrides)
+    return RunConfig.from_run_config(default_run_config() | settings | overrides)
 
 
 def run(config: RunConfig, grid: LocalGrid | None = None, kill_at: int | None = None) -> Path:

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.config import Scalar
 from fedif_flower.runtime.flwr_run import Interrupted, _progress, _reason, _ResultFile, prepare
 from fedif_flower.runtime.processes import available_cpus
+from fedif_flower.settings import Scalar
 
 
 def test_nothing_depends_on_the_working_directory(

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower import FLTrust
-from fedif_flower.client.training import TrainingConfig, train_local
+from fedif_flower.client.training import train_local
 from fedif_flower.seeding import torch_generator
+from fedif_flower.tasks.config import TrainingConfig
 from tests.strategies.lines import Movers, column, play
 
 BASE = {"fraction_evaluate": 0.0, "device": "cpu"}

@@ -42,7 +42,7 @@ def config(output_dir: Path, strategy: str, **overrides) -> RunConfig:
         "output-dir": str(output_dir),
         "device": "cpu",
     }
-    return RunConfig.from_run_config(default_run_config(PROJECT) | settings | overrides)
+    return RunConfig.from_run_config(default_run_config() | settings | overrides)
 
 
 def run(chosen: RunConfig, clients=client_app) -> tuple[dict, dict[str, torch.Tensor], list[dict]]:

@@ -11,12 +11,13 @@ from flwr.app import Message
 from rich.console import Console
 
 from client_app import app as client_app
-from fedif_flower.run.config import RunConfig, Scalar, default_run_config
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.settings import Scalar
 from fedif_flower.sweeps.cells import Cell, make_cell
 
 PROJECT = Path(__file__).parents[2]
-DEFAULTS = default_run_config(PROJECT)
+DEFAULTS = default_run_config()
 
 
 class CountingGrid(LocalGrid):
@@ -56,7 +57,7 @@ def write_result(
     **summary: object,
 ) -> Path:
     """Write a complete run's directory as a run leaves it, with these test accuracies."""
-    config = RunConfig.from_run_config({**DEFAULTS, **settings}).to_run_config()
+    config = RunConfig.from_run_config({**DEFAULTS, **settings}).to_mapping()
     run_dir.mkdir(parents=True)
     lines = ["round,test_accuracy,validation_accuracy"]
     lines += [f"{n},{a},{a + 0.01}" for n, a in enumerate([0.1, *accuracies])]

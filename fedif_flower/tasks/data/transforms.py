@@ -78,12 +78,12 @@ class Normalization:
         return normalize(pixels, self.mean, self.std)
 
 
-def half(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalization:
+def unit_range(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalization:
     """Return what brings pixels to [-1, 1], whatever the data set's own moments are."""
     return Normalization((0.5,) * len(mean), (0.5,) * len(std))
 
 
 # By the name of the run config's choice, from mean and standard deviation of the training split.
 NORMALIZATIONS: Mapping[str, Callable[[tuple[float, ...], tuple[float, ...]], Normalization]] = (
-    MappingProxyType({"data": Normalization, "half": half})
+    MappingProxyType({"data": Normalization, "unit-range": unit_range})
 )

@@ -1,0 +1,64 @@
+"""What a SuperNode says of itself in ``--node-config`` (or the simulation for it)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import model_validator
+
+from fedif_flower.attacks import ATTACKS
+from fedif_flower.errors import ConfigError
+from fedif_flower.settings import RefusedValueError, Scalar, Settings, setting
+
+
+class NodeConfig(Settings):
+    """Who a node is, and where its data lie."""
+
+    partition_id: int = setting(
+        ..., "which client this is: what it draws at random depends on it", ge=0
+    )
+    num_partitions: int | None = setting(
+        None,
+        "the clients share one data set, of which this one has part `partition-id` of so many",
+        allowed="an integer",
+    )
+    data_dir: str | None = setting(
+        None,
+        "with `num-partitions`: where this node has the shared data set; without: images of its "
+        "own, a tree `train/<class>/`, all of which it trains on",
+        allowed="a string",
+    )
+    attack: str | None = setting(
+        None,
+        "this node misbehaves in this way, whatever the run config says (for tests and demos)",
+        choices=ATTACKS,
+    )
+
+    @model_validator(mode="after")
+    def _is_one_of_the_partitions(self) -> Self:
+        if self.num_partitions is not None and self.partition_id >= self.num_partitions:
+            raise RefusedValueError("partition_id", f"0 <= partition_id < {self.num_partitions}")
+        return self
+
+    @classmethod
+    def from_node_config(cls, node_config: Mapping[str, Scalar]) -> NodeConfig:
+        """Parse and check a Flower node config.
+
+        Raises
+        ------
+        ConfigError
+            Naming the key, its value and what is allowed.
+        """
+        if unknown := sorted(set(node_config) - set(cls.key_names())):
+            known = ", ".join(cls.key_names())
+            raise ConfigError(f"unknown node-config key {unknown[0]!r}; known: {known}")
+        if "partition-id" not in node_config:
+            raise ConfigError("node-config needs partition-id: which client this is, from 0")
+        node = cls(**node_config)  # type: ignore[arg-type]
+        if node.num_partitions is None and not node.data_dir:
+            raise ConfigError(
+                "node-config needs num-partitions (a part of a data set that all clients share) "
+                "or data-dir (images of this client's own)"
+            )
+        return node

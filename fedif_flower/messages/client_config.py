@@ -1,0 +1,37 @@
+"""The settings that the server sends to clients with every message."""
+
+from __future__ import annotations
+
+import json
+from typing import Self
+
+from fedif_flower.attacks import AttackConfig
+from fedif_flower.settings import setting
+from fedif_flower.tasks.config import TaskConfig, TrainingConfig
+
+DEVICES = r"^(auto|cpu|cuda(:\d+)?|mps)$"
+
+
+class ClientConfig(TaskConfig, TrainingConfig, AttackConfig):
+    """What a client is told of a run: its task, its training, who misbehaves, and the seed."""
+
+    num_clients: int = setting(100, "clients K; the run begins when all are online", ge=1)
+    seed: int = setting(0, "of partitions, split, model, sampling, attacks and batches", ge=0)
+    device: str = setting(
+        "auto",
+        "for server and clients; a device that is not there is an error",
+        pattern=DEVICES,
+        allowed="auto, cpu, cuda, cuda:N, mps",
+    )
+    threads_per_client: int = setting(
+        1, "torch threads of a client; changes speed, and bits only by rounding", ge=1
+    )
+
+    def to_json(self) -> str:
+        """Return the settings as a JSON object, for a message or a file."""
+        return json.dumps(self.to_mapping())
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**json.loads(text))

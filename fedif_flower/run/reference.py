@@ -1,0 +1,92 @@
+"""The settings as text: defaults for ``flwr run``, and a table of what each means.
+
+``python -m fedif_flower.run.reference`` in a checkout writes both into ``pyproject.toml``, where
+``flwr run`` looks for the keys that it accepts, and into ``docs/configuration.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedif_flower.attacks import AttackConfig
+from fedif_flower.client.node_config import NodeConfig
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.run.config import RunConfig
+from fedif_flower.settings import Settings
+from fedif_flower.strategies.registry import StrategyConfig
+from fedif_flower.tasks.config import TaskConfig, TrainingConfig
+
+SECTIONS: dict[str, type[Settings]] = {
+    "The run": RunConfig,
+    "Data and model": TaskConfig,
+    "Local training": TrainingConfig,
+    "Clients": ClientConfig,
+    "Strategy": StrategyConfig,
+    "Attack": AttackConfig,
+}
+TOML_TITLE = "[tool.flwr.app.config]"
+BEGIN, END = "<!-- begin: settings -->", "<!-- end: settings -->"
+
+
+def own_keys(section: type[Settings]) -> list[str]:
+    """Return the keys that a class declares itself, not those it inherits."""
+    own = section.__annotations__
+    return [str(field.alias) for name, field in section.model_fields.items() if name in own]
+
+
+def toml_defaults() -> str:
+    """Return the body of ``[tool.flwr.app.config]``: every key with its default."""
+    defaults = RunConfig.defaults()
+    lines: list[str] = []
+    for title, section in SECTIONS.items():
+        lines.append(f"# {title}")
+        lines += [f"{key} = {json.dumps(defaults[key])}" for key in own_keys(section)]
+    return "\n".join(lines)
+
+
+def markdown_tables() -> str:
+    """Return a table for each section: key, default, what is allowed, what it means."""
+    sections: list[tuple[str, type[Settings]]] = [*SECTIONS.items(), ("Each SuperNode", NodeConfig)]
+    return "\n".join(line for title, section in sections for line in _table(title, section))
+
+
+def _table(title: str, section: type[Settings]) -> Iterator[str]:
+    yield from (
+        f"## {title}",
+        "",
+        "| key | default | allowed | meaning |",
+        "| --- | --- | --- | --- |",
+    )
+    own = own_keys(section)
+    for key, default, allowed, words in section.describe():
+        if key in own:
+            shown = "" if default is None else f"`{json.dumps(default)}`"
+            yield f"| `{key}` | {shown} | {_escape(allowed)} | {_escape(words)} |"
+    yield ""
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace(">=", "≥").replace("<=", "≤")
+
+
+def update(project: Path) -> list[Path]:
+    """Write both texts into a checkout and return the files that changed."""
+    manifest, page = project / "pyproject.toml", project / "docs" / "configuration.md"
+    text = manifest.read_text()
+    before, rest = text.split(f"{TOML_TITLE}\n")
+    after = rest[rest.index("\n\n[") :]
+    changed = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults()}{after}")]
+    text = page.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    changed.append((page, text, f"{before}{BEGIN}\n{markdown_tables()}\n{END}{after}"))
+    for path, old, new in changed:
+        if old != new:
+            path.write_text(new)
+    return [path for path, old, new in changed if old != new]
+
+
+if __name__ == "__main__":
+    for written in update(Path.cwd()):
+        print(f"written: {written}")

@@ -1,0 +1,223 @@
+"""How a setting is declared: its type, default, range and words, once.
+
+Every room declares its own settings as a frozen :class:`Settings` class. Run config, its defaults,
+its errors and ``docs/configuration.md`` are read off these declarations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+
+from fedif_flower.errors import ConfigError
+
+Scalar = bool | int | float | str
+AUTO = "auto"
+_Part = TypeVar("_Part", bound="Settings")
+
+
+def setting(
+    default: Any,
+    words: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    choices: Collection[str] = (),
+    pattern: str | None = None,
+    allowed: str = "",
+    auto: str = "",
+    changes_result: bool = True,
+) -> Any:
+    """Declare a setting of a :class:`Settings` class.
+
+    Parameters
+    ----------
+    default : bool, int, float, str or ...
+        Its value unless another is given; ``...``: one must be.
+    words : str
+        What it means, for the documentation.
+    ge, gt, le, lt : float, optional
+        Limits: at least, more than, at most, less than.
+    choices : collection of str
+        The allowed names, read when a value is checked: a registry may grow. Empty: any.
+    pattern : str, optional
+        A regular expression that a text must match.
+    allowed : str
+        What is allowed, where that does not follow from type, limits and choices.
+    auto : str
+        What ``"auto"`` stands for in a run config, where it then is the default. Empty: ``"auto"``
+        is not allowed.
+    changes_result : bool
+        ``False`` for settings that say where or when something is written, or how long to wait.
+    """
+    extra: dict[str, Any] = {
+        "choices": choices,
+        "allowed": allowed,
+        "auto": auto,
+        "changes_result": changes_result,
+    }
+    limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le, "lt": lt, "pattern": pattern}
+    return Field(default, description=words, json_schema_extra=extra, **limits)
+
+
+class RefusedValueError(ValueError):
+    """Raised by a validator of a :class:`Settings` class that compares several values.
+
+    Parameters
+    ----------
+    name : str
+        The field that is refused.
+    allowed : str
+        What it may be; other fields by their names.
+    """
+
+    def __init__(self, name: str, allowed: str) -> None:
+        super().__init__(name, allowed)
+        self.name, self.allowed = name, allowed
+
+
+class Settings(BaseModel):
+    """Settings that belong together: checked when made, immutable after.
+
+    A value may be given under the field's name or under its run-config key (``batch_size``,
+    ``batch-size``).
+
+    Raises
+    ------
+    ConfigError
+        Naming the key as it was given, its value and what is allowed.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        alias_generator=lambda name: name.replace("_", "-"),
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
+
+    if not TYPE_CHECKING:  # type checkers read the constructor's arguments off the fields
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ConfigError(_explain(type(self), error, values)) from None
+
+    @field_validator("*")
+    @classmethod
+    def _among_choices(cls, value: object, info: ValidationInfo) -> object:
+        choices = _extra(cls.model_fields[info.field_name or ""], "choices")
+        if choices and value not in choices:
+            raise ValueError
+        return value
+
+    def replace(self, **changes: Scalar) -> Self:
+        """Return a copy with other values, checked."""
+        return type(self)(**{**self.model_dump(), **changes})
+
+    def part(self, wanted: type[_Part]) -> _Part:
+        """Return those of the values that ``wanted``, another class of settings, declares."""
+        return wanted(**{name: getattr(self, name) for name in wanted.model_fields})
+
+    def to_mapping(self) -> dict[str, Scalar]:
+        """Return the values by run-config key."""
+        return self.model_dump(by_alias=True)
+
+    @classmethod
+    def key_names(cls) -> list[str]:
+        """Return the run-config keys, in the order of their declaration."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+    @classmethod
+    def defaults(cls) -> dict[str, Scalar]:
+        """Return the run config's defaults by key: ``"auto"`` where that is allowed."""
+        fields = cls.model_fields.values()
+        return {str(f.alias): AUTO if _extra(f, "auto") else f.get_default() for f in fields}
+
+    @classmethod
+    def keys_that_change_results(cls) -> list[str]:
+        """Return the keys of which a result depends."""
+        fields = cls.model_fields.values()
+        return [str(field.alias) for field in fields if _extra(field, "changes_result")]
+
+    @classmethod
+    def describe(cls) -> list[tuple[str, Scalar | None, str, str]]:
+        """Return key, default (``None``: none), what is allowed and what it means, of each."""
+        return [
+            (key, None if field.is_required() else default, _allowed(field), _words(field))
+            for (key, default), field in zip(
+                cls.defaults().items(), cls.model_fields.values(), strict=True
+            )
+        ]
+
+
+def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, object]) -> str:
+    """Return the first error in one line: key, value and what is allowed, as the caller spells."""
+    first = error.errors()[0]
+    aliases = {name: str(field.alias) for name, field in cls.model_fields.items()}
+    by_alias = any("-" in key for key in given)
+
+    def spell(text: str) -> str:
+        for name, alias in aliases.items() if by_alias else ():
+            text = re.sub(rf"\b{name}\b", alias, text)
+        return text
+
+    refused = first.get("ctx", {}).get("error")
+    if isinstance(refused, RefusedValueError):
+        value = given.get(refused.name, given.get(aliases[refused.name]))
+        if value is None:
+            value = cls.model_fields[refused.name].default
+        return spell(f"{refused.name} = {value!r}; allowed: {refused.allowed}")
+    key = str(first["loc"][0])
+    name = next((name for name, alias in aliases.items() if key in (name, alias)), None)
+    if name is None:
+        known = aliases.values() if by_alias else aliases
+        return f"unknown key {key!r}; known keys: {', '.join(known)}"
+    return spell(f"{name} = {first['input']!r}; allowed: {_allowed(cls.model_fields[name])}")
+
+
+def _allowed(field: FieldInfo) -> str:
+    """Return what a setting may be: ``a number > 0 and <= 1 or 'auto'``."""
+    if allowed := _extra(field, "allowed"):
+        return str(allowed)
+    choices = list(_extra(field, "choices"))
+    if not choices and get_origin(field.annotation) is Literal:
+        choices = list(get_args(field.annotation))
+    if choices:
+        return ", ".join(choices)
+    kinds: dict[Any, str] = {bool: "true, false", int: "an integer", float: "a number"}
+    kind = kinds.get(field.annotation, "a string")
+    signs = {
+        annotated_types.Gt: (">", "gt"),
+        annotated_types.Ge: (">=", "ge"),
+        annotated_types.Lt: ("<", "lt"),
+        annotated_types.Le: ("<=", "le"),
+    }
+    limits = [
+        f"{sign} {getattr(limit, attribute):g}"
+        for wanted, (sign, attribute) in signs.items()
+        for limit in field.metadata
+        if isinstance(limit, wanted)
+    ]
+    auto = " or 'auto'" if _extra(field, "auto") else ""
+    return f"{kind} {' and '.join(limits)}".rstrip() + auto
+
+
+def _words(field: FieldInfo) -> str:
+    """Return what a setting means, with what ``"auto"`` stands for."""
+    auto = _extra(field, "auto")
+    return f"{field.description}; `auto`: {auto}" if auto else str(field.description)
+
+
+def _extra(field: FieldInfo, name: str) -> Any:
+    return (field.json_schema_extra or {}).get(name)  # type: ignore[union-attr]

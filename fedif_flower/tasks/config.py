@@ -1,0 +1,48 @@
+"""The settings of a federation's task: data, model, local training."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedif_flower.settings import AUTO, Settings, setting
+from fedif_flower.tasks.data import DATASETS, NORMALIZATIONS
+from fedif_flower.tasks.models import MODELS
+
+Precision = Literal["float32", "bf16"]
+
+
+class TaskConfig(Settings):
+    """Which data a federation learns from, and which model it trains."""
+
+    dataset: str = setting(
+        "digits",
+        "the data set; `image-folder`: any tree `train/<class>/`, `test/<class>/`",
+        choices=DATASETS,
+    )
+    data_dir: str = setting(
+        "", "path where the data set lies, or is downloaded to", changes_result=False
+    )
+    normalization: str = setting(
+        "data",
+        "pixels less their mean over their standard deviation: `data`: the training split's own, "
+        "`unit-range`: 0.5 and 0.5",
+        choices=NORMALIZATIONS,
+    )
+    model: str = setting(AUTO, "the model; `auto`: by data set", choices=(AUTO, *MODELS))
+    dirichlet_alpha: float = setting(
+        1.0, "heterogeneity of the partitions by label; smaller is more skewed", gt=0
+    )
+
+
+class TrainingConfig(Settings):
+    r"""How a client trains: E, B, :math:`\eta`, :math:`\beta` and the arithmetic."""
+
+    local_epochs: int = setting(5, "E, a client's passes over its examples in a round", ge=1)
+    batch_size: int = setting(16, "B, examples per step; a last smaller batch is kept", ge=1)
+    learning_rate: float = setting(
+        0.001, "of the clients' SGD", gt=0, auto="0.05 for digits, 0.001 otherwise"
+    )
+    momentum: float = setting(0.9, "of the clients' SGD; starts from 0 at every round", ge=0, le=1)
+    precision: Precision = setting(
+        "float32", "of the clients' forward and backward pass; the parameters stay float32"
+    )

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.reference import SECTIONS, markdown_tables, own_keys, update
+
+PROJECT = Path(__file__).parents[2]
+
+
+def test_flwr_run_s_defaults_and_the_documentation_follow_the_declarations(tmp_path):
+    (tmp_path / "docs").mkdir()
+    for name in ("pyproject.toml", "docs/configuration.md"):
+        shutil.copy(PROJECT / name, tmp_path / name)
+    assert update(tmp_path) == [], "run `python -m fedif_flower.run.reference`"
+    manifest = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert manifest["tool"]["flwr"]["app"]["config"] == RunConfig.defaults()
+
+
+def test_a_changed_default_is_written_anew(tmp_path):
+    (tmp_path / "docs").mkdir()
+    for name in ("pyproject.toml", "docs/configuration.md"):
+        shutil.copy(PROJECT / name, tmp_path / name)
+    manifest = tmp_path / "pyproject.toml"
+    good = manifest.read_text()
+    manifest.write_text(good.replace("batch-size = 16", "batch-size = 17"))
+    assert update(tmp_path) == [manifest]
+    assert manifest.read_text() == good
+
+
+def test_every_key_is_in_one_section_with_its_words():
+    own = [key for section in SECTIONS.values() for key in own_keys(section)]
+    assert sorted(own) == sorted(RunConfig.key_names())
+    assert all(words != "None" for *_, words in RunConfig.describe())
+    assert "| `batch-size` | `16` | an integer ≥ 1 | B, examples per step;" in markdown_tables()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import pytest
+from pydantic import model_validator
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.settings import RefusedValueError, Settings, setting
+
+COLOURS = {"red": 1}
+
+
+class Own(Settings):
+    """Two of the four settings below."""
+
+    low: int = setting(1, "the least", ge=0)
+    high: int = setting(5, "the most", ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise RefusedValueError("low", f"<= high = {self.high}")
+        return self
+
+
+class Both(Own):
+    """All of them."""
+
+    learning_rate: float = setting(0.1, "of SGD", gt=0, le=1, auto="by task")
+    colour: str = setting("red", "of the plot", choices=COLOURS, changes_result=False)
+    kind_of_noise: Literal["white", "pink"] = setting("white", "of the labels")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"low": -1}, "low = -1; allowed: an integer >= 0"),
+        ({"low": True}, "low = True; allowed: an integer >= 0"),
+        ({"low": 6}, "low = 6; allowed: <= high = 5"),
+        ({"learning_rate": 0}, "learning_rate = 0; allowed: a number > 0 and <= 1 or 'auto'"),
+        ({"learning-rate": 0}, "learning-rate = 0; allowed: a number > 0 and <= 1 or 'auto'"),
+        ({"learning-rate": "1"}, "learning-rate = '1'; allowed: a number > 0 and <= 1 or 'auto'"),
+        ({"colour": "blue"}, "colour = 'blue'; allowed: red"),
+        ({"kind_of_noise": "red"}, "kind_of_noise = 'red'; allowed: white, pink"),
+        ({"loud": 1}, "unknown key 'loud'; known keys: low, high, learning_rate"),
+        ({"loud-er": 1}, "unknown key 'loud-er'; known keys: low, high, learning-rate"),
+    ],
+)
+def test_an_error_speaks_as_the_caller_does(given, message):
+    with pytest.raises(ConfigError) as error:
+        Both(**given)
+    assert str(error.value).startswith(message)
+
+
+def test_an_integer_serves_as_a_number_and_comes_out_as_one():
+    assert type(Both(learning_rate=1).learning_rate) is float
+
+
+def test_a_registry_may_grow_after_the_class_was_made(monkeypatch):
+    monkeypatch.setitem(COLOURS, "blue", 2)
+    assert Both(colour="blue").colour == "blue"
+
+
+def test_a_copy_is_checked_and_a_part_keeps_its_values():
+    settings = Both(high=9, learning_rate=0.5)
+    assert settings.replace(low=9).high == 9
+    with pytest.raises(ConfigError, match="low = 10"):
+        settings.replace(low=10)
+    assert settings.part(Own) == Own(high=9)
+
+
+def test_what_a_run_config_needs_is_read_off_the_declarations():
+    assert Both.defaults()["learning-rate"] == "auto"
+    assert "colour" not in Both.keys_that_change_results()
+    assert (
+        "learning-rate",
+        "auto",
+        "a number > 0 and <= 1 or 'auto'",
+        "of SGD; `auto`: by task",
+    ) in (Both.describe())
+    assert Both().to_mapping()["kind-of-noise"] == "white"
+
+
+def test_settings_do_not_change():
+    with pytest.raises(ValueError, match="frozen"):
+        Both().low = 3
