@@ -4,14 +4,18 @@ VENV ?= .venv
 
 # The run that `make run` shows: half of the clients have 70 to 80 % of their labels flipped.
 CONFIG ?= attack="label-noise" malicious-fraction=0.5 poison-ratio-min=0.7 poison-ratio-max=0.8
+# Processes that share the tests out.
+WORKERS ?= 2
 # Further options of the target's program, e.g. ARGS="--clients 50" or ARGS="-k influence".
 ARGS ?=
 
 python := $(VENV)/bin/python
 ready := $(VENV)/.ready
+# A test that starts Ray or a federation stays on one process with its like.
+pytest = $(python) -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint docs bench deploy-demo format clean
+.PHONY: help run test test-fast lint docs bench deploy-demo format clean
 
 help: ## list the targets
 	@echo 'make TARGET [CONFIG="key=value ..."] [ARGS="..."] [PYTHON=python3.12]'
@@ -21,7 +25,10 @@ run: $(ready) ## simulate 100 clients, half of them malicious, through `flwr run
 	@$(python) -m fedif_flower.runtime.flwr_run -c '$(CONFIG)' $(ARGS)
 
 test: lint ## run the checks of `make lint` and all tests
-	$(python) -m pytest $(ARGS)
+	$(pytest) $(ARGS)
+
+test-fast: $(ready) ## run the tests that start neither Ray nor a federation of processes
+	$(pytest) -m 'not ray and not deployment' $(ARGS)
 
 lint: $(ready) ## check style and types
 	$(python) -m ruff check .

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import os
 
 import pytest
@@ -8,9 +7,36 @@ from hypothesis import settings
 
 # Flower's telemetry would wait for a network that tests must not need.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+# Of pytest-xdist's workers. Before torch is imported: each gets its share of the cores.
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if WORKERS > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
+
+# Tests of one of these run one after the other: each starts processes enough for a machine.
+ONE_AT_A_TIME = ("deployment", "ray")
 
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let ``--dist loadgroup`` keep the tests that start processes on one worker, and begin there.
+
+    They mostly wait; the others fill the cores meanwhile.
+    """
+    for item in items:
+        for kind in ONE_AT_A_TIME:
+            if item.get_closest_marker(kind):
+                item.add_marker(pytest.mark.xdist_group(kind))
+    if WORKERS > 1:
+        items.sort(key=_begins)
+
+
+def _begins(item: pytest.Item) -> int:
+    """Place a test's group in the queue."""
+    marked = [kind for kind in ONE_AT_A_TIME if item.get_closest_marker(kind)]
+    return ONE_AT_A_TIME.index(marked[0]) if marked else len(ONE_AT_A_TIME)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -19,15 +45,3 @@ def cache_home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture
-def shown_logs():
-    """Show the package's log as the doors do."""
-    from fedif_flower.run.logs import LOGGER, DoorHandler, show_logs
-
-    show_logs()
-    yield
-    logger = logging.getLogger(LOGGER)
-    logger.setLevel(logging.NOTSET)
-    logger.handlers = [h for h in logger.handlers if not isinstance(h, DoorHandler)]
