@@ -3,20 +3,29 @@
 Flower 1.41 serves everything on one port, and only SuperNodes have to prove who they are. Whoever
 reaches that port may also submit a run, that is, execute code on the server and on every node, or
 fetch the tasks of a run. Here, everything but the SuperNodes' own part is for this host alone;
-operators elsewhere come by an SSH tunnel.
+operators elsewhere come by an SSH tunnel. And what a SuperNode sends is bounded, and counts for
+itself alone (:mod:`~fedif_flower.runtime.reply_guard`).
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import uvicorn
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from flwr.superlink.cli import flower_superlink
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fedif_flower.runtime.reply_guard import ReplyGuard
+
 PUBLIC_PATH = "/v1/fleet/"
 _LOOPBACK = ("127.0.0.1", "::1")
+# A chunk of an array, or the ids of 50,000 objects: nothing that a SuperNode sends is larger.
+MAX_REQUEST_BYTES = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + 4 * 1024 * 1024
 
 
 class GuardedApp:
@@ -33,7 +42,12 @@ class GuardedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] == "lifespan" or is_allowed(scope):
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif is_too_large(scope):
+            reason = f"A request states its length, at most {MAX_REQUEST_BYTES} bytes."
+            await PlainTextResponse(reason, status_code=413)(scope, receive, send)
+        elif is_allowed(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             reason = "From other hosts, only SuperNodes may connect. Operators: use an SSH tunnel."
@@ -53,8 +67,21 @@ def is_allowed(scope: Scope) -> bool:
     return client[0] in _LOOPBACK or bool(server and client[0] == server[0])
 
 
+def is_too_large(scope: Scope) -> bool:
+    """Return whether a SuperNode's request has a body that is too long, or of unknown length."""
+    if scope["type"] != "http" or not scope["path"].startswith(PUBLIC_PATH):
+        return False
+    length = dict(scope["headers"]).get(b"content-length", b"")
+    # The server cuts a body at the length that its header states.
+    return scope["method"] == "POST" and (
+        not length.isdigit() or int(length) > MAX_REQUEST_BYTES
+    )
+
+
 def main() -> None:
     """Run ``flower-superlink`` with its own arguments, guarded."""
+    budget = float(os.environ.get("FEDIF_REPLY_BUDGET", "1"))
+    ReplyGuard(budget).install(fleet_handlers, runtime_handlers)
     run = uvicorn.run
 
     def run_guarded(app: ASGIApp, **options: Any) -> None:

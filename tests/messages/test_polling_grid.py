@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import httpx
@@ -9,7 +10,7 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.polling_grid import PollingGrid
+from fedif_flower.messages.polling_grid import PollingGrid
 from tests.strategies.hostile import Clients
 
 
@@ -64,7 +65,28 @@ def test_a_silent_node_costs_the_timeout_and_no_more():
     started = time.monotonic()
     assert set(ask(Forgetful(Clients(), 3), timeout=0.3)) == {1000, 1002}
     assert time.monotonic() - started >= 0.3
-    assert ask(SlowGrid(1), timeout=0.0) == {}
+
+
+def test_when_time_is_over_everybody_is_looked_for_once_more():
+    assert set(ask(SlowGrid(2), timeout=0.0)) == {1000}
+
+
+def test_an_upload_that_never_ends_delays_nobody():
+    never = threading.Event()
+
+    class Stalled(LocalGrid):
+        def pull_messages(self, message_ids):
+            message_ids = list(message_ids)
+            if any(self._waiting[i].metadata.dst_node_id == 1000 for i in message_ids):
+                never.wait()
+            return super().pull_messages(message_ids)
+
+    grid = PollingGrid(Stalled(Clients(), 4), 0.01, sweep_seconds=0.05)
+    started = time.monotonic()
+    replies = grid.send_and_receive(map(query, grid.get_node_ids()), timeout=0.5)
+    assert time.monotonic() - started < 60  # and not for ever
+    assert {reply.metadata.src_node_id for reply in replies} == {1001, 1002, 1003}
+    never.set()
 
 
 class Restarting(LocalGrid):

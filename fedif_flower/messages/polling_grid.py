@@ -1,0 +1,217 @@
+"""A Flower ``Grid`` that asks often, and that waits for nobody longer than it has to.
+
+Flower's own grid looks for replies every three seconds, and takes all of a round at once: one that
+cannot be read ends the run, and one that was announced and never uploaded keeps everybody waiting
+far beyond the deadline. This one looks five times a second and fetches each reply by the message it
+answers, in a thread of its own if it takes long, so that a bad or slow one stands alone. And it
+sees that a node was away and is back before anyone noticed: what it was doing is lost, and waiting
+for that would take the whole timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from threading import Thread
+from typing import Any, NoReturn
+
+import httpx
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+
+logger = logging.getLogger(__name__)
+
+# Flower's codes for errors, whose home is not public.
+MESSAGE_UNAVAILABLE = 3
+NODE_UNAVAILABLE = 5
+# What says that the SuperLink is gone; anything else may be a reply's own fault.
+_CONNECTION_ERRORS = (httpx.HTTPError, OSError)
+
+
+class PollingGrid(Grid):
+    """Hands every call on to another grid, but waits for replies in its own way.
+
+    Parameters
+    ----------
+    grid : Grid
+        The way to the clients.
+    poll_seconds : float
+        Pause after looking for a reply that is not there yet, > 0; and how long fetching a reply
+        may take before the next is looked for meanwhile.
+    restart_seconds : float
+        How often to look whether a node that has not answered was started again, > 0.
+    sweep_seconds : float
+        When time is over, all that is still missing is looked for once more, for so long at most.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        poll_seconds: float = 0.2,
+        restart_seconds: float = 5.0,
+        sweep_seconds: float = 5.0,
+    ) -> None:
+        self.inner = grid
+        self._poll_seconds = poll_seconds
+        self._restart_seconds = restart_seconds
+        self._sweep_seconds = sweep_seconds
+
+    def set_run(self, run: Any) -> None:
+        """Set the run."""
+        self.inner.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run that the grid belongs to."""
+        return self.inner.run
+
+    def create_message(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Refuse: it is deprecated in Flower."""
+        raise RuntimeError("construct a flwr.app.Message instead")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are online."""
+        return self.inner.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return the nodes that are online."""
+        return self.inner.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages and return their ids."""
+        return self.inner.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there."""
+        return self.inner.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages and wait until each is answered or time is over.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            At most one to each node, if replies are to be told apart by their senders.
+        timeout : float, optional
+            Seconds; ``None``: wait for as long as it takes.
+
+        Returns
+        -------
+        list of Message
+            At most one reply to each message, from the node that the message went to; an error
+            where the reply could not be read or bore another sender's name, and where the node was
+            started again before it answered.
+        """
+        sent = list(messages)
+        ids = self.push_messages(sent)
+        # An id is missing where Flower could not pass the message on.
+        round_ = _Round(
+            {i: message for i, message in zip(ids, sent, strict=False) if i is not None}
+        )
+        # Only now: a node that was started before this has the message still to come.
+        activations = self._activations() if round_.waiting else {}
+        looked = time.monotonic()
+        deadline = None if timeout is None else looked + timeout
+        while round_.waiting and (deadline is None or time.monotonic() < deadline):
+            if time.monotonic() - looked >= self._restart_seconds:
+                self._give_up_lost(round_, activations)
+                looked = time.monotonic()
+                continue
+            message_id = next(iter(round_.waiting))
+            if not self._look(round_, message_id, self._poll_seconds):
+                # To the end of the queue. Looking costs the SuperLink some 10 ms: only what is
+                # not there is paused for, so that the last reply is found after one pause at most.
+                round_.waiting[message_id] = round_.waiting.pop(message_id)
+                time.sleep(self._poll_seconds)
+        self._sweep(round_)
+        return round_.replies
+
+    def _activations(self) -> dict[int, str]:
+        """Return when each node that is online came online."""
+        return {node.node_id: node.last_activated_at for node in self.get_nodes()}
+
+    def _give_up_lost(self, round_: _Round, before: dict[int, str]) -> None:
+        """Take the messages to nodes that were started again out of those waiting."""
+        now = self._activations()
+        for message_id, message in list(round_.waiting.items()):
+            node_id = message.metadata.dst_node_id
+            if node_id not in now or now[node_id] == before.get(node_id, now[node_id]):
+                continue
+            if not self._look(round_, message_id, self._poll_seconds):
+                reason = "the node was started again before it answered"
+                round_.take(message_id, _refusal(message, reason, NODE_UNAVAILABLE))
+
+    def _sweep(self, round_: _Round) -> None:
+        """Look for all that is missing once more, whatever the others do meanwhile."""
+        pulls = [round_.pull(message_id, self) for message_id in round_.waiting]
+        if round_.waiting:
+            wait(pulls, self._sweep_seconds)
+        for message_id in list(round_.waiting):
+            self._look(round_, message_id, 0.0)
+
+    def _look(self, round_: _Round, message_id: str, seconds: float) -> bool:
+        """Fetch a reply, or go on doing so, for some time; return whether the message is settled."""
+        pull = round_.pull(message_id, self)
+        if not wait([pull], seconds).done:
+            return False
+        del round_.pulls[message_id]
+        try:
+            replies = pull.result()
+        except _CONNECTION_ERRORS:
+            raise
+        except Exception as error:  # nothing that a client sends may stop the server
+            self.get_node_ids()  # But a run that is over does: this says so.
+            replies = [_refusal(round_.waiting[message_id], f"the reply cannot be read: {error!r}")]
+        if not replies:
+            return False
+        round_.take(message_id, replies[0])
+        return True
+
+
+class _Round:
+    """The messages that wait for a reply, those being fetched, and the replies."""
+
+    def __init__(self, waiting: dict[str, Message]) -> None:
+        self.waiting = waiting
+        self.pulls: dict[str, Future[list[Message]]] = {}
+        self.replies: list[Message] = []
+
+    def pull(self, message_id: str, grid: PollingGrid) -> Future[list[Message]]:
+        """Begin to fetch a reply, unless that has begun."""
+        if message_id not in self.pulls:
+            self.pulls[message_id] = _in_a_thread(grid, message_id)
+        return self.pulls[message_id]
+
+    def take(self, message_id: str, reply: Message) -> None:
+        """Take a reply as the answer to a message, if its sender is whom the message went to."""
+        message = self.waiting.pop(message_id)
+        self.pulls.pop(message_id, None)
+        if reply.has_error():
+            reply = Message(reply.error, reply_to=message)
+        claimed = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+        if claimed != (message.metadata.dst_node_id, message_id):
+            reply = _refusal(message, f"the reply says that it comes from node {claimed[0]}")
+        self.replies.append(reply)
+
+
+def _in_a_thread(grid: PollingGrid, message_id: str) -> Future[list[Message]]:
+    """Fetch a reply in a thread that nobody has to wait for, at the end of the program either."""
+    future: Future[list[Message]] = Future()
+
+    def fetch() -> None:
+        try:
+            future.set_result(list(grid.pull_messages([message_id])))
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=fetch, name=f"reply-{message_id[:8]}", daemon=True).start()
+    return future
+
+
+def _refusal(message: Message, reason: str, code: int = MESSAGE_UNAVAILABLE) -> Message:
+    logger.warning("node %d: %s", message.metadata.dst_node_id, reason[:500])
+    return Message(Error(code=code, reason=reason[:500]), reply_to=message)

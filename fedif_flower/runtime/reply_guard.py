@@ -1,0 +1,288 @@
+"""What a registered member may do to the SuperLink: answer in its own name, within bounds, whole.
+
+Flower 1.41 stores a reply under whatever sender the reply names, stores as much of it as its sender
+uploads, and hands it to the ServerApp before it is all there. This guard stands in front of the
+handlers that do so:
+
+- a reply whose sender is not the authenticated node is refused;
+- a reply may weigh what the heaviest message of its run weighs, and a little more: objects, bytes,
+  and bytes once repeated chunks are put together;
+- the ServerApp is told of a reply only once all of it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from flwr.proto.message_pb2 import ObjectTree, PushObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+    iterate_object_tree,
+)
+from flwr.app import Array
+from starlette.exceptions import HTTPException
+
+# A reply may hold metrics that the message does not: their number and size, per reply.
+SPARE_OBJECTS = 16
+SPARE_BYTES = 256 * 1024
+MAX_RUNS = 64
+
+
+@dataclass
+class Weight:
+    """Number of objects, their bytes, and those bytes that are not an array's values."""
+
+    objects: int = 0
+    size: int = 0
+    records: int = 0
+
+    def exceeds(self, other: Weight) -> bool:
+        """Return whether one of the three is larger."""
+        return (
+            self.objects > other.objects or self.size > other.size or self.records > other.records
+        )
+
+
+@dataclass
+class SentMessages:
+    """The messages of a run's last push, by the objects in them, and the heaviest of the run."""
+
+    messages: list[set[str]] = field(default_factory=list)
+    sizes: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    heaviest: Weight = field(default_factory=Weight)
+
+    def replace(self, trees: Iterable[ObjectTree]) -> None:
+        """Take note of messages that are about to be uploaded."""
+        self.weigh()
+        self.messages = [{node.object_id for node in iterate_object_tree(t)} for t in trees]
+        kept = set().union(*self.messages)
+        self.sizes = {i: size for i, size in self.sizes.items() if i in kept}
+
+    def weigh(self) -> Weight:
+        """Return the heaviest message that the run has sent so far, in each respect."""
+        for message in self.messages:
+            known = [self.sizes[i] for i in message if i in self.sizes]
+            self.heaviest = Weight(
+                max(self.heaviest.objects, len(message)),
+                max(self.heaviest.size, sum(size for size, _ in known)),
+                max(self.heaviest.records, sum(size for size, values in known if not values)),
+            )
+        return self.heaviest
+
+
+@dataclass
+class Upload:
+    """A reply on its way."""
+
+    node_id: int
+    run_id: int
+    tree: tuple[str, ...]
+    limit: Weight
+    pending: set[str]
+    unweighed: set[str]
+    weight: Weight = field(default_factory=Weight)
+    # By object: its bytes, or for an array the chunks that it is put together from.
+    sizes: dict[str, int] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+    touched: float = field(default_factory=time.monotonic)
+
+    def weigh(self, object_id: str, content: bytes) -> None:
+        """Take an object into account."""
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        self.weight.size += len(content)
+        if kind == "ArrayChunk":
+            self.sizes[object_id] = len(content)
+            return
+        self.weight.records += len(content)
+        if kind == "Array" and not self.weight.exceeds(self.limit):
+            order = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            self.arrays[object_id] = [children[index] for index in order]
+
+    def inflated(self) -> int:
+        """Return the bytes of all arrays once their chunks are put together."""
+        return sum(self.sizes[chunk] for chunks in self.arrays.values() for chunk in chunks)
+
+    def is_fresh(self) -> bool:
+        """Return whether Flower still waits for the rest of it."""
+        return time.monotonic() - self.touched < OBJECT_PUSH_SESSION_TTL_SECONDS
+
+
+class ReplyGuard:
+    """Stands in front of Flower's handlers of what members and the ServerApp send.
+
+    Parameters
+    ----------
+    budget : float
+        A reply may weigh this many times the heaviest message of its run, >= 1. Replies in
+        float64 to a model in float32 need 2.
+    """
+
+    def __init__(self, budget: float = 1.0) -> None:
+        self._budget = budget
+        self._lock = Lock()
+        self._sent: OrderedDict[int, SentMessages] = OrderedDict()
+        self._uploads: dict[str, Upload] = {}  # By the message that the reply answers.
+        self._sessions: dict[str, str] = {}
+        self._announced: Counter[str] = Counter()  # Being stored by Flower at this moment.
+
+    def install(self, fleet: Any, runtime: Any) -> None:
+        """Take the places of the handlers in Flower's two modules of them."""
+        self._fleet_push_messages = fleet.push_messages
+        self._fleet_push_object = fleet.push_object
+        self._runtime_push_messages = runtime.push_messages
+        self._runtime_push_object = runtime.push_object
+        self._runtime_pull_messages = runtime.pull_messages
+        fleet.push_messages = self.announce_reply
+        fleet.push_object = self.upload
+        runtime.push_messages = self.send
+        runtime.push_object = self.send_object
+        runtime.pull_messages = self.pull_replies
+
+    # -- what members call ----------------------------------------------------------------------
+
+    def announce_reply(self, request: Any, state: Any) -> Any:
+        """Let a member announce one reply, its own, of a size that its run has a use for."""
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise HTTPException(400, "one reply at a time")
+        metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
+        if metadata.src_node_id != request.node.node_id:
+            raise HTTPException(403, "a reply counts for the node that sends it")
+        if metadata.message_id != tree.object_id:
+            raise HTTPException(400, "the objects are not those of the reply")
+        objects = tuple(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
+        limit = self._limit(metadata.run_id)
+        if len(objects) > limit.objects:
+            raise HTTPException(413, f"{len(objects)} objects; allowed: {limit.objects}")
+        answered = metadata.reply_to_message_id
+        with self._lock:
+            self._announced[answered] += 1
+        try:
+            response = self._fleet_push_messages(request=request, state=state)
+            self._expect(answered, request, response, objects, limit)
+        finally:
+            with self._lock:
+                self._announced -= Counter([answered])
+        return response
+
+    def _expect(
+        self, answered: str, request: Any, response: Any, objects: tuple[str, ...], limit: Weight
+    ) -> None:
+        """Take note of what is still to come of a reply."""
+        missing = set(response.objects_to_push)
+        with self._lock:
+            if missing and answered not in self._uploads:
+                self._uploads[answered] = Upload(
+                    request.node.node_id,
+                    request.messages_list[0].metadata.run_id,
+                    objects,
+                    limit,
+                    missing,
+                    set(missing),
+                    Weight(objects=len(objects)),
+                )
+            upload = self._uploads.get(answered)
+            if upload is not None and missing <= set(upload.tree):
+                self._sessions[response.session_id] = answered
+            self._forget_stale()
+
+    def upload(self, request: Any, state: Any) -> Any:
+        """Let a member upload what it has announced, as long as it is not too much."""
+        with self._lock:
+            answered = self._sessions.get(request.session_id, "")
+            upload = self._uploads.get(answered)
+            if (
+                upload is None
+                or upload.node_id != request.node.node_id
+                or request.object_id not in upload.pending
+            ):
+                return PushObjectResponse(stored=False)
+            acceptable = self._is_acceptable(upload, request, state)
+            if not acceptable:
+                del self._uploads[answered]
+        if not acceptable:
+            # The ServerApp is told at once that there will be no reply.
+            state.delete_messages(message_ins_ids={answered})
+            raise HTTPException(413, "the reply weighs more than the message that it answers")
+        response = self._fleet_push_object(request=request, state=state)
+        if response.stored:
+            with self._lock:
+                upload.touched = time.monotonic()
+                upload.pending.discard(request.object_id)
+        return response
+
+    def _is_acceptable(self, upload: Upload, request: Any, state: Any) -> bool:
+        """Return whether a reply is within its bounds with one more object."""
+        if request.object_id not in upload.unweighed:
+            return True  # Sent again.
+        try:
+            upload.weigh(request.object_id, request.object_content)
+            upload.unweighed.discard(request.object_id)
+            if not upload.unweighed:
+                # The rest of it is there already: others have sent the same.
+                for object_id in upload.tree:
+                    if object_id not in upload.sizes and object_id not in upload.arrays:
+                        content = state.get_object(upload.run_id, object_id)
+                        if content:
+                            upload.weigh(object_id, content)
+                return upload.inflated() <= upload.limit.size
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return False
+        return not upload.weight.exceeds(upload.limit)
+
+    # -- what the ServerApp calls ---------------------------------------------------------------
+
+    def send(self, request: Any, state: Any, task: Any) -> Any:
+        """Take note of what messages consist of."""
+        response = self._runtime_push_messages(request=request, state=state, task=task)
+        with self._lock:
+            sent = self._sent.setdefault(task.run_id, SentMessages())
+            self._sent.move_to_end(task.run_id)
+            while len(self._sent) > MAX_RUNS:
+                self._sent.popitem(last=False)
+            sent.replace(request.message_object_trees)
+        return response
+
+    def send_object(self, request: Any, state: Any, task: Any) -> Any:
+        """Take note of what an object of a message weighs."""
+        content = request.object_content
+        with self._lock:
+            sent = self._sent.setdefault(task.run_id, SentMessages())
+            sent.sizes[request.object_id] = len(content), content.startswith(b"ArrayChunk ")
+        return self._runtime_push_object(request=request, state=state, task=task)
+
+    def pull_replies(self, request: Any, state: Any, task: Any) -> Any:
+        """Return the replies that are there as a whole."""
+        with self._lock:
+            partial = {i for i, u in self._uploads.items() if u.pending and u.is_fresh()}
+            partial |= self._announced.keys()
+        whole = PullAppMessagesRequest(message_ids=set(request.message_ids) - partial)
+        response = self._runtime_pull_messages(request=whole, state=state, task=task)
+        with self._lock:
+            for message in response.messages_list:
+                self._uploads.pop(message.metadata.reply_to_message_id, None)
+        return response
+
+    # -- bookkeeping ----------------------------------------------------------------------------
+
+    def _limit(self, run_id: int) -> Weight:
+        with self._lock:
+            sent = self._sent.get(run_id)
+            heaviest = sent.weigh() if sent else Weight()
+        return Weight(
+            int(heaviest.objects * self._budget) + SPARE_OBJECTS,
+            int(heaviest.size * self._budget) + SPARE_BYTES,
+            int(heaviest.records * self._budget) + SPARE_BYTES,
+        )
+
+    def _forget_stale(self) -> None:
+        self._uploads = {i: u for i, u in self._uploads.items() if u.is_fresh()}
+        self._sessions = {s: i for s, i in self._sessions.items() if i in self._uploads}
