@@ -11,8 +11,6 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.logs import show_logs
 from fedif_flower.run.recorder import RoundRow
-from fedif_flower.runtime.polling_grid import PollingGrid
-from fedif_flower.strategies.nodes import is_simulated
 
 logger = logging.getLogger("fedif_flower")
 
@@ -24,8 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config describes."""
     show_logs()
     config = RunConfig.from_run_config(context.run_config)
-    clients = grid if is_simulated(grid) else PollingGrid(grid)
-    run_dir = run_federation(clients, config, on_row=_log_row)
+    run_dir = run_federation(grid, config, on_row=_log_row)
     logger.info("Results: %s", run_dir)
 
 

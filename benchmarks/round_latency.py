@@ -42,7 +42,7 @@ import json, time
 from pathlib import Path
 from flwr.app import Message, RecordDict
 from flwr.serverapp import ServerApp
-from fedif_flower.runtime.polling_grid import PollingGrid
+from fedif_flower.messages.polling_grid import PollingGrid
 
 server = ServerApp()
 

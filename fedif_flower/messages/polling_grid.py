@@ -154,7 +154,7 @@ class PollingGrid(Grid):
             self._look(round_, message_id, 0.0)
 
     def _look(self, round_: _Round, message_id: str, seconds: float) -> bool:
-        """Fetch a reply, or go on doing so, for some time; return whether the message is settled."""
+        """Fetch a reply, or go on doing so, for some time; return whether it is there."""
         pull = round_.pull(message_id, self)
         if not wait([pull], seconds).done:
             return False

@@ -20,6 +20,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.lock import hold_directory
@@ -175,7 +176,8 @@ def run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None = None) -
         Whatever else stopped the run.
     """
     with hold_directory(config.run_dir):
-        return _run_federation(grid, config, on_row)
+        # Nodes are asked who they are before the strategy starts.
+        return _run_federation(screened(grid), config, on_row)
 
 
 def _run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None) -> Path:

@@ -73,9 +73,7 @@ def is_too_large(scope: Scope) -> bool:
         return False
     length = dict(scope["headers"]).get(b"content-length", b"")
     # The server cuts a body at the length that its header states.
-    return scope["method"] == "POST" and (
-        not length.isdigit() or int(length) > MAX_REQUEST_BYTES
-    )
+    return scope["method"] == "POST" and (not length.isdigit() or int(length) > MAX_REQUEST_BYTES)
 
 
 def main() -> None:

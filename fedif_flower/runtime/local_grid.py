@@ -33,6 +33,8 @@ class LocalGrid(Grid):
         Partitions whose nodes never answer.
     """
 
+    reliable = True  # No client can make it wait or raise.
+
     def __init__(
         self,
         client_app: ClientCall,

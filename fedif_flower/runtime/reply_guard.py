@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from flwr.app import Array
 from flwr.proto.message_pb2 import ObjectTree, PushObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
@@ -28,7 +29,6 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_head_values_from_object_content,
     iterate_object_tree,
 )
-from flwr.app import Array
 from starlette.exceptions import HTTPException
 
 # A reply may hold metrics that the message does not: their number and size, per reply.

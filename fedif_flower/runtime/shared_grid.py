@@ -34,6 +34,8 @@ class SharedGrid(Grid):
         Returns whether the grid was stopped; from then on it does not wait.
     """
 
+    reliable = True  # What it is given is, in a simulation.
+
     def __init__(self, grid: Grid, stopped: Callable[[], bool]) -> None:
         self.inner = grid
         self._stopped = stopped

@@ -93,8 +93,9 @@ def is_simulated(grid: Grid) -> bool:
 
     from fedif_flower.runtime.ray_grid import RayGrid
 
-    # A grid that several runs share hands its calls on to ``inner``.
-    return isinstance(getattr(grid, "inner", grid), InMemoryGrid | RayGrid)
+    while hasattr(grid, "inner"):  # It hands its calls on.
+        grid = grid.inner
+    return isinstance(grid, InMemoryGrid | RayGrid)
 
 
 class NodeDirectory:

@@ -17,11 +17,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.messages.layout import ModelVectors, ParameterLayout
+from fedif_flower.messages.screened_grid import screened
 from fedif_flower.messages.screening import (
     AcceptedReply,
     MetricsAggregation,
@@ -168,6 +170,13 @@ class ScreenedStrategy(FlowerFedAvg):
         """Take over what :meth:`state_dict` returned; set :attr:`completed_rounds` as well."""
         for name, part in self.stateful().items():
             part.load_state_dict(state[name])
+
+    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+        """Run the rounds, as in Flower's ``Strategy``, over a grid on which no reply is believed.
+
+        See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`.
+        """
+        return super().start(screened(grid), *args, **kwargs)
 
     # -- Flower's hooks -------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.messages.polling_grid import PollingGrid
+from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients
 
 

@@ -1,0 +1,165 @@
+"""The way to the clients for strategies: a reply counts for who was asked, once, within bounds.
+
+Only Flower's public names are used here, so that any ``Grid`` can be wrapped: Flower's own in a
+simulation or between hosts, and those of this package.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+from flwr.app import Array, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedif_flower.messages.polling_grid import MESSAGE_UNAVAILABLE, PollingGrid
+
+logger = logging.getLogger(__name__)
+
+# A reply weighs what the message weighs, in float64 if its sender likes, and some metrics.
+LARGEST_RATIO = 2
+SPARE_BYTES = 256 * 1024
+SPARE_VALUES = 32 * 1024
+_LETTERS_PER_VALUE = 64
+
+
+class ScreenedGrid(Grid):
+    """Hands every call on to another grid, and believes nothing that replies say of themselves.
+
+    Messages get a random ``group_id``, which makes the ids that Flower computes from them
+    impossible to guess. A reply counts for the node that the message went to; one that claims
+    another sender, or that weighs more than the message gives it a reason to, becomes an error of
+    the node that was asked; one in the name of a node whose message it does not answer is dropped.
+
+    Parameters
+    ----------
+    grid : Grid
+        Any grid. Where nodes are simulated, it waits for the replies itself; elsewhere a
+        :class:`~fedif_flower.messages.polling_grid.PollingGrid` does.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.inner = grid
+        self._transport = grid if _is_reliable(grid) else PollingGrid(grid)
+
+    def set_run(self, run: Any) -> None:
+        """Set the run."""
+        self.inner.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run that the grid belongs to."""
+        return self.inner.run
+
+    def create_message(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Refuse: it is deprecated in Flower."""
+        raise RuntimeError("construct a flwr.app.Message instead")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are online."""
+        return self.inner.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return the nodes that are online."""
+        return self.inner.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages and return their ids, which nobody can guess."""
+        return self.inner.push_messages(_unguessable(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there, unchecked."""
+        return self.inner.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Send messages now; return an iterator over at most one reply to each, as they come.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            Any number, to any nodes.
+        timeout : float, optional
+            Seconds; ``None``: wait for as long as it takes.
+        """
+        sent = _unguessable(messages)
+        weights = {id(m.content): weight(m.content) for m in sent if m.has_content()}
+        replies = self._transport.send_and_receive(sent, timeout=timeout)
+        return _believable(replies, sent, weights)
+
+
+def screened(grid: Grid) -> Grid:
+    """Return the grid, wrapped unless it is already."""
+    return grid if isinstance(grid, ScreenedGrid) else ScreenedGrid(grid)
+
+
+def _is_reliable(grid: Grid) -> bool:
+    """Return whether no client can make the grid wait or raise: nothing is uploaded to it."""
+    # Flower's class for simulations has no public home; this package's say it themselves.
+    simulated = type(grid).__name__ == "InMemoryGrid"
+    return simulated or isinstance(grid, PollingGrid) or getattr(grid, "reliable", False)
+
+
+def weight(content: RecordDict) -> tuple[int, int]:
+    """Return how many bytes of arrays a message holds, and how many values besides."""
+    size = values = 0
+    for record in content.values():
+        for name, value in record.items():
+            values += 1 + len(str(name)) // _LETTERS_PER_VALUE
+            if isinstance(value, Array):
+                size += len(value.data)
+            elif isinstance(value, list | str | bytes):
+                values += len(value)
+    return size, values
+
+
+def _unguessable(messages: Iterable[Message]) -> list[Message]:
+    sent = list(messages)
+    for message in sent:
+        message.metadata.group_id = secrets.token_hex(16)
+    return sent
+
+
+def _believable(
+    replies: Iterable[Message], sent: list[Message], weights: dict[int, tuple[int, int]]
+) -> Iterator[Message]:
+    # Ids are known only now: a grid gives them to messages as it sends them.
+    asked = {message.metadata.message_id: message for message in sent}
+    nodes = {message.metadata.dst_node_id for message in sent}
+    answered: set[str] = set()
+    for reply in replies:
+        answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        message = asked.get(answers)
+        if message is not None and answers not in answered:
+            answered.add(answers)
+            yield _checked(reply, message, weights)
+        elif sender in nodes and (message is None or sender != message.metadata.dst_node_id):
+            logger.warning("a reply in the name of node %d answers none of its messages", sender)
+        else:
+            yield reply  # A stranger's, or a second one of the same node: known as such.
+        del reply  # It need not stay in memory until the next is there.
+
+
+def _checked(reply: Message, message: Message, weights: dict[int, tuple[int, int]]) -> Message:
+    if reply.has_error():
+        return Message(reply.error, reply_to=message)
+    node_id = message.metadata.dst_node_id
+    if reply.metadata.src_node_id != node_id:
+        claimed = reply.metadata.src_node_id
+        return _error(message, f"the reply says that it comes from node {claimed}")
+    largest, most = weights.get(id(message.content), (0, 0))
+    size, values = weight(reply.content)
+    if size > LARGEST_RATIO * largest + SPARE_BYTES or values > most + SPARE_VALUES:
+        return _error(
+            message,
+            f"the reply holds {size} bytes of arrays and {values} other values; "
+            f"the message {largest} and {most}",
+        )
+    return reply
+
+
+def _error(message: Message, reason: str) -> Message:
+    return Message(Error(code=MESSAGE_UNAVAILABLE, reason=reason), reply_to=message)
