@@ -126,12 +126,13 @@ def _unguessable(messages: Iterable[Message]) -> list[Message]:
 def _believable(
     replies: Iterable[Message], sent: list[Message], weights: dict[int, tuple[int, int]]
 ) -> Iterator[Message]:
-    # Ids are known only now: a grid gives them to messages as it sends them.
-    asked = {message.metadata.message_id: message for message in sent}
+    asked: dict[str, Message] = {}
     nodes = {message.metadata.dst_node_id for message in sent}
     answered: set[str] = set()
     for reply in replies:
         answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        if answers not in asked:  # A grid gives messages their ids as it sends them.
+            asked = {message.metadata.message_id: message for message in sent}
         message = asked.get(answers)
         if message is not None and answers not in answered:
             answered.add(answers)

@@ -1,0 +1,286 @@
+"""What a registered member can do wrong in Flower's protocol, one way at a time.
+
+Each takes the member, its message and the victim's message, of which a member knows nothing in
+truth: the attacks are given more than they could have. None of them raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+
+import httpx
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_id,
+    iterate_object_tree,
+)
+
+from tests.integration.protocol import Member, packed
+from tests.strategies.hostile import HOSTILE, spoiled_reply, step_reply
+
+Attack = Callable[[Member, Message, Message], None]
+CHUNK = 5 * 1024 * 1024
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """The SuperLink may answer with an error, but it answers."""
+    with contextlib.suppress(httpx.HTTPStatusError):
+        yield
+
+
+def says_nothing(member: Member, message: Message, victim: Message) -> None:
+    """Leave the message unanswered."""
+
+
+def announces_only(member: Member, message: Message, victim: Message) -> None:
+    reply, tree, _ = packed(step_reply(message, 1.0))
+    member.announce(reply, tree)
+
+
+def uploads_half(member: Member, message: Message, victim: Message) -> None:
+    reply, tree, contents = packed(step_reply(message, 1.0))
+    response = member.announce(reply, tree)
+    for object_id in list(response.objects_to_push)[::2]:
+        member.upload(reply.metadata.run_id, response.session_id, object_id, contents[object_id])
+
+
+def forges(member: Member, message: Message, victim: Message) -> None:
+    """Answer the victim's message in the victim's name, its id known; then its own, badly."""
+    forged, tree, _ = packed(step_reply(victim, 1e6))
+    with refused():
+        member.announce(forged, tree)
+    inner = step_reply(message, 1e6)
+    true_id = inner.metadata.src_node_id
+    inner.metadata.__dict__["_src_node_id"] = victim.metadata.dst_node_id
+    reply, tree, contents = packed(inner)
+    reply.metadata.__dict__["_src_node_id"] = true_id
+    response = member.announce(reply, tree)
+    for object_id in response.objects_to_push:
+        member.upload(reply.metadata.run_id, response.session_id, object_id, contents[object_id])
+
+
+def deletes_others(member: Member, message: Message, victim: Message) -> None:
+    """Confirm what others have yet to receive: that deletes it, if the id is known."""
+    run_id = message.metadata.run_id
+    _, tree, _ = packed(step_reply(message, 1.0))
+    for object_id in [message.object_id, *(t.object_id for t in iterate_object_tree(tree))]:
+        with refused():
+            member.client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(
+                    node=member.node, run_id=run_id, message_object_id=object_id
+                )
+            )
+            member.client.PullObject(
+                PullObjectRequest(node=member.node, run_id=run_id, object_id=object_id)
+            )
+
+
+def _send_objects(member: Member, message: Message, contents: list[bytes], root: bytes) -> None:
+    """Send a reply whose objects were put together by hand, root last, all its children flat."""
+    ids = {get_object_id(c): c for c in contents}
+    root_id = get_object_id(root)
+    reply = Message(RecordDict(), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = root_id
+    tree = ObjectTree(object_id=root_id, children=[ObjectTree(object_id=i) for i in ids])
+    with refused():
+        response = member.announce(reply, tree)
+        for object_id in response.objects_to_push:
+            content = {**ids, root_id: root}[object_id]
+            run_id = message.metadata.run_id
+            member.upload(run_id, response.session_id, object_id, content)
+
+
+def packed_object(kind: str, children: list[str], body: bytes) -> bytes:
+    """Return an object as Flower packs it, for better or worse."""
+    return f"{kind} {','.join(children)} {len(body)}".encode() + b"\x00" + body
+
+
+def chunk_bomb(member: Member, message: Message, victim: Message) -> None:
+    """One chunk of a megabyte that an array is said to consist of 1,500 times."""
+    _bomb(member, message, size=1024 * 1024, repeats=1500)
+
+
+def small_chunk_bomb(member: Member, message: Message, victim: Message) -> None:
+    """The same from a reply that is as small as any other."""
+    _bomb(member, message, size=100 * 1024, repeats=15_000)
+
+
+def _bomb(member: Member, message: Message, size: int, repeats: int) -> None:
+    chunk = packed_object("ArrayChunk", [], bytes(size))
+    metadata = {
+        "dtype": "float32",
+        "shape": [repeats * size // 4],
+        "stype": "numpy.ndarray",
+        "arraychunk_ids": [0] * repeats,
+    }
+    body = json.dumps(metadata)
+    array = packed_object("Array", [get_object_id(chunk)], body.encode())
+    arrays = packed_object(
+        "ArrayRecord",
+        [get_object_id(array)],
+        json.dumps({"w": get_object_id(array)}).encode(),
+    )
+    content = packed_object(
+        "RecordDict",
+        [get_object_id(arrays)],
+        json.dumps({"arrays": get_object_id(arrays)}).encode(),
+    )
+    reply = Message(RecordDict(), reply_to=message)
+    root = packed_object("Message", [get_object_id(content)], _message_body(reply))
+    _send_objects(member, message, [chunk, array, arrays, content], root)
+
+
+def _message_body(reply: Message) -> bytes:
+    proto = message_to_proto(reply)
+    proto.metadata.message_id = ""
+    proto.ClearField("content")
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def heavy_arrays(member: Member, message: Message, victim: Message) -> None:
+    """Twenty megabytes of arrays that the model does not have."""
+    arrays = {f"w{i}": Array(np.random.default_rng(i).random(131072)) for i in range(20)}
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"n": 1})})
+    with refused():
+        member.send(Message(content, reply_to=message))
+
+
+def heavy_metrics(member: Member, message: Message, victim: Message) -> None:
+    metrics = MetricRecord({f"metric-{i}": [1] * 100 for i in range(20_000)})
+    with refused():
+        member.send(Message(RecordDict({"metrics": metrics}), reply_to=message))
+
+
+def heavy_config(member: Member, message: Message, victim: Message) -> None:
+    config = ConfigRecord({"text": "x" * 8_000_000})
+    with refused():
+        member.send(Message(RecordDict({"config": config}), reply_to=message))
+
+
+def many_objects(member: Member, message: Message, victim: Message) -> None:
+    leaves = [packed_object("ArrayChunk", [], str(i).encode()) for i in range(5000)]
+    _send_objects(member, message, leaves, packed_object("RecordDict", [], b"{}"))
+
+
+def long_request(member: Member, message: Message, victim: Message) -> None:
+    with refused():
+        member.upload(message.metadata.run_id, "session", "0" * 64, b"x" * (4 * CHUNK))
+
+
+def wrong_tree(member: Member, message: Message, victim: Message) -> None:
+    """The objects announced are another message's, or loop, or have ids that are none."""
+    reply, tree, contents = packed(step_reply(message, 1.0))
+    for root in ("0" * 64, "../../etc/passwd", ""):
+        with refused():
+            member.announce(reply, ObjectTree(object_id=root, children=[tree]))
+    looped = deepcopy(tree)
+    looped.children.append(ObjectTree(object_id=tree.object_id))
+    with refused():
+        response = member.announce(reply, looped)
+        for object_id in response.objects_to_push:
+            member.upload(
+                reply.metadata.run_id, response.session_id, object_id, contents[object_id]
+            )
+
+
+def other_content(member: Member, message: Message, victim: Message) -> None:
+    """Upload something else than what was announced."""
+    reply, tree, contents = packed(step_reply(message, 1.0))
+    response = member.announce(reply, tree)
+    for object_id in response.objects_to_push:
+        content = contents[object_id][:-1] + b"!"
+        with refused():
+            member.upload(reply.metadata.run_id, response.session_id, object_id, content)
+
+
+def no_message(member: Member, message: Message, victim: Message) -> None:
+    """Push nothing, two at once, and one without objects."""
+    _, tree, _ = packed(step_reply(message, 1.0))
+    proto = message_to_proto(Message(RecordDict(), reply_to=message))
+    for messages, trees in (([], []), ([proto, proto], [tree, tree]), ([proto], [])):
+        with refused():
+            member.client.PushMessages(
+                PushMessagesRequest(
+                    node=member.node, messages_list=messages, message_object_trees=trees
+                )
+            )
+
+
+def odd_metadata(member: Member, message: Message, victim: Message) -> None:
+    for name, value in (
+        ("_run_id", 7),
+        ("_ttl", -1.0),
+        ("_created_at", 1e300),
+        ("_reply_to_message_id", "f" * 64),
+        ("_dst_node_id", member.node_id),
+        ("_message_type", "train.unheard-of"),
+    ):
+        reply = step_reply(message, 1.0)
+        reply.metadata.__dict__[name] = value
+        with refused():
+            member.send(reply)
+
+
+def sends_twice(member: Member, message: Message, victim: Message) -> None:
+    for step in (1e6, -1e6):
+        with refused():
+            member.send(step_reply(message, step))
+
+
+def reports_an_error(member: Member, message: Message, victim: Message) -> None:
+    member.send(Message(Error(code=2, reason="\x1b[31m" + "x" * 20_000), reply_to=message))
+
+
+def spoils_content(member: Member, message: Message, victim: Message) -> None:
+    """Send one of the replies that tests of the screening know, by the message's id."""
+    kinds = sorted(HOSTILE)
+    number = int(message.metadata.message_id[:8], 16)
+    with refused(), contextlib.suppress(Exception):
+        member.send(spoiled_reply(message, HOSTILE[kinds[number % len(kinds)]]))
+
+
+ATTACKS: dict[str, Attack] = {
+    attack.__name__: attack
+    for attack in (
+        says_nothing,
+        announces_only,
+        uploads_half,
+        forges,
+        deletes_others,
+        chunk_bomb,
+        small_chunk_bomb,
+        heavy_arrays,
+        heavy_metrics,
+        heavy_config,
+        many_objects,
+        long_request,
+        wrong_tree,
+        other_content,
+        no_message,
+        odd_metadata,
+        sends_twice,
+        reports_an_error,
+        spoils_content,
+    )
+}
+
+
+def several(generator: random.Random) -> Attack:
+    """Return a few attacks in a row, drawn at random."""
+    chosen = generator.sample(sorted(ATTACKS), generator.randint(1, 3))
+
+    def attack(member: Member, message: Message, victim: Message) -> None:
+        for name in chosen:
+            with refused():
+                ATTACKS[name](member, message, victim)
+
+    return attack

@@ -1,0 +1,204 @@
+"""A registered member that speaks the protocol itself does its worst; two honest ones learn on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from flwr.app import Message
+
+from client_app import app
+from fedif_flower.run.recorder import read_rows
+from tests.integration.deployed import REPOSITORY, Deployment, marks
+from tests.integration.protocol import Member, join, packed
+from tests.integration.protocol_attacks import ATTACKS, Attack, several
+from tests.strategies.hostile import step_reply
+
+pytestmark = marks
+
+NAMES = ("honest", "victim", "hostile")
+TIMEOUT = 3.0
+# What a busy machine may need beyond the deadline: the last sweep, aggregation, evaluation.
+GRACE = 12.0
+MAX_RESIDENT_BYTES = 1.5e9
+
+
+class Arena:
+    """A SuperLink behind TLS, and three members that this process plays."""
+
+    def __init__(self, directory: Path) -> None:
+        self.deployment = Deployment(directory)
+        self.members: dict[str, Member] = {}
+        self.peak: dict[str, int] = {}
+
+    def __enter__(self) -> Arena:
+        self.deployment.__enter__()
+        self.deployment.start_superlink()
+        self.members = {name: join(self.deployment, name) for name in NAMES}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members.values():
+            member.close()
+        self.deployment.__exit__()
+
+    def play(self, name: str, rounds: int, attack_of: Callable[[int], Attack]) -> Path:
+        """Play a run to its end, and return the directory of its results."""
+        config = {
+            "num-clients": len(NAMES),
+            "fraction-train": 1.0,
+            "num-server-rounds": rounds,
+            "local-epochs": 1,
+            "round-timeout": TIMEOUT,
+            "run-name": name,
+            "device": "cpu",
+            "checkpoint-every": 0,
+        }
+        run_id = self.deployment.submit(REPOSITORY, config)
+        run_dir = self.deployment.server / "runs" / name
+        waiting: dict[str, Message] = {}
+        attacks = measured = 0
+        since = looked = time.monotonic()
+        while True:
+            for who, member in self.members.items():
+                if (message := _next(member)) is None:
+                    continue
+                if message.metadata.message_type == "query":
+                    self._answer(who, message)
+                else:
+                    waiting[who], since = message, time.monotonic()
+            # Honest members give the hostile one a start.
+            if {"victim", "hostile"} <= waiting.keys():
+                attacks += 1
+                attack_of(attacks)(
+                    self.members["hostile"], waiting.pop("hostile"), waiting["victim"]
+                )
+            if "hostile" not in waiting or time.monotonic() - since > TIMEOUT / 3:
+                for who in ("honest", "victim"):
+                    if who in waiting:
+                        self._answer(who, waiting.pop(who))
+                        measured = 0
+            if time.monotonic() - looked > 2.0:
+                looked = time.monotonic()
+                self._measure()
+                measured += 1
+                # Nothing has been asked for a while: the run may have ended.
+                if measured % 5 == 0 and self._has_ended(run_id):
+                    break
+                if (run_dir / "summary.json").exists():
+                    break
+            time.sleep(0.01)
+        status, details = self.deployment.outcome(run_id)
+        assert status == "finished:completed", details + self.deployment.run_log(run_id)
+        return run_dir
+
+    def _answer(self, who: str, message: Message) -> None:
+        member, partition = self.members[who], NAMES.index(who)
+        config = {"partition-id": partition, "num-partitions": len(NAMES)}
+        context = member.context(message, config)
+        try:
+            member.send(app(message, context))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != 403:  # The run has ended.
+                raise
+
+    def _has_ended(self, run_id: int) -> bool:
+        listed = self.deployment.flwr("list", "test", "--run-id", run_id, "--format", "json")
+        return bool(json.loads(listed)["runs"][0]["status"].startswith("finished"))
+
+    def _measure(self) -> None:
+        """Note the most memory that each process of the server has ever held."""
+        for pid in self.deployment.marked.alive():
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+                command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+            for kind in ("guarded_superlink", "flwr-serverapp"):
+                if kind in command and (found := re.search(r"VmHWM:\s+(\d+) kB", status)):
+                    self.peak[kind] = max(self.peak.get(kind, 0), int(found[1]) * 1024)
+
+
+def _next(member: Member) -> Message | None:
+    try:
+        return member.next_message()
+    except httpx.HTTPStatusError:
+        return None  # The run that the message belongs to has ended.
+
+
+def check(arena: Arena, run_dir: Path, rounds: int) -> None:
+    """Both honest members counted in every round, which kept its timeout; the model learned."""
+    rows = read_rows(run_dir / "rounds.csv")
+    assert [int(row["round"]) for row in rows] == list(range(rounds + 1))
+    # The first round asks who everybody is, while data are read for the first time.
+    late = {row["round"]: row["round_seconds"] for row in rows[2:]}
+    assert all(float(seconds) < TIMEOUT + GRACE for seconds in late.values()), late
+    clients = read_rows(run_dir / "clients.csv")
+    honest = [row for row in clients if row["partition_id"] in ("0", "1")]
+    missed = [row for row in honest if row["rejection"]]
+    # A busy machine may let one come too late now and then; no attack may.
+    assert len(missed) <= 0.02 * len(honest), [(r["round"], r["rejection"]) for r in missed]
+    first, last = float(rows[0]["test_accuracy"]), float(rows[-1]["test_accuracy"])
+    assert last > first + 0.3, (first, last)
+    assert arena.peak.keys() == {"guarded_superlink", "flwr-serverapp"}
+    assert max(arena.peak.values()) < MAX_RESIDENT_BYTES, arena.peak
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    with Arena(tmp_path_factory.mktemp("protocol")) as arena:
+        yield arena
+
+
+def test_every_attack_once(arena: Arena) -> None:
+    attacks = list(ATTACKS.values())
+    run_dir = arena.play("every", len(attacks), lambda number: attacks[(number - 1) % len(attacks)])
+    check(arena, run_dir, len(attacks))
+    rows = read_rows(run_dir / "clients.csv")
+    hostile = {int(r["round"]): r for r in rows if r["partition_id"] == "2"}
+    print({name: hostile[n]["rejection"] for n, name in enumerate(ATTACKS, 1)}, arena.peak)
+
+
+def test_ten_thousand_forged_replies(arena: Arena) -> None:
+    """Even one who knew the message's id could not answer it in another's name."""
+    tries: list[int] = []
+
+    def forge(member: Member, message: Message, victim: Message) -> None:
+        reply, tree, _ = packed(step_reply(victim, 1e6))
+        created_at = reply.metadata.created_at
+        for number in range(TRIES // 2):
+            # As it was done: the id is a hash of what can be guessed, but for the group's.
+            reply.metadata.__dict__["_created_at"] = created_at + 1e-6 * number
+            tries.append(_status(member, reply, tree))
+
+    run_dir = arena.play("forged", 2, lambda _: forge)
+    assert len(tries) >= TRIES
+    assert set(tries) == {403}
+    check(arena, run_dir, 2)
+
+
+TRIES = int(os.environ.get("FEDIF_TEST_TRIES", "10000"))
+
+
+def _status(member: Member, reply: Message, tree: object) -> int:
+    try:
+        member.announce(reply, tree)  # type: ignore[arg-type]
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code
+    return 200
+
+
+@pytest.mark.parametrize(
+    "rounds", [6, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(7200)])]
+)
+def test_random_attacks(arena: Arena, rounds: int) -> None:
+    generator = random.Random(rounds)
+    run_dir = arena.play(f"random-{rounds}", rounds, lambda _: several(generator))
+    check(arena, run_dir, rounds)
