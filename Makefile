@@ -30,10 +30,11 @@ test: lint ## run the checks of `make lint` and all tests
 test-fast: $(ready) ## run the tests that start neither Ray nor a federation of processes
 	$(pytest) -m 'not ray and not deployment' $(ARGS)
 
-lint: $(ready) ## check style and types
+lint: $(ready) ## check style, types and who imports whom
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m mypy
+	@$(VENV)/bin/lint-imports
 
 docs: $(ready) ## build the documentation site, build/docs/index.html
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build $(ARGS)

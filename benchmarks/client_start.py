@@ -19,7 +19,7 @@ import typer
 
 from benchmarks.common import Figure, report
 from benchmarks.workload import PROJECT
-from fedif_flower.client.node_config import NodeConfig
+from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.tasks.data import dirichlet_partition, load_dataset
 from fedif_flower.tasks.data.export import export_partitions
@@ -32,7 +32,7 @@ import client_app
 from fedif_flower.client import reply as client
 from fedif_flower.client.data import client_data
 from fedif_flower.run.config import RunConfig
-from fedif_flower.client.node_config import NodeConfig
+from fedif_flower.messages.node_config import NodeConfig
 imported = time.perf_counter()
 config, node = RunConfig.from_json(sys.argv[1]), NodeConfig(**json.loads(sys.argv[2]))
 data = client_data(config, node)

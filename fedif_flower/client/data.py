@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedif_flower.client.node_config import NodeConfig
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.tasks.data import Dataset, dirichlet_partition, load_dataset, to_pixels
 from fedif_flower.tasks.data.export import class_folders
 

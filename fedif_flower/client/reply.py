@@ -13,7 +13,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedif_flower.attacks import Behaviour, behaviour_of, build_behaviour
 from fedif_flower.client.data import ClientData, check_classes, client_data
-from fedif_flower.client.node_config import NodeConfig
 from fedif_flower.client.training import train_local
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.messages.client_config import ClientConfig
@@ -25,6 +24,7 @@ from fedif_flower.messages.instructions import (
     read_normalization,
 )
 from fedif_flower.messages.models import load_arrays, model_arrays
+from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.data import Normalization
 from fedif_flower.tasks.models import build_model

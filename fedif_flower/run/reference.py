@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedif_flower.attacks import AttackConfig
-from fedif_flower.client.node_config import NodeConfig
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Settings
 from fedif_flower.strategies.registry import StrategyConfig

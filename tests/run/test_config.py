@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from flwr.common.config import parse_config_args
 
-from fedif_flower.client.node_config import NodeConfig
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.overrides import parse_overrides
 

@@ -9,9 +9,9 @@ from flwr.app import Context, Message
 
 from client_app import app as client_app
 from fedif_flower.client.data import client_data
-from fedif_flower.client.node_config import NodeConfig
 from fedif_flower.client.reply import behaviour
 from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import build_server, run_federation
 from fedif_flower.run.recorder import read_rows
