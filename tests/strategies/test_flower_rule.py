@@ -5,9 +5,9 @@ import gc
 import pytest
 from flwr.serverapp.strategy import FedAvg
 
-from fedif_flower.strategies import FlowerRule
-from fedif_flower.messages.layout import model_arrays
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import FlowerRule
 from tests.strategies.hostile import Clients
 from tests.strategies.test_screened import model
 
