@@ -82,6 +82,12 @@ def test_formulas_and_roles_are_rendered(site):
             assert left not in page, f"{name} shows {left}"
 
 
+def test_ranges_are_not_read_as_quotations(site):
+    pages = [page for name, page in site.items() if name.startswith("reference/")]
+    assert len(pages) > 5
+    assert not any("<blockquote" in page for page in pages)
+
+
 def test_home_is_the_readme_with_links_of_the_site(site):
     assert 'href="tutorial/deployment.html"' in site["index.html"]
     assert 'src="contributions.png"' in site["index.html"]

@@ -13,6 +13,7 @@ _BLOCK = re.compile(
     r"^(?P<indent> *)\.\. math::(?P<formula>.*?)(?=\n *\n|\Z)", flags=re.DOTALL | re.MULTILINE
 )
 _INLINE = re.compile(r":math:`([^`]+)`")
+_QUOTE = re.compile(r"^( *)>(=?)(?= )", flags=re.MULTILINE)  # Markdown would quote "> 0"
 _ROLE = re.compile(r":(?:class|func|meth|attr|data|mod|exc):`(~?)([\w.]+)`")
 
 
@@ -41,7 +42,8 @@ def to_markdown(docstring: str, names: Mapping[str, str]) -> str:
     ``names`` are the paths of names without dots. What the reference does not hold becomes plain
     code.
     """
-    text = _BLOCK.sub(_block, docstring)
+    text = _QUOTE.sub(lambda match: f"{match[1]}{'≥' if match[2] else '&gt;'}", docstring)
+    text = _BLOCK.sub(_block, text)
     text = _INLINE.sub(lambda match: f"${_one_line(match.group(1))}$", text)
     return _ROLE.sub(lambda match: _link(match, names), text)
 
