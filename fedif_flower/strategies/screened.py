@@ -188,11 +188,11 @@ class ScreenedStrategy(FlowerFedAvg):
             return []
         server_round += self.completed_rounds
         begun = self._record is not None or self.completed_rounds
+        vectors = self.vectors(arrays)  # A model that cannot be averaged is refused right here.
         needed = self.min_train_nodes if begun else self.min_available_nodes
         nodes = self.nodes.online(grid, max(needed, 1))
         sampled = self.select(nodes, server_round)
         self._asked = {node.node_id: node for node in sampled}
-        vectors = self.vectors(arrays)
         self.prepare(vectors.params, self.layout.named_buffers(vectors))
         logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
         config["server-round"] = server_round

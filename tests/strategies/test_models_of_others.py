@@ -1,0 +1,150 @@
+"""Whole rounds with models that have more than plain parameters: tied ones, masks, odd dtypes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower import (
+    AFedSV,
+    FedAvg,
+    FedIF,
+    FedSV,
+    FLTrust,
+    Krum,
+    LeaveOneOut,
+    SFedAvg,
+    ShapFed,
+    Validation,
+)
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.models import load_arrays, model_arrays
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.flower_rule import FlowerRule
+from fedif_flower.tasks.modules import tied_names
+
+TOKENS = torch.tensor([0, 1, 2, 3, 0, 1])
+NEXT = torch.tensor([1, 2, 3, 0, 1, 2])
+UNTIED, UNMASKED = 1, 2  # Partitions.
+
+
+class LanguageModel(nn.Module):
+    """Embedding and head share their weight; buffers have every dtype that there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 4)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+        self.register_buffer("allowed", torch.tensor([True, False]))
+        self.register_buffer("rotary", torch.polar(torch.ones(2), torch.arange(2.0)))
+        for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.int8):
+            self.register_buffer(str(dtype)[6:], torch.tensor([0, 7], dtype=dtype))
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.scale * self.head(self.embedding(tokens)) + self.mask[-1]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return LanguageModel()
+
+
+def validation(**settings) -> Validation:
+    return Validation(model(), TOKENS, NEXT, device="cpu", **settings)
+
+
+def client(message: Message, context: Context) -> Message:
+    """Take a small step; two of the partitions send what no honest client would."""
+    partition_id = int(context.node_config["partition-id"])
+    net = LanguageModel()
+    load_arrays(net, message.content["arrays"])
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 0.01 * (partition_id + 1)
+    arrays = dict(model_arrays(net))
+    if partition_id == UNTIED:
+        arrays["head.weight"] = pack_array(arrays["head.weight"].numpy() + np.float32(1))
+    elif partition_id == UNMASKED:
+        arrays["mask"] = pack_array(np.zeros((4, 4), np.float32))
+    content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})}
+    return Message(RecordDict(content), reply_to=message)
+
+
+WITH_MODEL = {
+    "FedIF": lambda **base: FedIF(validation(), **base),
+    "AFedSV": lambda **base: AFedSV(validation(), **base),
+    "FedSV": lambda **base: FedSV(validation(), **base),
+    "LeaveOneOut": lambda **base: LeaveOneOut(validation(), **base),
+    "SFedAvg": lambda **base: SFedAvg(validation(), **base),
+    "ShapFed": lambda **base: ShapFed(model(), **base),
+    "FLTrust": lambda **base: FLTrust(model(), TOKENS, NEXT, **base),
+}
+RULES = {
+    "FedAvg": FedAvg,
+    "Krum": Krum,
+    "Krum on states": lambda **base: Krum(distances="state", **base),
+    "FedMedian": lambda **base: FlowerRule(flower.FedMedian(), **base),
+    "FedTrimmedAvg": lambda **base: FlowerRule(flower.FedTrimmedAvg(), **base),
+    "MultiKrum": lambda **base: FlowerRule(flower.MultiKrum(), **base),
+    "Bulyan": lambda **base: FlowerRule(flower.Bulyan(num_malicious_nodes=0), **base),
+}
+
+
+@pytest.mark.parametrize("name", [*WITH_MODEL, *RULES])
+def test_tied_parameters_and_odd_buffers_go_through_a_round(name):
+    build = WITH_MODEL.get(name) or (
+        lambda **base: RULES[name](tied_keys=tied_names(model()), **base)
+    )
+    reports: list = []
+    strategy = build(device="cpu", fraction_evaluate=0.0, on_round=reports.append)
+    sent = model_arrays(model())
+    result = strategy.start(LocalGrid(client, 6), sent, num_rounds=2)
+    for report in reports:
+        assert not report.failed
+        refused = {c.node.node_id - 1000: c.rejection for c in report.clients if c.rejection}
+        assert refused.keys() == {UNTIED, UNMASKED}
+        assert "'head.weight' differs from 'embedding.weight'" in refused[UNTIED]
+        assert "'mask' is not as it was sent" in refused[UNMASKED]
+    state, before = result.arrays.to_torch_state_dict(), model().state_dict()
+    assert list(state) == list(before)
+    assert torch.equal(state["head.weight"], state["embedding.weight"])
+    assert not torch.equal(state["head.weight"], before["head.weight"])
+    for key in before.keys() - {"head.weight", "head.bias", "embedding.weight"}:
+        assert torch.equal(state[key], before[key]), key
+        assert state[key].dtype == before[key].dtype, key
+
+
+def test_a_model_that_cannot_be_averaged_is_refused_before_anybody_is_waited_for():
+    arrays = ArrayRecord({"weight": pack_array(np.array([np.nan], np.float32))})
+    nobody = LocalGrid(client, 0)
+    with pytest.raises(ValueError, match="'weight' of the global model has NaN"):
+        FedAvg(device="cpu", node_timeout=0.0).start(nobody, arrays, num_rounds=1)
+
+
+@pytest.mark.parametrize("strategy", [AFedSV, FedSV, LeaveOneOut, SFedAvg])
+def test_accuracy_is_refused_at_construction_where_targets_are_no_classes(strategy):
+    line = nn.Linear(1, 1)
+    judge = Validation(
+        line, torch.ones(2, 1), torch.ones(2, 1), loss_fn=functional.mse_loss, device="cpu"
+    )
+    with pytest.raises(ConfigError, match=r'shapley_utility="loss"'):
+        strategy(judge)
+    strategy(judge, shapley_utility="loss")
+    scored = Validation(
+        line,
+        torch.ones(2, 1),
+        torch.ones(2, 1),
+        loss_fn=functional.mse_loss,
+        score=lambda outputs, targets: -(outputs - targets).abs().mean(),
+        device="cpu",
+    )
+    strategy(scored, shapley_utility="score")
