@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Unpack
 
 import torch
-from flwr.app import Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from fedif_flower.errors import ConfigError, ValuationError
@@ -55,7 +55,7 @@ class FlowerRule(ScreenedStrategy):
     ) -> tuple[ModelVectors, Aggregation]:
         with _cheap_collections():
             arrays, _ = self.inner.aggregate_train(
-                server_round, _messages(accepted, self.weighted_by_key)
+                server_round, _messages(accepted, self.weighted_by_key, self.layout.constants)
             )
         if arrays is None:
             raise ValuationError(f"{type(self.inner).__name__} made no model of the replies")
@@ -79,12 +79,18 @@ def _cheap_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _messages(accepted: Sequence[AcceptedReply], weighted_by_key: str) -> list[Message]:
-    """Rebuild replies with nothing in them but the arrays and the number of examples."""
+def _messages(
+    accepted: Sequence[AcceptedReply], weighted_by_key: str, constants: Collection[str]
+) -> list[Message]:
+    """Rebuild replies with nothing in them but arrays to aggregate and the number of examples.
+
+    Constants stay away: the distance between two masks of -inf is NaN.
+    """
     messages = []
     for reply in accepted:
         assert reply.arrays is not None  # keep_arrays
         metrics = MetricRecord({weighted_by_key: reply.num_examples})
-        content = RecordDict({"arrays": reply.arrays, "metrics": metrics})
+        arrays = ArrayRecord({k: v for k, v in reply.arrays.items() if k not in constants})
+        content = RecordDict({"arrays": arrays, "metrics": metrics})
         messages.append(Message(content, reply.node.node_id, MessageType.TRAIN))
     return messages
