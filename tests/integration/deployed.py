@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.runtime.processes import MarkedProcesses
+from tests.integration.watch import if_killed, kill_marked
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "deploy" / "federation.sh"
@@ -82,8 +84,10 @@ class Deployment:
             },
             variable="FEDIF_TEST_ID",
         )
+        self._watch = contextlib.ExitStack()
 
     def __enter__(self) -> Deployment:
+        self._watch.enter_context(if_killed(kill_marked(self.marked.mark)))
         self.script("ca", self.server)
         self.script("server-certificate", self.server, self.host)
         self.script("connect", NAME, f"127.0.0.1:{self.port}", self.server / "ca.crt")
@@ -94,6 +98,7 @@ class Deployment:
         for node in self.nodes.values():
             node.terminate()
         left = self.marked.terminate(grace=5.0)
+        self._watch.close()
         assert left == [], f"processes {left} could not be ended"
 
     @property

@@ -16,7 +16,8 @@ from tests.strategies.hostile import HOSTILE
 
 pytestmark = marks
 
-MEMBERS = 4
+# More of them cost processes, fewer cost rounds, ten seconds each.
+MEMBERS = 7
 ROUNDS = math.ceil(len(hostile_client.KINDS) / MEMBERS)
 
 

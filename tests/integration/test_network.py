@@ -14,6 +14,7 @@ import pytest
 
 from fedif_flower.run.recorder import read_rows
 from tests.integration.deployed import REPOSITORY, Deployment, marks, wait_for
+from tests.integration.watch import if_killed
 
 pytestmark = marks
 
@@ -28,6 +29,7 @@ class Network:
         tag = uuid.uuid4().hex[:6]
         self.bridge = f"fb{tag}"
         self._tag = tag
+        self._watch = contextlib.ExitStack()
 
     def host(self, number: int) -> str:
         return f"fedif-{self._tag}-{number}"
@@ -41,6 +43,8 @@ class Network:
         ip("link", "set", f"v{self._tag}{number}", state)
 
     def __enter__(self) -> Network:
+        hosts = "; ".join(f"ip netns del {self.host(number)}" for number in (1, 2, 3))
+        self._watch.enter_context(if_killed(f"{hosts}; ip link del {self.bridge}"))
         try:
             ip("link", "add", self.bridge, "type", "bridge")
             ip("link", "set", self.bridge, "up")
@@ -61,6 +65,7 @@ class Network:
         for number in (1, 2, 3):
             subprocess.run(["ip", "netns", "del", self.host(number)], stderr=subprocess.DEVNULL)
         subprocess.run(["ip", "link", "del", self.bridge], stderr=subprocess.DEVNULL)
+        self._watch.close()
 
 
 def ip(*arguments: str) -> None:
