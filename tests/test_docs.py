@@ -17,6 +17,7 @@ import benchmarks.__main__ as all_benchmarks
 import fedif_flower
 from fedif_flower import aggregators, attacks, valuation
 from fedif_flower.attacks import ATTACKS
+from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.overrides import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
@@ -97,8 +98,9 @@ def test_home_is_the_readme_with_links_of_the_site(site):
 def test_code_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "documentation"}
-    for code in _blocks(path, "python"):
-        exec(compile(code, str(path), "exec"), names)
+    with torch_threads(1):  # small models: more threads would wait for each other
+        for code in _blocks(path, "python"):
+            exec(compile(code, str(path), "exec"), names)
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=_name)
