@@ -44,6 +44,23 @@ def test_examples_stay_in_the_ball_and_in_range_and_raise_the_loss(name, image_s
     assert bool((losses(model, attacked, labels) > losses(model, pixels, labels)).all())
 
 
+def test_a_model_that_views_its_feature_maps_is_attacked_as_one_that_flattens_them():
+    class Viewing(nn.Sequential):
+        def forward(self, images: Tensor) -> Tensor:
+            return self[1](self[0](images).view(len(images), -1))
+
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 2, 3), nn.Linear(2 * 4 * 4, 10)
+    flattening = nn.Sequential(layers[0], nn.Flatten(), layers[1])
+    pixels, labels = data((3, 6, 6), 4)
+    attacked = [
+        pgd(model, pixels, labels, normalize, torch.Generator().manual_seed(0), steps=1)
+        for model in (Viewing(*layers), flattening)
+    ]
+    # The sign of a gradient near 0 may differ between layouts.
+    assert float((attacked[0] != attacked[1]).float().mean()) < 0.05
+
+
 def test_a_linear_model_is_driven_to_the_corner_of_the_ball():
     # Logits (0, 3 a - 3 b): for label 0 the loss rises with a and falls with b.
     model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))

@@ -94,6 +94,33 @@ class OneParameter(nn.Module):
         return inputs * self.weight
 
 
+class Viewing(nn.Module):
+    """As in Flower's quickstart: ``view`` after the convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.fc = nn.Linear(4 * 2 * 2, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(functional.relu(self.conv(images)).view(-1, 4 * 2 * 2))
+
+
+def test_a_model_that_views_its_feature_maps_trains_and_is_evaluated():
+    inputs, labels = examples((3, 4, 4), 7)
+    torch.manual_seed(0)
+    ours = Viewing().double()
+    plain, start = copy.deepcopy(ours), flat(ours)
+    inputs = inputs.double().contiguous(memory_format=torch.channels_last)  # as data may come
+    config = TrainingConfig(local_epochs=2, batch_size=3, learning_rate=0.05)
+    train_local(ours, inputs, labels, config, torch.Generator().manual_seed(1))
+    contiguous = inputs.contiguous()
+    plain_training(plain, contiguous, labels, config, torch.Generator().manual_seed(1))
+    assert_same_step(flat(ours), flat(plain), start, rounding(torch.float64, steps=6))
+    expected = functional.cross_entropy(ours(contiguous), labels).item()
+    assert evaluate(ours, inputs, labels, batch_size=3)[0] == pytest.approx(expected)
+
+
 def mean_output(outputs: Tensor, _: Tensor) -> Tensor:
     return outputs.mean()
 
