@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.integers import refuse_advances
 from fedif_flower.messages.layout import ModelVectors, ParameterLayout
+from fedif_flower.messages.metrics import (
+    ClientRecords,
+    ReplyLimits,
+    bound_examples,
+    screen_records,
+)
+from fedif_flower.messages.text import printable
 from fedif_flower.strategies.nodes import ClientNode
-
-logger = logging.getLogger(__name__)
-
-Metrics = dict[str, int | float | list[int] | list[float]]
-MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 
 # Beyond this a model is absurd, and squares of its 10^8 values would leave float32.
 MAX_MAGNITUDE = 1e15
@@ -32,12 +33,16 @@ class AcceptedReply:
     """A reply whose update lies in a row of the workspace."""
 
     node: ClientNode
-    num_examples: int
-    metrics: Metrics
+    reported: ClientRecords
     arrays: ArrayRecord | None
     squared_norm: float
     counters: Mapping[str, Tensor]
     advances: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_examples(self) -> float:
+        """The examples that count for it."""
+        return self.reported.num_examples
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,10 @@ class RefusedReply:
     node: ClientNode
     reason: str
     failed: bool = False
+
+    def __post_init__(self) -> None:
+        """Make the reason fit for logs and tables, whatever the client put in it."""
+        object.__setattr__(self, "reason", printable(self.reason))
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,9 @@ def screen_replies(
     asked: Mapping[int, ClientNode],
     received: ModelVectors,
     workspace: Workspace,
+    limits: ReplyLimits,
     *,
-    weighted_by_key: str,
-    max_num_examples: int,
+    asked_at: float = -math.inf,
     keep_arrays: bool = False,
 ) -> Screening:
     """Check replies as they come, each on its own; unpack the good ones by partition id.
@@ -108,12 +117,12 @@ def screen_replies(
         The model they were sent.
     workspace : Workspace
         In the end row k holds the update of accepted reply number k.
-    weighted_by_key : str
-        Name of the metric that holds the number of examples.
-    max_num_examples : int
-        More than this is absurd.
+    limits : ReplyLimits
+        What it must report, and how much of that is believed.
+    asked_at : float
+        When the clients were asked, by :func:`time.perf_counter`: none has trained for longer.
     keep_arrays : bool
-        Whether accepted replies keep what they hold besides the update.
+        Whether accepted replies keep their arrays besides the update.
 
     Returns
     -------
@@ -139,17 +148,15 @@ def screen_replies(
         answered.add(node.node_id)
         if reply.has_error():
             reason = f"client error {reply.error.code}: {reply.error.reason}"
-            refused.append(RefusedReply(node, reason[:500], failed=True))
+            refused.append(RefusedReply(node, reason, failed=True))
             return
         row = rows[node.node_id]
         try:
-            accepted[row] = _screen(
-                reply, node, received, workspace, row, weighted_by_key, max_num_examples
-            )
+            accepted[row] = _screen(reply, node, received, workspace, row, limits, asked_at)
         except ReplyError as error:
             refused.append(RefusedReply(node, str(error)))
         except Exception as error:  # nothing a client sends may stop the server
-            refused.append(RefusedReply(node, f"unreadable reply: {error!r}"[:500]))
+            refused.append(RefusedReply(node, f"unreadable reply: {error!r}"))
         if row in accepted and not keep_arrays:
             accepted[row] = replace(accepted[row], arrays=None)
 
@@ -166,7 +173,10 @@ def screen_replies(
     refused.extend(RefusedReply(asked[i], NO_REPLY, failed=True) for i in silent)
     workspace.compact(sorted(accepted))
     refused.sort(key=lambda reply: reply.node)
-    return Screening([accepted[row] for row in sorted(accepted)], refused, seconds)
+    ordered = [accepted[row] for row in sorted(accepted)]
+    believed = bound_examples([reply.reported for reply in ordered], limits)
+    bounded = [replace(r, reported=b) for r, b in zip(ordered, believed, strict=True)]
+    return Screening(bounded, refused, seconds)
 
 
 def _screen(
@@ -175,21 +185,19 @@ def _screen(
     received: ModelVectors,
     workspace: Workspace,
     row: int,
-    weighted_by_key: str,
-    max_num_examples: int,
+    limits: ReplyLimits,
+    asked_at: float,
 ) -> AcceptedReply:
     content = reply.content
     # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
     # until the garbage collector comes by.
     of_arrays = [record for record in content.values() if isinstance(record, ArrayRecord)]
-    of_metrics = [record for record in content.values() if isinstance(record, MetricRecord)]
-    if len(of_arrays) != 1 or len(of_metrics) != 1 or len(content) != 2:
-        raise ReplyError(
-            f"expected one ArrayRecord and one MetricRecord, got {len(of_arrays)} and "
-            f"{len(of_metrics)} among {len(content)} records"
-        )
-    arrays, metrics = of_arrays[0], of_metrics[0]
-    num_examples = _screen_num_examples(metrics, weighted_by_key, max_num_examples)
+    if len(of_arrays) != 1:
+        raise ReplyError(f"expected one ArrayRecord, got {len(of_arrays)}")
+    arrays = of_arrays[0]
+    # One hundredth and a second more, for a clock that runs fast.
+    max_seconds = 1.01 * (time.perf_counter() - asked_at) + 1.0
+    reported = screen_records(content, limits, max_seconds)
     workspace.layout.check(arrays)
     workspace.layout.check_variances(arrays)
     unpacked = workspace.layout.unpack_update(
@@ -201,78 +209,9 @@ def _screen(
     )
     return AcceptedReply(
         node=node,
-        num_examples=num_examples,
-        metrics=_credible(metrics) | {weighted_by_key: num_examples},
+        reported=reported,
         arrays=arrays,
         squared_norm=unpacked.squared_norm,
         counters=unpacked.counters,
         advances=unpacked.advances,
     )
-
-
-def _screen_num_examples(metrics: MetricRecord, key: str, maximum: int) -> int:
-    if key not in metrics:
-        raise ReplyError(f"metric {key!r} is missing")
-    value = metrics[key]
-    if isinstance(value, list) or not math.isfinite(value) or value != int(value):
-        raise ReplyError(f"metric {key!r} is {str(value)[:40]}, not a whole number")
-    if not 1 <= value <= maximum:
-        raise ReplyError(f"metric {key!r} is {value:g}; allowed: 1 to {maximum}")
-    return int(value)
-
-
-def _credible(metrics: MetricRecord) -> Metrics:
-    """Return a reply's metrics without NaN and absurdly large values, which spoil sums."""
-    return {
-        name: value
-        for name, value in metrics.items()
-        if all(abs(v) <= MAX_MAGNITUDE for v in (value if isinstance(value, list) else [value]))
-    }
-
-
-def screen_evaluations(
-    replies: Sequence[Message], weighted_by_key: str, max_num_examples: int
-) -> list[Metrics]:
-    """Return the metrics of well-formed evaluation replies."""
-    accepted = []
-    for reply in replies:
-        try:
-            if reply.has_error():
-                raise ReplyError(f"client error {reply.error.code}: {reply.error.reason}"[:500])
-            (metrics,) = reply.content.metric_records.values()
-            num_examples = _screen_num_examples(metrics, weighted_by_key, max_num_examples)
-            accepted.append(_credible(metrics) | {weighted_by_key: num_examples})
-        except Exception as error:  # nothing a client sends may stop the server
-            logger.warning("evaluation of node %d refused: %s", reply.metadata.src_node_id, error)
-    return accepted
-
-
-def aggregate_metrics(
-    reported: Sequence[Metrics], aggregate: MetricsAggregation, weighted_by_key: str
-) -> MetricRecord | None:
-    """Return what Flower's ``aggregate`` makes of the metrics that all clients report."""
-    try:
-        return aggregate(common_metrics(reported), weighted_by_key) if reported else None
-    except Exception as error:  # metrics are the clients' words: they must not stop a run
-        logger.warning("the clients' metrics could not be aggregated: %r", error)
-        return None
-
-
-def common_metrics(reported: Sequence[Metrics]) -> list[RecordDict]:
-    """Return records with one ``"metrics"`` each that holds only what all clients report.
-
-    Flower's aggregation of metrics fails if one client's keys or list lengths differ.
-    """
-    shared = [
-        name
-        for name, value in (reported[0] if reported else {}).items()
-        if all(name in r and _length(r[name]) == _length(value) for r in reported)
-    ]
-    return [
-        RecordDict({"metrics": MetricRecord({name: metrics[name] for name in shared})})
-        for metrics in reported
-    ]
-
-
-def _length(value: float | list[int] | list[float]) -> int:
-    return len(value) if isinstance(value, list) else -1

@@ -67,10 +67,11 @@ class ClientRow:
     contribution: float | None
     weight: float | None
     accumulative_influence: float | None
-    num_examples: int | None
+    num_examples: float | None
     train_seconds: float | None
     train_loss: float | None
     rejection: str
+    note: str = ""
 
 
 # What a run writes, and a new run in the same place removes; nothing else there is touched.
@@ -164,6 +165,7 @@ class RunRecorder:
                 train_seconds=client.train_seconds,
                 train_loss=client.train_loss,
                 rejection=client.rejection,
+                note=client.note,
             )
             for client in report.clients
         ]
@@ -344,4 +346,7 @@ def _mean(values: Iterable[float]) -> float | None:
 def _cell(value: object) -> object:
     if isinstance(value, bool):
         return int(value)
+    # A spreadsheet would take such a text, which a client may have written, for a formula.
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return "'" + value
     return "" if value is None else value

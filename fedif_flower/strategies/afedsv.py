@@ -5,7 +5,7 @@ It differs from FedIF in its valuation (and in where contributions start), nothi
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.contribution import ContributionStrategy
@@ -38,14 +38,14 @@ class AFedSV(ContributionStrategy):
         validation's own).
     round_normalization, smooth_update, weight_scope, num_clients
         As in :class:`~fedif_flower.strategies.contribution.ContributionStrategy`.
-    **base
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
         self,
         validation: Validation,
-        *,
+        *flower: Any,
         gamma: float = 0.3,
         initial: float = 0.5,
         shapley_estimator: str = "complementary",
@@ -65,6 +65,7 @@ class AFedSV(ContributionStrategy):
                 utility=shapley_utility,
                 seed=base.get("seed", 0),
             ),
+            *flower,
             gamma=gamma,
             initial=initial,
             round_normalization=round_normalization,

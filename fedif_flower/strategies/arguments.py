@@ -1,4 +1,11 @@
-"""The keyword arguments that every strategy here passes on to the base."""
+"""The arguments that every strategy here passes on to the base.
+
+``*flower`` are those of Flower's ``FedAvg`` by position: ``fraction_train, fraction_evaluate,
+min_train_nodes, min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn``. What a strategy needs beside
+them (a validation set, a model) comes first, as in ``FedIF(validation, 0.1, 0.0)``; settings of
+its own are given by name.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ from typing import TypedDict
 
 import torch
 
-from fedif_flower.messages.screening import MetricsAggregation
+from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.strategies.nodes import Identify
 from fedif_flower.strategies.reports import OnRound
 
@@ -32,7 +39,8 @@ class BaseArguments(TypedDict, total=False):
     node_timeout: float
     min_valid_replies: int
     max_failed_rounds: int
-    max_num_examples: int
+    max_num_examples: float
+    max_examples_ratio: float
     update_clipping: float
     device: str | torch.device
     on_round: OnRound | None

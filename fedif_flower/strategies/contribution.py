@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -40,7 +40,7 @@ class ContributionStrategy(ScreenedStrategy):
         :meth:`~fedif_flower.valuation.ledger.ContributionLedger.population_weights`).
     num_clients : int, optional
         K for ``"population"``; default: every node seen so far.
-    **base
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`; ``trainable_keys`` and
         ``tied_keys`` default to the valuation's own.
     """
@@ -48,7 +48,7 @@ class ContributionStrategy(ScreenedStrategy):
     def __init__(
         self,
         valuation: Valuation,
-        *,
+        *flower: Any,
         gamma: float = 0.3,
         initial: float = 0.0,
         round_normalization: bool = True,
@@ -63,7 +63,7 @@ class ContributionStrategy(ScreenedStrategy):
             )
         base.setdefault("trainable_keys", valuation.parameter_names)
         base.setdefault("tied_keys", valuation.tied_names)
-        super().__init__(**base)
+        super().__init__(*flower, **base)
         self.valuation = valuation
         self.ledger = ContributionLedger(gamma, initial=initial, smooth_update=smooth_update)
         self.round_normalization = round_normalization
@@ -73,6 +73,11 @@ class ContributionStrategy(ScreenedStrategy):
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the contributions too."""
         return super().stateful() | {"ledger": self.ledger}
+
+    @property
+    def contributions(self) -> dict[str, float]:
+        r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
+        return {self.nodes.label(i): score for i, score in self.ledger.scores.items()}
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
         """Let the valuation begin while the clients train."""

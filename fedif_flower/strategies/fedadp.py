@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -22,12 +22,12 @@ class FedAdp(ScreenedStrategy):
     ----------
     alpha : float
         Steepness of the weights, > 0.
-    **base
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
-    def __init__(self, *, alpha: float = 5.0, **base: Unpack[BaseArguments]) -> None:
-        super().__init__(**base)
+    def __init__(self, *flower: Any, alpha: float = 5.0, **base: Unpack[BaseArguments]) -> None:
+        super().__init__(*flower, **base)
         self.rule = FedAdpRule(alpha)
 
     def stateful(self) -> dict[str, Stateful]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.contribution import ContributionStrategy
@@ -35,7 +35,7 @@ class FedIF(ContributionStrategy):
         Take the validation gradient while the clients train.
     num_clients : int, optional
         All clients K, for ``weight_scope="population"``; default: every node seen so far.
-    **base
+    *flower, **base
         Flower's ``FedAvg`` arguments and those of
         :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
 
@@ -49,7 +49,7 @@ class FedIF(ContributionStrategy):
     def __init__(
         self,
         validation: Validation,
-        *,
+        *flower: Any,
         gamma: float = 0.3,
         weight_normalization: bool = True,
         round_normalization: bool = True,
@@ -63,6 +63,7 @@ class FedIF(ContributionStrategy):
             InfluenceValuation(
                 validation, weight_normalization=weight_normalization, overlap=overlap
             ),
+            *flower,
             gamma=gamma,
             round_normalization=round_normalization,
             smooth_update=smooth_update,

@@ -6,7 +6,7 @@ Paper: https://arxiv.org/abs/1812.06127
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Unpack
+from typing import Any, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -26,14 +26,16 @@ class FedProx(FedAvg):
     ----------
     proximal_mu : float
         :math:`\mu`, >= 0; at 0 this is FedAvg.
-    **base
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
-    def __init__(self, *, proximal_mu: float = 0.01, **base: Unpack[BaseArguments]) -> None:
+    def __init__(
+        self, *flower: Any, proximal_mu: float = 0.01, **base: Unpack[BaseArguments]
+    ) -> None:
         if proximal_mu < 0:
             raise ConfigError(f"proximal-mu = {proximal_mu}; allowed: >= 0")
-        super().__init__(**base)
+        super().__init__(*flower, **base)
         self.proximal_mu = proximal_mu
 
     def configure_train(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.arguments import BaseArguments
@@ -19,7 +19,7 @@ class FedSV(AFedSV):
     def __init__(
         self,
         validation: Validation,
-        *,
+        *flower: Any,
         shapley_estimator: str = "permutation",
         shapley_samples: int = 50,
         shapley_utility: Metric = "accuracy",
@@ -27,6 +27,7 @@ class FedSV(AFedSV):
     ) -> None:
         super().__init__(
             validation,
+            *flower,
             initial=0.0,
             smooth_update=False,
             shapley_estimator=shapley_estimator,

@@ -1,68 +1,165 @@
-"""Flower's own aggregation rules, with replies screened as by every strategy here."""
+"""Flower's own aggregation rules behind our screening: any of them, by the instance."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.messages.layout import ModelVectors
+from fedif_flower.messages.metrics import scalar
 from fedif_flower.messages.screening import AcceptedReply
-from fedif_flower.round import Aggregation, largest_counters
+from fedif_flower.round import Aggregation, combine, largest_counters
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.state import Stateful
+
+_SAMPLING = (
+    *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes"),
+    *("min_available_nodes", "weighted_by_key", "arrayrecord_key", "configrecord_key"),
+)
 
 
 class FlowerRule(ScreenedStrategy):
     """Screen and sort the replies, then let one of Flower's strategies aggregate them.
 
-    Its rule sees every array of the model, batch-norm statistics and counters included, as it
-    does in Flower itself. Integer arrays take the clients' maximum: a mean of indices, rounded
-    down, is none.
+    Its rule sees every floating-point array of the model, batch-norm statistics included, as it
+    does in Flower itself, and integer arrays as well. A server optimiser (``FedAdagrad``,
+    ``FedAdam``, ``FedYogi``, ``FedAvgM``, ``QFedAvg``) sees the trainable parameters alone, so give
+    ``trainable_keys``: batch-norm statistics are averaged, since a variance that takes an
+    optimiser's step can become negative.
+
+    ``QFedAvg`` weighs by the losses that clients report: a reply without one is refused, but one
+    that exaggerates gains weight.
 
     Parameters
     ----------
     inner : flwr.serverapp.strategy.FedAvg
-        A strategy whose ``aggregate_train`` is the rule, e.g. ``FedMedian()``.
-    **base
+        A strategy whose ``aggregate_train`` is the rule, e.g. ``FedMedian()``. What it says of
+        sampling and of keys is replaced by this strategy's own.
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+
+    Raises
+    ------
+    ConfigError
+        If ``inner`` cannot work so: it is none of Flower's rules on arrays.
     """
 
     keep_arrays = True
 
-    def __init__(self, inner: FlowerFedAvg, **base: Unpack[BaseArguments]) -> None:
-        super().__init__(**base)
+    def __init__(self, inner: FlowerFedAvg, *flower: Any, **base: Unpack[BaseArguments]) -> None:
+        _require_fit(inner)
+        super().__init__(*flower, **base)
         if self.update_clipping:
             raise ConfigError(
                 f"update-clipping = {self.update_clipping:g}; allowed with Flower's own rules: 0"
             )
         self.inner = inner
-        self.inner.weighted_by_key = self.weighted_by_key
+        self.rule_state = _RuleState(inner)
+        for name in _SAMPLING:
+            setattr(inner, name, getattr(self, name))
+        # Only Flower's server optimisers keep the model that they step from.
+        self._is_optimizer = hasattr(inner, "current_arrays")
+        self._loss_key: str | None = getattr(inner, "train_loss_key", None)
+        if self._loss_key is not None:
+            self.limits = replace(self.limits, required_metrics=(self._loss_key,))
 
     def summary(self) -> None:
         """Log the inner strategy's settings."""
         self.inner.summary()
 
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the parts that remember earlier rounds: the optimiser's moments too."""
+        return super().stateful() | {"rule": self.rule_state}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let the rule see the model and add to ``config``; then draw clients as ever."""
+        self.vectors(arrays)  # The layout is read off the first model.
+        if self._is_optimizer:
+            # FedAvgM would go on from a model of its own, even if the round then failed.
+            self.inner.current_arrays = None  # type: ignore[attr-defined]
+        try:
+            self.inner.fraction_train = 0.0  # It draws nobody.
+            handed = ArrayRecord(self._handed(arrays))
+            self.inner.configure_train(server_round + self.completed_rounds, handed, config, grid)
+        finally:
+            self.inner.fraction_train = self.fraction_train
+        return super().configure_train(server_round, arrays, config, grid)
+
     def _combine(
         self, server_round: int, accepted: Sequence[AcceptedReply]
     ) -> tuple[ModelVectors, Aggregation]:
-        with _cheap_collections():
-            arrays, _ = self.inner.aggregate_train(
-                server_round, _messages(accepted, self.weighted_by_key, self.layout.constants)
-            )
-        if arrays is None:
-            raise ValuationError(f"{type(self.inner).__name__} made no model of the replies")
         # The rule works coordinate by coordinate: NaN says that no client has a weight of its own.
         weights = torch.full((len(accepted),), float("nan"))
         counters = largest_counters([reply.counters for reply in accepted], weights)
-        return replace(self.layout.cast(arrays), counters=counters), Aggregation(weights=weights)
+        before = self.rule_state.remember()
+        try:
+            vectors = self._apply(server_round, accepted)
+        except Exception as error:  # Flower's rules raise what they like: the round fails
+            self.rule_state.restore(before)
+            name = type(self.inner).__name__
+            raise ValuationError(f"{name} made no model of the replies: {error}") from error
+        if self._is_optimizer:
+            updates = self._updates(server_round, accepted)
+            shares = updates.num_examples / updates.num_examples.sum()
+            buffers = combine(updates.global_buffers, updates.buffer_updates, shares).cpu()
+            vectors = replace(vectors, buffers=buffers)
+        return replace(vectors, counters=counters), Aggregation(weights=weights)
+
+    def _apply(self, server_round: int, accepted: Sequence[AcceptedReply]) -> ModelVectors:
+        """Return what the rule makes of the replies; what it did not see is as it was sent."""
+        messages = [self._message(reply) for reply in accepted]
+        with _cheap_collections():
+            arrays, _ = self.inner.aggregate_train(server_round, messages)
+        if arrays is None:
+            raise ValuationError("it returned nothing")
+        received = {} if self._record is None else self._record
+        vectors = self.layout.cast({**received, **arrays})
+        self.layout.check_variances(self.layout.to_arrays(vectors))
+        return vectors
+
+    def _message(self, reply: AcceptedReply) -> Message:
+        """Rebuild a reply with nothing in it but what the rule needs."""
+        assert reply.arrays is not None  # keep_arrays
+        metrics = {self.weighted_by_key: reply.num_examples}
+        if self._loss_key is not None:
+            loss = scalar(reply.reported.metrics, self._loss_key)
+            assert loss is not None  # it is required
+            metrics[self._loss_key] = loss
+        arrays = ArrayRecord(self._handed(reply.arrays))
+        content = RecordDict({"arrays": arrays, "metrics": MetricRecord(dict(metrics))})
+        return Message(content, reply.node.node_id, MessageType.TRAIN)
+
+    def _handed(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the arrays that the rule sees.
+
+        Constants stay away: the distance between two masks of -inf is NaN.
+        """
+        if not self._is_optimizer:
+            constants = self.layout.constants
+            return {name: array for name, array in arrays.items() if name not in constants}
+        return {spec.name: arrays[spec.name] for spec in self.layout.trainable}
 
 
 @contextmanager
@@ -79,18 +176,58 @@ def _cheap_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _messages(
-    accepted: Sequence[AcceptedReply], weighted_by_key: str, constants: Collection[str]
-) -> list[Message]:
-    """Rebuild replies with nothing in them but arrays to aggregate and the number of examples.
+class _RuleState:
+    """The moments that Flower's server optimisers keep from round to round."""
 
-    Constants stay away: the distance between two masks of -inf is NaN.
-    """
-    messages = []
-    for reply in accepted:
-        assert reply.arrays is not None  # keep_arrays
-        metrics = MetricRecord({weighted_by_key: reply.num_examples})
-        arrays = ArrayRecord({k: v for k, v in reply.arrays.items() if k not in constants})
-        content = RecordDict({"arrays": arrays, "metrics": metrics})
-        messages.append(Message(content, reply.node.node_id, MessageType.TRAIN))
-    return messages
+    _NAMES = ("m_t", "v_t", "momentum_vector")
+
+    def __init__(self, inner: FlowerFedAvg) -> None:
+        self._inner = inner
+
+    def remember(self) -> dict[str, Any]:
+        """Return the moments; Flower's rules replace them and never change them in place."""
+        return {name: getattr(self._inner, name) for name in self._NAMES if self._has(name)}
+
+    def restore(self, moments: Mapping[str, Any]) -> None:
+        """Take over what :meth:`remember` returned."""
+        for name, value in moments.items():
+            setattr(self._inner, name, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the moments as tensors."""
+        return {k: _convert(v, torch.from_numpy) for k, v in self.remember().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self.restore({k: _convert(v, lambda t: t.numpy()) for k, v in state.items()})
+
+    def _has(self, name: str) -> bool:
+        return hasattr(self._inner, name)
+
+
+def _convert(moments: Any, convert: Any) -> Any:
+    """Apply ``convert`` to copies of all arrays of a dict or list, if there is one."""
+    if moments is None:
+        return None
+    if isinstance(moments, Mapping):
+        return {name: _convert(value, convert) for name, value in moments.items()}
+    if isinstance(moments, list):
+        return [_convert(value, convert) for value in moments]
+    return convert(np.array(moments) if not isinstance(moments, torch.Tensor) else moments.clone())
+
+
+def _require_fit(inner: object) -> None:
+    """Raise ConfigError for strategies that cannot aggregate screened arrays."""
+    name = type(inner).__name__
+    if not isinstance(inner, FlowerFedAvg):
+        raise ConfigError(
+            f"inner = {name}; allowed: FedAvg and its subclasses in flwr.serverapp.strategy. "
+            "A wrapper such as differential privacy samples and sends messages by itself"
+        )
+    if isinstance(inner, ScreenedStrategy):
+        raise ConfigError(f"inner = {name}; use it by itself: it screens replies already")
+    if isinstance(inner, flower_strategies.FedXgbBagging | flower_strategies.FedXgbCyclic):
+        raise ConfigError(
+            f"inner = {name}: it aggregates trees, whose arrays change their length; screening "
+            "needs arrays of a fixed shape"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class FLTrust(ScreenedStrategy):
         The server's root data: ``[n, ...]`` and ``[n]``.
     training : TrainingConfig
         How it trains, as a client does.
-    **base
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
@@ -41,13 +41,13 @@ class FLTrust(ScreenedStrategy):
         model: nn.Module,
         inputs: Tensor,
         labels: Tensor,
-        *,
+        *flower: Any,
         training: TrainingConfig | None = None,
         **base: Unpack[BaseArguments],
     ) -> None:
         base.setdefault("trainable_keys", trainable_names(model))
         base.setdefault("tied_keys", tied_names(model))
-        super().__init__(**base)
+        super().__init__(*flower, **base)
         self.training = training or TrainingConfig()
         self._model = copy.deepcopy(model).to(self.device)
         self._inputs, self._labels = inputs.to(self.device), labels.to(self.device)

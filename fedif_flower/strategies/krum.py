@@ -6,7 +6,7 @@ Paper: https://arxiv.org/abs/1703.02757
 from __future__ import annotations
 
 import logging
-from typing import Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 from fedif_flower.aggregators.krum import krum_scores, select_lowest
 from fedif_flower.errors import ConfigError
@@ -36,13 +36,13 @@ class Krum(ScreenedStrategy):
         ``state_dict``. With batch normalisation the latter holds counts of training steps, whose
         differences (tens) hide those of the parameters (about one): clients with equally many
         examples are then near each other, whatever they trained on.
-    **base
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
         self,
-        *,
+        *flower: Any,
         malicious_fraction: float = 0.0,
         num_selected: int = 1,
         distances: Distances = "parameters",
@@ -52,7 +52,7 @@ class Krum(ScreenedStrategy):
             raise ConfigError(f"malicious-fraction = {malicious_fraction}; allowed: 0 to 1")
         if distances not in DISTANCES:
             raise ConfigError(f"krum-distances = {distances!r}; allowed: {', '.join(DISTANCES)}")
-        super().__init__(**base)
+        super().__init__(*flower, **base)
         self.malicious_fraction = malicious_fraction
         self.num_selected = num_selected
         self.distances = distances

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.arguments import BaseArguments
@@ -20,13 +20,14 @@ class LeaveOneOut(AFedSV):
     def __init__(
         self,
         validation: Validation,
-        *,
+        *flower: Any,
         gamma: float = 0.3,
         shapley_utility: Metric = "accuracy",
         **base: Unpack[BaseArguments],
     ) -> None:
         super().__init__(
             validation,
+            *flower,
             gamma=gamma,
             initial=0.0,
             shapley_estimator="leave-one-out",

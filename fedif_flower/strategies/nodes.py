@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedif_flower.errors import TrainingFailedError
+from fedif_flower.messages.text import printable
 from fedif_flower.seeding import numpy_generator
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ UNKNOWN_PARTITION = -1
 QUERY_TIMEOUT = 60.0
 MOST_QUESTIONS = 3
 _POLL_SECONDS = 0.1
+_SHORT_ID = 8  # Digits of a node id that logs show.
 
 
 @dataclass(frozen=True, order=True)
@@ -40,16 +42,32 @@ class ClientNode:
     attack : str
         What a node in a demo or test says of its own behaviour; empty: nothing said. Only ever
         used to mark clients in a report.
+    name : str
+        What the operator calls it; empty: nothing.
+    note : str
+        What is odd about it, for logs and reports.
     """
 
     partition_id: int
     node_id: int
     attack: str = ""
+    name: str = ""
+    note: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        """Make all text fit for logs and tables: a node may have said it of itself."""
+        for text, length in (("attack", 40), ("name", 80), ("note", 200)):
+            object.__setattr__(self, text, printable(getattr(self, text), length))
 
     @property
     def label(self) -> str:
-        """How messages name it."""
-        return f"partition {self.partition_id} (node {self.node_id})"
+        """How messages name it: the operator's name or its partition, and a short id."""
+        digits = str(self.node_id)
+        node = f"node {digits if len(digits) <= _SHORT_ID else digits[:_SHORT_ID] + '..'}"
+        if self.name:
+            return f"{self.name} ({node})"
+        unnamed = self.partition_id in (UNKNOWN_PARTITION, self.node_id)
+        return node if unnamed else f"partition {self.partition_id} ({node})"
 
 
 Identify = Callable[[Grid, Sequence[int]], Iterable[ClientNode]]
@@ -115,6 +133,7 @@ class NodeDirectory:
         self._timeout = timeout
         self._known: dict[int, ClientNode] = {}
         self._questions: Counter[int] = Counter()
+        self._contested: dict[int, str] = {}
 
     @property
     def known(self) -> list[ClientNode]:
@@ -123,7 +142,11 @@ class NodeDirectory:
 
     def successors(self, nodes: Iterable[ClientNode]) -> dict[int, int]:
         """Return, by the ids of known nodes, the ids of those that now hold their partitions."""
-        now = {node.partition_id: node.node_id for node in nodes}
+        now = {
+            node.partition_id: node.node_id
+            for node in nodes
+            if node.partition_id != UNKNOWN_PARTITION
+        }
         return {
             node.node_id: now[node.partition_id]
             for node in self._known.values()
@@ -131,14 +154,15 @@ class NodeDirectory:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on: partition and attack by node id."""
-        return {"known": {n.node_id: [n.partition_id, n.attack] for n in self._known.values()}}
+        """Return everything needed to go on: partition, attack and name by node id."""
+        known = self._known.values()
+        return {"known": {n.node_id: [n.partition_id, n.attack, n.name] for n in known}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self._known = {
-            node_id: ClientNode(partition_id, node_id, attack)
-            for node_id, (partition_id, attack) in state["known"].items()
+            node_id: ClientNode(partition_id, node_id, *said)
+            for node_id, (partition_id, *said) in state["known"].items()
         }
 
     def online(self, grid: Grid, at_least: int) -> list[ClientNode]:
@@ -162,7 +186,30 @@ class NodeDirectory:
             self._known.update((n.node_id, n) for n in self._identify(grid, unknown))
         for node_id in unknown:
             self._known.setdefault(node_id, ClientNode(node_id, node_id))
-        return sorted(self._known[node_id] for node_id in node_ids)
+        return sorted(self._claimed_once([self._known[node_id] for node_id in node_ids]))
+
+    def label(self, node_id: int) -> str:
+        """How messages name a node, known or not."""
+        return self._known.get(node_id, ClientNode(UNKNOWN_PARTITION, node_id)).label
+
+    def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
+        """Give a partition that several nodes claim to none of them."""
+        claims = Counter(node.partition_id for node in nodes)
+        contested = {
+            node.node_id: f"claims partition {node.partition_id}, as another node does"
+            for node in nodes
+            if node.partition_id != UNKNOWN_PARTITION and claims[node.partition_id] > 1
+        }
+        for node_id in contested.keys() - self._contested.keys():
+            short = ClientNode(UNKNOWN_PARTITION, node_id).label
+            logger.warning("%s %s: neither has it", short, contested[node_id])
+        self._contested = contested
+        return [
+            replace(node, partition_id=UNKNOWN_PARTITION, note=contested[node.node_id])
+            if node.node_id in contested
+            else node
+            for node in nodes
+        ]
 
     def _is_unknown(self, node_id: int) -> bool:
         node = self._known.get(node_id)
@@ -177,35 +224,47 @@ def sample_clients(
     seed: int,
     server_round: int,
     probabilities: NDArray[np.float64] | None = None,
+    purpose: str = "sample-clients",
+    out_of: int | None = None,
 ) -> list[ClientNode]:
-    """Draw a round's clients, without replacement, from (seed, round) alone.
+    """Draw a round's clients, without replacement, from (purpose, seed, round) alone.
 
     Parameters
     ----------
     nodes : sequence of ClientNode
-        Who is online, ordered by partition id.
+        Who may be drawn, ordered by partition id.
     fraction : float
-        Share of them to draw, in (0, 1].
+        Share to draw, in (0, 1].
     minimum : int
         Draw at least this many.
     seed, server_round : int
         What the draw depends on.
     probabilities : ndarray, optional
         ``[len(nodes)]``, > 0, sums to 1; ``None``: uniform.
+    purpose : str
+        What they are drawn for: each purpose has draws of its own.
+    out_of : int, optional
+        How many nodes ``fraction`` is a share of; default: those that may be drawn.
     """
     # 0.29 * 100 is 28.999...: the share is meant, not its rounding error.
-    size = min(max(int(fraction * len(nodes) + 1e-9), minimum), len(nodes))
-    generator = numpy_generator("sample-clients", seed, server_round)
+    share = int(fraction * (out_of or len(nodes)) + 1e-9)
+    size = min(max(share, minimum), len(nodes))
+    generator = numpy_generator(purpose, seed, server_round)
     chosen = generator.choice(len(nodes), size=size, replace=False, p=probabilities)
     return [nodes[index] for index in sorted(chosen)]
 
 
 def _read_answer(node_id: int, content: RecordDict) -> ClientNode:
+    """Return what a node says of itself; without a partition where that is no such thing."""
     try:
         answer = content.config_records["node"]
         partition_id, attack = answer["partition-id"], answer["attack"]
-        if isinstance(partition_id, int) and 0 <= partition_id < 2**31 and isinstance(attack, str):
-            return ClientNode(partition_id, node_id, attack[:40])
+        # A bool is an int, too.
+        if type(partition_id) is int and 0 <= partition_id < 2**31 and isinstance(attack, str):
+            return ClientNode(partition_id, node_id, attack)
+        note = f"claims partition {partition_id!r:.40}"
     except Exception as error:  # a hostile answer must not stop the server
-        logger.warning("node %d: unreadable answer to the query: %r", node_id, error)
-    return ClientNode(UNKNOWN_PARTITION, node_id)
+        note = f"unreadable answer to the query: {error!r:.100}"
+    nameless = ClientNode(UNKNOWN_PARTITION, node_id, note=note)
+    logger.warning("%s: %s", nameless.label, nameless.note)
+    return nameless

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +10,25 @@ from typing import Any
 
 from torch import Tensor
 
+from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
 from fedif_flower.messages.screening import AcceptedReply, Screening
+from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation
 from fedif_flower.strategies.nodes import ClientNode
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ClientReport:
-    """One client in one round; a number is ``None`` where the rule has no such thing."""
+    """One client in one round; a number is ``None`` where the rule has no such thing.
+
+    ``note`` says what is odd about a client or its reply that was accepted nevertheless.
+    """
 
     node: ClientNode
     rejection: str = ""
-    num_examples: int | None = None
+    num_examples: float | None = None
     train_seconds: float | None = None
     train_loss: float | None = None
     score: float | None = None
@@ -28,6 +36,7 @@ class ClientReport:
     contribution: float | None = None
     accumulative: float | None = None
     weight: float | None = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,9 @@ def round_report(
     aggregation_seconds: float,
 ) -> RoundReport:
     """Return the report of a round; ``aggregation`` is ``None`` where the round failed."""
-    refused = [ClientReport(reply.node, reply.reason) for reply in screening.refused]
+    refused = [
+        ClientReport(reply.node, reply.reason, note=reply.node.note) for reply in screening.refused
+    ]
     return RoundReport(
         server_round=server_round,
         clients=(*accepted_reports(screening.accepted, aggregation), *refused),
@@ -69,6 +80,13 @@ def round_report(
         aggregation_seconds=aggregation_seconds,
         evaluations=aggregation.evaluations if aggregation else 0,
     )
+
+
+def log_remarks(report: RoundReport) -> None:
+    """Warn of every refused reply, and of what is odd about accepted ones."""
+    for client in report.clients:
+        for remark in filter(None, (client.rejection, client.note)):
+            logger.warning("round %d: %s: %s", report.server_round, client.node.label, remark)
 
 
 def accepted_reports(
@@ -93,18 +111,14 @@ def accepted_reports(
         ClientReport(
             node=reply.node,
             num_examples=reply.num_examples,
-            train_seconds=_scalar(reply, "train-seconds"),
-            train_loss=_scalar(reply, "train-loss"),
+            train_seconds=scalar(reply.reported.metrics, TRAIN_SECONDS),
+            train_loss=scalar(reply.reported.metrics, TRAIN_LOSS),
             score=score,
             normalized=normalized,
             contribution=contribution,
             accumulative=accumulative,
             weight=None if math.isnan(weight) else weight,
+            note=printable("; ".join(filter(None, (reply.node.note, *reply.reported.notes)))),
         )
         for reply, score, normalized, contribution, accumulative, weight in columns
     ]
-
-
-def _scalar(reply: AcceptedReply, name: str) -> float | None:
-    value = reply.metrics.get(name)
-    return float(value) if isinstance(value, int | float) else None

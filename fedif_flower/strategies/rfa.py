@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from fedif_flower.aggregators import geometric_median_weights
 from fedif_flower.round import Aggregation, RoundUpdates
@@ -21,14 +21,14 @@ class RFA(ScreenedStrategy):
         Steps of the smoothed Weiszfeld algorithm, >= 1.
     nu : float
         Smoothing of distances, > 0.
-    **base
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
-        self, *, iterations: int = 3, nu: float = 1e-6, **base: Unpack[BaseArguments]
+        self, *flower: Any, iterations: int = 3, nu: float = 1e-6, **base: Unpack[BaseArguments]
     ) -> None:
-        super().__init__(**base)
+        super().__init__(*flower, **base)
         self.iterations = iterations
         self.nu = nu
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.nodes import ClientNode, sample_clients
+from fedif_flower.strategies.nodes import ClientNode
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
@@ -40,14 +40,14 @@ class SFedAvg(ScreenedStrategy):
         Share of the old relevance that stays, in [0, 1).
     shapley_estimator, shapley_samples, shapley_utility
         As in :class:`~fedif_flower.strategies.afedsv.AFedSV`.
-    **base
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
         self,
         validation: Validation,
-        *,
+        *flower: Any,
         alpha: float = 0.75,
         shapley_estimator: str = "permutation",
         shapley_samples: int = 50,
@@ -56,7 +56,7 @@ class SFedAvg(ScreenedStrategy):
     ) -> None:
         base.setdefault("trainable_keys", validation.parameter_names)
         base.setdefault("tied_keys", validation.tied_names)
-        super().__init__(**base)
+        super().__init__(*flower, **base)
         self.valuation = ShapleyValuation(
             validation,
             estimator=shapley_estimator,
@@ -80,14 +80,7 @@ class SFedAvg(ScreenedStrategy):
         )
         # One absurd value must not leave the others without any chance: too few could be drawn.
         chances = relevance.softmax(dim=0).clamp_min(_LEAST_CHANCE)
-        return sample_clients(
-            nodes,
-            self.fraction_train,
-            self.min_train_nodes,
-            self.seed,
-            server_round,
-            probabilities=(chances / chances.sum()).numpy(),
-        )
+        return self.draw(nodes, server_round, (chances / chances.sum()).numpy())
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return FedAvg's weights ``[m]``; the Shapley values only move the relevance."""

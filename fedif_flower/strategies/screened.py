@@ -13,37 +13,33 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.messages.layout import ModelVectors, ParameterLayout
+from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, average_metrics
+from fedif_flower.messages.metrics import ReplyLimits
 from fedif_flower.messages.screened_grid import screened
-from fedif_flower.messages.screening import (
-    AcceptedReply,
-    MetricsAggregation,
-    Screening,
-    Workspace,
-    aggregate_metrics,
-    screen_evaluations,
-    screen_replies,
-)
+from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace, screen_replies
 from fedif_flower.round import Aggregation, RoundUpdates, clip, combine, largest_counters
-from fedif_flower.strategies.failures import FailureCount
+from fedif_flower.strategies.evaluation import ClientEvaluation
+from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.nodes import ClientNode, Identify, NodeDirectory, sample_clients
-from fedif_flower.strategies.reports import OnRound, round_report
+from fedif_flower.strategies.reports import OnRound, log_remarks, round_report
 from fedif_flower.strategies.state import Stateful
 
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(FlowerFedAvg):
-    """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failing rounds.
+class ScreenedStrategy(ClientEvaluation):
+    """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
     :meth:`select` if it does not draw clients uniformly; :meth:`stateful` if it remembers rounds.
@@ -53,7 +49,10 @@ class ScreenedStrategy(FlowerFedAvg):
     fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes, min_available_nodes,
     weighted_by_key, arrayrecord_key, configrecord_key, train_metrics_aggr_fn,
     evaluate_metrics_aggr_fn
-        As in :class:`flwr.serverapp.strategy.FedAvg`.
+        As in :class:`flwr.serverapp.strategy.FedAvg`, also by position. ``weighted_by_key`` may
+        name any number > 0. The functions receive one RecordDict for each accepted reply, with
+        every record but the model's arrays; by default, the mean of each metric is taken
+        (see :func:`~fedif_flower.messages.metrics.average_metrics`).
     trainable_keys : sequence of str, optional
         Names of the trainable parameters, in the order of the vector [d]; other floating-point
         arrays never enter norms, distances or influences. ``None``: all floating-point arrays.
@@ -65,15 +64,20 @@ class ScreenedStrategy(FlowerFedAvg):
     identify : callable, optional
         Names nodes (see :class:`~fedif_flower.strategies.nodes.NodeDirectory`).
     node_timeout : float
-        Seconds to wait for ``min_available_nodes`` before the first round, and for
-        ``min_train_nodes`` in every other.
+        Seconds to wait for ``min_train_nodes``, and before the first round for
+        ``min_available_nodes`` as well.
     min_valid_replies : int
         With fewer, the round fails: the old model is kept.
     max_failed_rounds : int
-        The run stops with an error after this many rounds in a row that failed, or in which more
-        than half of the clients raised an error or did not answer.
-    max_num_examples : int
+        The run stops with an error where more than half of the members gave no usable reply this
+        many times in a row that they were asked, and after this many rounds in a row that failed
+        although replies were usable (see
+        :class:`~fedif_flower.strategies.failures.MemberFailures`).
+    max_num_examples : float
         A client that claims to have more examples is refused.
+    max_examples_ratio : float
+        No client counts for more examples than this many times the round's median, >= 1; it is
+        not refused. 0: no such bound.
     update_clipping : float
         Longer updates are shortened to so many times the round's median length (see
         :func:`~fedif_flower.aggregators.clipping_factors`), buffers by their own; 0: none is.
@@ -87,7 +91,6 @@ class ScreenedStrategy(FlowerFedAvg):
 
     def __init__(
         self,
-        *,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 1.0,
         min_train_nodes: int = 2,
@@ -98,6 +101,7 @@ class ScreenedStrategy(FlowerFedAvg):
         configrecord_key: str = "config",
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
         trainable_keys: Sequence[str] | None = None,
         tied_keys: Mapping[str, str] | None = None,
         seed: int = 0,
@@ -105,7 +109,8 @@ class ScreenedStrategy(FlowerFedAvg):
         node_timeout: float = 600.0,
         min_valid_replies: int = 1,
         max_failed_rounds: int = 3,
-        max_num_examples: int = 10_000_000,
+        max_num_examples: float = 10_000_000,
+        max_examples_ratio: float = 10.0,
         update_clipping: float = 0.0,
         device: str | torch.device = "auto",
         on_round: OnRound | None = None,
@@ -119,25 +124,26 @@ class ScreenedStrategy(FlowerFedAvg):
             weighted_by_key=weighted_by_key,
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
-            train_metrics_aggr_fn=train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
+            train_metrics_aggr_fn=train_metrics_aggr_fn or average_metrics,
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or average_metrics,
         )
         self.trainable_keys = trainable_keys
         self.tied_keys = tied_keys
         self.seed = seed
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
-        self.max_num_examples = max_num_examples
+        self.limits = ReplyLimits(weighted_by_key, max_num_examples, max_examples_ratio)
         self.update_clipping = update_clipping
         self.device = select_device(device)
         self.on_round = on_round
-        self.failures = FailureCount(max_failed_rounds)
+        self.failures = MemberFailures(max_failed_rounds)
         # Rounds of an earlier process: Flower counts those of this one, from 1.
         self.completed_rounds = 0
         self._workspace: Workspace | None = None
         self._record: ArrayRecord | None = None
         self._vectors: ModelVectors | None = None
         self._proven: ArrayRecord | None = None  # The last model from which a round succeeded.
+        self._online: list[ClientNode] = []
         self._asked: dict[int, ClientNode] = {}
         self._started = 0.0
 
@@ -148,9 +154,24 @@ class ScreenedStrategy(FlowerFedAvg):
         raise NotImplementedError(f"{type(self).__name__} does not say how to weigh a round")
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-        """Draw the round's clients from those online, by (seed, round)."""
+        """Draw the round's clients from those that may be asked, by (seed, round)."""
+        return self.draw(nodes, server_round)
+
+    def draw(
+        self,
+        nodes: Sequence[ClientNode],
+        server_round: int,
+        probabilities: NDArray[np.float64] | None = None,
+    ) -> list[ClientNode]:
+        """Draw ``fraction_train`` of all nodes online, but only from ``nodes``."""
         return sample_clients(
-            nodes, self.fraction_train, self.min_train_nodes, self.seed, server_round
+            nodes,
+            self.fraction_train,
+            self.min_train_nodes,
+            self.seed,
+            server_round,
+            probabilities,
+            out_of=max(len(self._online), len(nodes)),
         )
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
@@ -187,11 +208,12 @@ class ScreenedStrategy(FlowerFedAvg):
         if self.fraction_train == 0.0:
             return []
         server_round += self.completed_rounds
-        begun = self._record is not None or self.completed_rounds
         vectors = self.vectors(arrays)  # A model that cannot be averaged is refused right here.
-        needed = self.min_train_nodes if begun else self.min_available_nodes
-        nodes = self.nodes.online(grid, max(needed, 1))
-        sampled = self.select(nodes, server_round)
+        needed = max(self.min_train_nodes, 1)
+        begun = self._asked or self.completed_rounds
+        nodes = self.nodes.online(grid, needed if begun else max(needed, self.min_available_nodes))
+        self._online = nodes
+        sampled = self.select(self.failures.available(nodes, server_round, needed), server_round)
         self._asked = {node.node_id: node for node in sampled}
         self.prepare(vectors.params, self.layout.named_buffers(vectors))
         logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
@@ -214,48 +236,34 @@ class ScreenedStrategy(FlowerFedAvg):
             self._asked,
             self._vectors,
             self._workspace,
-            weighted_by_key=self.weighted_by_key,
-            max_num_examples=self.max_num_examples,
+            self.limits,
+            asked_at=self._started,
             keep_arrays=self.keep_arrays,
         )
         started = time.perf_counter() - screening.seconds
         arrays, aggregation = self._aggregate(server_round, screening)
-        self._report(
+        report = round_report(
             server_round,
             screening,
             aggregation,
             round_seconds=started - self._started,
             aggregation_seconds=time.perf_counter() - started,
         )
-        self.failures.update(server_round, screening, len(self._asked), failed=aggregation is None)
+        log_remarks(report)
+        if self.on_round is not None:
+            self.on_round(report)
+        enough = len(screening.accepted) >= self.min_valid_replies
+        self.failures.update(
+            server_round,
+            screening,
+            self._asked.values(),
+            self._online,
+            failed=enough and aggregation is None,
+        )
         if aggregation is None:
             return arrays, None
-        reported = [reply.metrics for reply in screening.accepted]
-        return arrays, aggregate_metrics(reported, self.train_metrics_aggr_fn, self.weighted_by_key)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Draw the clients that evaluate the new model, from (seed, round) too."""
-        if self.fraction_evaluate == 0.0:
-            return []
-        server_round += self.completed_rounds
-        nodes = self.nodes.online(grid, max(self.min_evaluate_nodes, 1))
-        sampled = sample_clients(
-            nodes, self.fraction_evaluate, self.min_evaluate_nodes, self.seed, server_round
-        )
-        config["server-round"] = server_round
-        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self._construct_messages(record, [n.node_id for n in sampled], MessageType.EVALUATE)
-
-    def aggregate_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002 (Flower's signature)
-        replies: Iterable[Message],
-    ) -> MetricRecord | None:
-        """Average the metrics of every well-formed evaluation reply."""
-        reported = screen_evaluations(list(replies), self.weighted_by_key, self.max_num_examples)
-        return aggregate_metrics(reported, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
+        records = [reply.reported.records for reply in screening.accepted]
+        return arrays, aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
 
     # -- the round ------------------------------------------------------------------------------
 
@@ -338,25 +346,3 @@ class ScreenedStrategy(FlowerFedAvg):
             split_buffers=self.layout.split_buffers,
             counters=[reply.counters for reply in accepted],
         )
-
-    def _report(
-        self,
-        server_round: int,
-        screening: Screening,
-        aggregation: Aggregation | None,
-        *,
-        round_seconds: float,
-        aggregation_seconds: float,
-    ) -> None:
-        for refused in screening.refused:
-            logger.warning("round %d: %s: %s", server_round, refused.node.label, refused.reason)
-        if self.on_round is not None:
-            self.on_round(
-                round_report(
-                    server_round,
-                    screening,
-                    aggregation,
-                    round_seconds=round_seconds,
-                    aggregation_seconds=aggregation_seconds,
-                )
-            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
@@ -65,11 +65,13 @@ class ShapFed(ContributionStrategy):
         See :class:`ShapFedValuation`.
     gamma : float
         Rate of the smooth update, in (0, 1].
-    **base
+    *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
-        self, model: nn.Module, *, gamma: float = 0.5, **base: Unpack[BaseArguments]
+        self, model: nn.Module, *flower: Any, gamma: float = 0.5, **base: Unpack[BaseArguments]
     ) -> None:
-        super().__init__(ShapFedValuation(model), gamma=gamma, round_normalization=False, **base)
+        super().__init__(
+            ShapFedValuation(model), *flower, gamma=gamma, round_normalization=False, **base
+        )

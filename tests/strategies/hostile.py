@@ -113,7 +113,6 @@ HOSTILE: dict[str, Spoil] = {
     "no arrays": lambda arrays, metrics: arrays.clear(),
     "nan examples": _metric(float("nan")),
     "inf examples": _metric(float("inf")),
-    "fractional examples": _metric(1.5),
     "negative examples": _metric(-5),
     "zero examples": _metric(0),
     "absurd examples": _metric(10**15),
@@ -122,8 +121,13 @@ HOSTILE: dict[str, Spoil] = {
     "no metrics": _records(lambda a, m: {"arrays": a}),
     "no array record": _records(lambda a, m: {"metrics": m}),
     "two array records": _records(lambda a, m: {"arrays": a, "again": a, "metrics": m}),
-    "two metric records": _records(lambda a, m: {"arrays": a, "metrics": m, "again": m}),
-    "extra record": _records(lambda a, m: {"arrays": a, "metrics": m, "config": ConfigRecord()}),
+    "half a surrogate pair": lambda arrays, metrics: arrays.update(
+        {"\ud800": pack_array(np.ones(1))}
+    ),
+    "name of 100 kB": lambda arrays, metrics: arrays.update(
+        {"x" * (100_000): pack_array(np.ones(1))}
+    ),
+    "escape sequence": lambda arrays, metrics: arrays.update({"\x1b[2J\n": pack_array(np.ones(1))}),
     "empty reply": _records(lambda a, m: {}),
 }
 

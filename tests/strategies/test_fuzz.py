@@ -124,7 +124,8 @@ def test_no_reply_stops_the_server_or_gets_weight_that_is_not_due(rule, data):
     result = build(rule, reports).start(LocalGrid(clients, 4), model_arrays(model()), num_rounds=3)
     assert len(reports) == 3
     for report in reports:
-        assert report.num_accepted + report.num_rejected + report.num_failed == 4
+        # Four are asked, or three while the hostile one is paused.
+        assert report.num_accepted + report.num_rejected + report.num_failed in (3, 4)
         assert report.num_accepted >= 3
         for client in report.clients:
             if client.rejection:
@@ -147,6 +148,7 @@ def test_no_reply_stops_a_run_or_spoils_what_it_writes(tmp_path_factory, data, s
 
     chosen = {"fraction-train": 1.0, "num-server-rounds": 3, "local-epochs": 1}
     summary, model, rows = run(config(tmp_path_factory.mktemp("run"), strategy, **chosen), clients)
-    assert (summary["rounds"], len(rows)) == (3, 30)
+    assert summary["rounds"] == 3
+    assert 29 <= len(rows) <= 30  # nine, where the hostile one is paused
     assert all(torch.isfinite(value).all() for value in model.values())
     assert all(row["partition_id"] == str(HOSTILE) for row in rows if row["rejection"])

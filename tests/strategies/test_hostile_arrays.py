@@ -71,7 +71,7 @@ def test_one_client_of_five_moves_no_index(strategy, name, value):
     validation = Validation(model, torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
     base = {"fraction_evaluate": 0.0, "on_round": reports.append, "device": "cpu"}
     result = STRATEGIES[strategy](validation, base).start(
-        LocalGrid(Clients(clients), 5), model_arrays(model), num_rounds=3
+        LocalGrid(Clients(clients), 5), model_arrays(model), num_rounds=2
     )
     for report in reports:
         assert (report.num_accepted, report.num_rejected, report.failed) == (4, 1, False)

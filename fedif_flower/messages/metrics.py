@@ -1,0 +1,222 @@
+"""What a client reports beside its model, and how far it is believed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedif_flower.errors import ReplyError, require
+from fedif_flower.messages.text import printable
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, int | float | list[int] | list[float]]
+
+TRAIN_LOSS, TRAIN_SECONDS = "train-loss", "train-seconds"
+# Larger values are no figure of a training; their sums would leave floating point.
+MAX_METRIC = 1e15
+# Beside its model, a reply may hold so many bytes; all clients' are kept until the round ends.
+MAX_RECORD_BYTES = 4 << 20
+# Notes on one reply: more would fill logs.
+MAX_NOTES = 10
+
+
+@dataclass(frozen=True)
+class ReplyLimits:
+    """What a reply must report beside its model, and how much of it is believed.
+
+    Attributes
+    ----------
+    weighted_by_key : str
+        Name of the metric that holds the number of examples.
+    max_num_examples : float
+        A reply that claims more is refused.
+    max_examples_ratio : float
+        No client counts for more than so many times the round's median; 0: no such bound.
+    required_metrics : tuple of str
+        Further metrics that a reply must have, each a number >= 0.
+    """
+
+    weighted_by_key: str
+    max_num_examples: float
+    max_examples_ratio: float = 0.0
+    required_metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for bounds that no reply can keep."""
+        require(self.max_num_examples > 0, "max_num_examples", self.max_num_examples, "> 0")
+        ratio = self.max_examples_ratio
+        require(ratio == 0 or ratio >= 1, "max_examples_ratio", ratio, "0, or >= 1")
+
+
+@dataclass(frozen=True)
+class ClientRecords:
+    """A reply without its arrays, screened.
+
+    Attributes
+    ----------
+    num_examples : float
+        The client's weight: what it reports under ``weighted_by_key``.
+    metrics : dict
+        The metrics of all its MetricRecords by name; the first of a name counts.
+    records : RecordDict
+        Every record but the ArrayRecord, as it came; metrics that are no number, absurd or
+        impossible are left out, and names are printable.
+    notes : tuple of str
+        What was changed or left out, and why.
+    """
+
+    num_examples: float
+    metrics: Metrics
+    records: RecordDict
+    notes: tuple[str, ...] = ()
+
+    def bounded(self, limits: ReplyLimits, median: float, maximum: float) -> ClientRecords:
+        """Return these with ``maximum`` in place of the reported number of examples."""
+        key = limits.weighted_by_key
+        note = (
+            f"{key} is {self.num_examples:g}, more than {limits.max_examples_ratio:g} times the "
+            f"round's median of {median:g}: counts as {maximum:g}"
+        )
+        records = RecordDict(dict(self.records))
+        for name, record in self.records.items():
+            if isinstance(record, MetricRecord) and key in record:
+                records[name] = MetricRecord({**record, key: maximum})
+        return ClientRecords(maximum, self.metrics | {key: maximum}, records, (*self.notes, note))
+
+
+def screen_records(
+    content: RecordDict, limits: ReplyLimits, max_seconds: float = math.inf
+) -> ClientRecords:
+    """Check what a reply holds beside its arrays.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The reply.
+    limits : ReplyLimits
+        What it must report. The number of examples may be any number > 0.
+    max_seconds : float
+        No client can have trained for longer: it was asked so many seconds ago.
+
+    Raises
+    ------
+    ReplyError
+        If the number of examples or a required metric is missing or not allowed, or if the
+        records are too large.
+    """
+    # Not ``content.metric_records``: that leaves a cycle of references, and with it the arrays,
+    # until the garbage collector comes by.
+    named = [(name, r) for name, r in content.items() if not isinstance(r, ArrayRecord)]
+    size = sum(record.count_bytes() + len(name) for name, record in named)
+    if size > MAX_RECORD_BYTES:
+        raise ReplyError(
+            f"{size} bytes beside the model's arrays; allowed: at most {MAX_RECORD_BYTES}"
+        )
+    of_metrics = [record for _, record in named if isinstance(record, MetricRecord)]
+    weighted_by_key = limits.weighted_by_key
+    num_examples = _num_examples(of_metrics, weighted_by_key, limits.max_num_examples)
+    metrics: Metrics = {weighted_by_key: num_examples}
+    notes: list[str] = []
+    screened: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
+    for name, record in named:
+        if isinstance(record, MetricRecord):
+            credible = _credible(record, weighted_by_key, max_seconds, notes)
+            if weighted_by_key in record:
+                credible[weighted_by_key] = num_examples
+            metrics = credible | metrics
+            screened.setdefault(printable(name), MetricRecord(credible))
+        else:
+            screened.setdefault(printable(name), record)
+    for name in limits.required_metrics:
+        value = scalar(metrics, name)
+        if value is None or value < 0:
+            raise ReplyError(f"metric {name!r} is {value}; required: a number >= 0")
+    return ClientRecords(num_examples, metrics, RecordDict(screened), tuple(notes))
+
+
+def bound_examples(
+    reported: Sequence[ClientRecords], limits: ReplyLimits
+) -> Sequence[ClientRecords]:
+    """Let no client count for more than ``max_examples_ratio`` times the round's median.
+
+    A bound and no refusal: a client that does have many examples still takes part.
+    """
+    if not reported or not limits.max_examples_ratio:
+        return reported
+    # The lower of two middle ones: of two clients, the smaller is believed.
+    median = statistics.median_low(one.num_examples for one in reported)
+    maximum = _whole(limits.max_examples_ratio * median)
+    return [
+        one if one.num_examples <= maximum else one.bounded(limits, median, maximum)
+        for one in reported
+    ]
+
+
+def scalar(metrics: Mapping[str, object], name: str) -> float | None:
+    """Return one number of a client's metrics; ``train_loss`` and ``train-loss`` are one name."""
+    for spelling in (name, name.replace("-", "_"), name.replace("_", "-")):
+        value = metrics.get(spelling)
+        if isinstance(value, int | float):
+            return float(value)
+    return None
+
+
+def screen_evaluations(
+    replies: Iterable[Message], asked: Collection[int], limits: ReplyLimits
+) -> list[RecordDict]:
+    """Return the records of well-formed evaluation replies, one for each node that was asked."""
+    waiting, accepted = set(asked), []
+    for reply in replies:
+        node_id = reply.metadata.src_node_id
+        try:
+            if node_id not in waiting:
+                raise ReplyError("it was not asked, or has answered before")
+            waiting.remove(node_id)
+            if reply.has_error():
+                raise ReplyError(f"client error {reply.error.code}: {reply.error.reason}")
+            accepted.append(screen_records(reply.content, limits))
+        except Exception as error:  # nothing a client sends may stop the server
+            logger.warning("evaluation of node %d refused: %s", node_id, printable(error))
+    return [one.records for one in bound_examples(accepted, limits)]
+
+
+def _num_examples(records: Iterable[MetricRecord], key: str, maximum: float) -> float:
+    """Return the first number under ``key``: an int where it is a whole number."""
+    value = next((record[key] for record in records if key in record), None)
+    if value is None:
+        raise ReplyError(f"metric {key!r} is missing")
+    if isinstance(value, list) or not math.isfinite(value):
+        raise ReplyError(f"metric {key!r} is {str(value)[:40]}, not a finite number")
+    if not 0 < value <= maximum:
+        raise ReplyError(f"metric {key!r} is {value:g}; allowed: more than 0, at most {maximum:g}")
+    return _whole(value)
+
+
+def _whole(value: float) -> float:
+    """Return ``value`` as an int where it is a whole number."""
+    return int(value) if value == int(value) else value
+
+
+def _credible(
+    record: MetricRecord, weighted_by_key: str, max_seconds: float, notes: list[str]
+) -> Metrics:
+    """Return a record's metrics but for NaN and what cannot be, which ``notes`` names."""
+    credible: Metrics = {}
+    for name, value in record.items():
+        shown = name if name == weighted_by_key else printable(name)
+        numbers = value if isinstance(value, list) else [value]
+        is_time = name.replace("_", "-") == TRAIN_SECONDS
+        low, high = (0.0, min(max_seconds, MAX_METRIC)) if is_time else (-MAX_METRIC, MAX_METRIC)
+        # NaN compares as false.
+        if all(low <= number <= high for number in numbers):
+            credible.setdefault(shown, value)
+        elif len(notes) < MAX_NOTES:
+            wrong = next(number for number in numbers if not low <= number <= high)
+            notes.append(f"metric {shown!r} is {wrong:g} and left out: not in {low:g} to {high:g}")
+    return credible

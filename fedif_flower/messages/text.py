@@ -1,0 +1,27 @@
+"""Text that a client wrote, made fit for terminals, tables and files."""
+
+from __future__ import annotations
+
+import re
+
+MAX_LENGTH = 200
+_NOT_PRINTABLE = re.compile(r"[^ -~]")
+
+
+def printable(text: object, max_length: int = MAX_LENGTH) -> str:
+    r"""Return ``text`` as printable ASCII of at most ``max_length`` characters.
+
+    Every other character, be it a line break, an escape sequence's ``"\x1b"`` or half of a
+    surrogate pair, becomes ``"?"``; text that is too long ends in ``"..."``. What is printable and
+    short stays as it is.
+
+    Parameters
+    ----------
+    text : object
+        What a client sent, or an exception about it.
+    max_length : int
+        Characters, >= 3.
+    """
+    whole = str(text)
+    short = whole if len(whole) <= max_length else whole[: max_length - 3] + "..."
+    return _NOT_PRINTABLE.sub("?", short)

@@ -1,0 +1,60 @@
+"""The second half of Flower's round: clients evaluate the new model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from fedif_flower.messages.means import aggregate_metrics
+from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
+from fedif_flower.strategies.failures import MemberFailures
+from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
+
+
+class ClientEvaluation(FlowerFedAvg):
+    """Flower's ``FedAvg`` with seeded sampling for evaluation, and screened replies to it.
+
+    Its draws have a purpose of their own: they do not follow those for training.
+    """
+
+    seed: int
+    completed_rounds: int
+    nodes: NodeDirectory
+    failures: MemberFailures
+    limits: ReplyLimits
+    _asked_to_evaluate: tuple[int, ...] = ()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the clients that evaluate the new model, from (seed, round) too."""
+        if self.fraction_evaluate == 0.0:
+            return []
+        server_round += self.completed_rounds
+        needed = max(self.min_evaluate_nodes, 1)
+        nodes = self.nodes.online(grid, needed)
+        sampled = sample_clients(
+            self.failures.available(nodes, server_round, needed),
+            self.fraction_evaluate,
+            self.min_evaluate_nodes,
+            self.seed,
+            server_round,
+            purpose="sample-evaluators",
+            out_of=len(nodes),
+        )
+        self._asked_to_evaluate = tuple(node.node_id for node in sampled)
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return self._construct_messages(record, list(self._asked_to_evaluate), MessageType.EVALUATE)
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 (Flower's signature)
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Average the metrics of every well-formed evaluation reply."""
+        records = screen_evaluations(replies, self._asked_to_evaluate, self.limits)
+        return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)

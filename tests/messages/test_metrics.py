@@ -1,0 +1,124 @@
+"""What a client reports beside its model: everything is taken that can be, nothing believed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedif_flower.errors import ReplyError
+from fedif_flower.messages.metrics import (
+    MAX_NOTES,
+    MAX_RECORD_BYTES,
+    ReplyLimits,
+    bound_examples,
+    scalar,
+    screen_records,
+)
+
+LIMITS = ReplyLimits("n", max_num_examples=1000.0)
+
+
+def screen(limits=LIMITS, max_seconds=math.inf, **records):
+    return screen_records(RecordDict(records), limits, max_seconds)
+
+
+def test_further_records_are_kept_as_they_came():
+    config = ConfigRecord({"pickled": b"\x80\x04", "who": "Zoë"})
+    screened = screen(
+        arrays=ArrayRecord(),
+        first=MetricRecord({"loss": 0.5}),
+        metrics=MetricRecord({"n": 10, "loss": 1.5, "histogram": [1, 2]}),
+        config=config,
+    )
+    assert screened.num_examples == 10
+    assert list(screened.records) == ["first", "metrics", "config"]
+    assert screened.records["config"] is config
+    assert dict(screened.records["metrics"]) == {"n": 10, "loss": 1.5, "histogram": [1, 2]}
+    assert screened.metrics == {"n": 10, "loss": 0.5, "histogram": [1, 2]}
+    assert screened.notes == ()
+
+
+@pytest.mark.parametrize(("value", "kept"), [(0.25, 0.25), (1e-300, 1e-300), (10.0, 10), (7, 7)])
+def test_the_weight_is_any_number_above_0(value, kept):
+    screened = screen(metrics=MetricRecord({"n": value}))
+    assert (screened.num_examples, type(screened.num_examples)) == (kept, type(kept))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (0, r"metric 'n' is 0; allowed: more than 0, at most 1000"),
+        (-0.5, "metric 'n' is -0.5"),
+        (1000.5, "metric 'n' is 1000.5"),
+        (math.nan, "metric 'n' is nan, not a finite number"),
+        (math.inf, "metric 'n' is inf"),
+        ([1.0], r"metric 'n' is \[1.0\]"),
+    ],
+)
+def test_other_weights_are_refused(value, reason):
+    with pytest.raises(ReplyError, match=reason):
+        screen(metrics=MetricRecord({"n": value}))
+
+
+def test_a_reply_without_a_weight_is_refused():
+    with pytest.raises(ReplyError, match="metric 'n' is missing"):
+        screen(metrics=MetricRecord({"loss": 1.0}), config=ConfigRecord({"n": 3}))
+
+
+def test_what_cannot_be_is_left_out_and_noted():
+    reported = {"n": 1, "loss": math.nan, "top": [0.5, math.inf], "b": 1e16, "train_seconds": 61.0}
+    screened = screen(max_seconds=60.0, metrics=MetricRecord(reported))
+    assert dict(screened.records["metrics"]) == {"n": 1}
+    assert [note.split(" and ")[0] for note in screened.notes] == [
+        "metric 'loss' is nan",
+        "metric 'top' is inf",
+        "metric 'b' is 1e+16",
+        "metric 'train_seconds' is 61",
+    ]
+    assert "not in 0 to 60" in screened.notes[-1]
+    fast = screen(max_seconds=60.0, metrics=MetricRecord({"n": 1, "train-seconds": 59.0}))
+    assert scalar(fast.metrics, "train-seconds") == 59.0
+
+
+def test_seconds_below_0_are_left_out():
+    assert screen(metrics=MetricRecord({"n": 1, "train-seconds": -1.0})).metrics == {"n": 1}
+
+
+def test_names_are_made_printable_and_notes_are_few():
+    names = {f"{i}\x1b[31m": math.nan for i in range(100)}
+    screened = screen(**{"m\n": MetricRecord({"n": 1, "loss\ud800": 2.0, **names})})
+    assert list(screened.records) == ["m?"]
+    assert screened.metrics == {"n": 1, "loss?": 2.0}
+    assert len(screened.notes) == MAX_NOTES
+    assert screened.notes[0].startswith("metric '0?[31m'")
+
+
+def test_a_reply_holds_only_so_much_beside_the_model():
+    big = ConfigRecord({"x": b"0" * MAX_RECORD_BYTES})
+    with pytest.raises(ReplyError, match=r"bytes beside the model's arrays; allowed: at most"):
+        screen(metrics=MetricRecord({"n": 1}), config=big)
+
+
+def test_a_required_metric():
+    limits = ReplyLimits("n", 1000.0, required_metrics=("train-loss",))
+    assert screen(limits, metrics=MetricRecord({"n": 1, "train_loss": 0.0})).num_examples == 1
+    for value in (-1.0, math.nan, [1.0]):
+        with pytest.raises(ReplyError, match="metric 'train-loss' is"):
+            screen(limits, metrics=MetricRecord({"n": 1, "train-loss": value}))
+
+
+def test_nobody_counts_for_more_than_a_multiple_of_the_median():
+    limits = ReplyLimits("n", 1e9, max_examples_ratio=10.0)
+    reported = [screen(limits, metrics=MetricRecord({"n": n})) for n in (1, 2, 3, 20, 10**6)]
+    bounded = bound_examples(reported, limits)
+    assert [one.num_examples for one in bounded] == [1, 2, 3, 20, 30]
+    assert bounded[-1].records["metrics"]["n"] == bounded[-1].metrics["n"] == 30
+    assert bounded[-1].notes == (
+        "n is 1e+06, more than 10 times the round's median of 3: counts as 30",
+    )
+    assert bounded[-2].notes == ()
+    # Of two, the smaller is believed; 0 switches the bound off.
+    assert bound_examples(reported[:1] + reported[-1:], limits)[-1].num_examples == 10
+    assert bound_examples(reported, LIMITS)[-1].num_examples == 10**6

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.messages.screening import RefusedReply
+from fedif_flower.messages.text import MAX_LENGTH, printable
+from fedif_flower.strategies.nodes import ClientNode
+
+
+@given(st.text(st.characters(codec=None)))  # halves of surrogate pairs too
+def test_any_text_becomes_short_printable_ascii(text):
+    clean = printable(text)
+    assert len(clean) <= MAX_LENGTH
+    assert all(" " <= character <= "~" for character in clean)
+    assert printable(clean) == clean
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=MAX_LENGTH))
+def test_what_is_printable_and_short_stays(text):
+    assert printable(text) == text
+
+
+def test_by_hand():
+    assert printable("a\ud800\x1b[2J\r\n\tZoë") == "a??[2J???Zo?"
+    assert printable("x" * (20 << 20)) == "x" * 197 + "..."
+    assert printable(ValueError("no\nline")) == "no?line"
+
+
+def test_text_of_a_client_is_clean_where_it_enters():
+    node = ClientNode(0, 7, attack="\x1b" * 100, name="A\nB", note="\ud800")
+    assert (node.attack, node.name, node.note) == ("?" * 37 + "...", "A?B", "?")
+    assert RefusedReply(node, "array '\ud800'\n" + "y" * 300).reason == (
+        "array '?'?" + "y" * 187 + "..."
+    )

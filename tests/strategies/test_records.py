@@ -1,0 +1,249 @@
+"""Other people's clients: their records, their weights, their names for things."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from fedif_flower import FedAvg, strategies
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.nodes import ClientNode
+from tests.strategies.hostile import Clients, step_reply
+from tests.strategies.lines import Threshold, threshold_validation
+
+
+def zeros(size: int = 1) -> ArrayRecord:
+    return ArrayRecord({"w": pack_array(np.zeros(size, np.float32))})
+
+
+def run(clients, num_nodes=3, rounds=1, **settings):
+    """Run FedAvg, or ``strategy``; return Flower's result and the reports."""
+    reports = []
+    base = {"fraction_evaluate": 0.0, "device": "cpu", "on_round": reports.append}
+    strategy = settings.pop("strategy", FedAvg)(**base | settings)
+    grid = LocalGrid(clients, num_nodes)
+    return strategy.start(grid, zeros(), num_rounds=rounds), reports
+
+
+def add(step: float, **records: MetricRecord | ConfigRecord):
+    """A client that adds ``step`` and replies with these records."""
+
+    def reply(message, context):
+        arrays = step_reply(message, step).content["arrays"]
+        return Message(RecordDict({"arrays": arrays, **records}), reply_to=message)
+
+    return reply
+
+
+def test_a_reply_with_further_records_is_accepted_and_handed_on():
+    received = []
+
+    def aggregate(records: list[RecordDict], key: str) -> MetricRecord:
+        received.append((records, key))
+        return MetricRecord({"clients": len(records)})
+
+    tutorial = {
+        "extra": ConfigRecord({"train_metadata": b"\x80\x04", "names": ["a", "b"]}),
+        "metrics": MetricRecord({"num-examples": 10, "train_loss": 0.5}),
+        "more": MetricRecord({"histogram": [1, 2, 3]}),
+    }
+    clients = Clients({0: add(1.0, **tutorial), 1: add(math.nan, **tutorial)})
+    result, reports = run(clients, train_metrics_aggr_fn=aggregate)
+    assert [client.rejection == "" for client in reports[0].clients] == [True, True, False]
+    assert dict(result.train_metrics_clientapp[1]) == {"clients": 2}
+    ((records, key),) = received
+    assert key == "num-examples"
+    first = records[0]
+    assert dict(first.config_records["extra"]) == dict(tutorial["extra"])
+    assert [dict(m) for m in first.metric_records.values()] == [
+        {"num-examples": 10, "train_loss": 0.5},
+        {"histogram": [1, 2, 3]},
+    ]
+
+
+def test_weights_that_are_no_whole_numbers():
+    clients = Clients(
+        {i: add(i + 1.0, m=MetricRecord({"share": w})) for i, w in enumerate((0.5, 0.25, 0.25))}
+    )
+    result, reports = run(clients, weighted_by_key="share")
+    assert result.arrays["w"].numpy().item() == pytest.approx(1.75, rel=1e-6)
+    assert [client.num_examples for client in reports[0].clients] == [0.5, 0.25, 0.25]
+
+
+def test_train_loss_in_either_spelling():
+    clients = Clients(
+        {
+            i: add(1.0, m=MetricRecord({"num-examples": 1, name: i + 1.0}))
+            for i, name in enumerate(("train_loss", "train-loss", "train_loss"))
+        }
+    )
+    result, reports = run(clients)
+    assert [client.train_loss for client in reports[0].clients] == [1.0, 2.0, 3.0]
+    assert dict(result.train_metrics_clientapp[1]) == {"train_loss": pytest.approx(2.0)}
+
+
+def test_a_claim_of_examples_weighs_ten_medians_at_most(caplog):
+    clients = Clients({0: add(1.0, m=MetricRecord({"num-examples": 10**6}))})
+    result, reports = run(clients)
+    # The others have 20 and 30 examples and add 2 and 3: the median is 30, the most is 300.
+    expected = (1 * 300 + 2 * 20 + 3 * 30) / 350
+    assert result.arrays["w"].numpy().item() == pytest.approx(expected, rel=1e-6)
+    liar = reports[0].clients[0]
+    assert liar.num_examples == 300
+    assert liar.note == "num-examples is 1e+06, more than 10 times the round's median of 30: " + (
+        "counts as 300"
+    )
+    assert f"node 1000: {liar.note}" in caplog.text
+    result, _ = run(clients, max_examples_ratio=0.0)
+    assert result.arrays["w"].numpy().item() == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("ratio", [-1.0, 0.5, math.nan])
+def test_a_bound_below_the_median_is_refused(ratio):
+    with pytest.raises(ConfigError, match="max_examples_ratio"):
+        FedAvg(max_examples_ratio=ratio)
+
+
+def test_nobody_trained_longer_than_the_round_took():
+    clients = Clients({0: add(1.0, m=MetricRecord({"num-examples": 9, "train-seconds": 1e6}))})
+    result, reports = run(clients)
+    assert reports[0].clients[0].train_seconds is None
+    assert "train-seconds" in reports[0].clients[0].note
+    assert "train-seconds" not in result.train_metrics_clientapp[1]
+
+
+FLOWERS = (0.5, 0.0, 1, 1, 1, "n", "model", "settings", None, None)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda *flower: strategies.FedAvg(*flower, device="cpu"),
+        lambda *flower: strategies.FedProx(*flower, device="cpu"),
+        lambda *flower: strategies.Krum(*flower, device="cpu"),
+        lambda *flower: strategies.RFA(*flower, device="cpu"),
+        lambda *flower: strategies.FedAdp(*flower, device="cpu"),
+        lambda *flower: strategies.FedIF(threshold_validation(), *flower, device="cpu"),
+        lambda *flower: strategies.AFedSV(threshold_validation(), *flower, device="cpu"),
+        lambda *flower: strategies.FedSV(threshold_validation(), *flower, device="cpu"),
+        lambda *flower: strategies.SFedAvg(threshold_validation(), *flower, device="cpu"),
+        lambda *flower: strategies.LeaveOneOut(threshold_validation(), *flower, device="cpu"),
+        lambda *flower: strategies.FLTrust(
+            Threshold(), torch.ones(4, 1), torch.ones(4, dtype=torch.int64), *flower, device="cpu"
+        ),
+        lambda *flower: strategies.FlowerRule(FlowerFedAvg(), *flower, device="cpu"),
+    ],
+)
+def test_flowers_arguments_in_flowers_order(build):
+    strategy, flowers = build(*FLOWERS), FlowerFedAvg(*FLOWERS)
+    for name in (
+        *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes"),
+        *("min_available_nodes", "weighted_by_key", "arrayrecord_key", "configrecord_key"),
+    ):
+        assert getattr(strategy, name) == getattr(flowers, name)
+    with pytest.raises(TypeError):
+        build(*FLOWERS, "one too many", "two too many")
+
+
+def test_evaluation_does_not_ask_those_who_trained():
+    """With equal shares, the same draw would ask exactly them."""
+    trained, evaluated = [], []
+
+    def clients(message, context):
+        seen = {"train": trained, "evaluate": evaluated}[message.metadata.message_type]
+        server_round = message.content.config_records["config"]["server-round"]
+        seen.append((server_round, context.node_id))
+        return Clients()(message, context)
+
+    settings = {"fraction_train": 0.3, "fraction_evaluate": 0.3, "min_train_nodes": 1}
+    run(clients, num_nodes=20, rounds=3, min_evaluate_nodes=1, **settings)
+    assert len(trained) == len(evaluated) == 18
+    for server_round in (1, 2, 3):
+        of_round = [{n for r, n in seen if r == server_round} for seen in (trained, evaluated)]
+        assert of_round[0] != of_round[1]
+    again = list(evaluated)
+    evaluated.clear()
+    run(clients, num_nodes=20, rounds=3, min_evaluate_nodes=1, **settings)
+    assert evaluated == again
+
+
+def test_only_who_was_asked_evaluates_and_once():
+    class Stuffed(LocalGrid):
+        def pull_messages(self, message_ids):
+            replies = super().pull_messages(message_ids)
+            return [*replies, replies[0], replies[0]]
+
+    strategy = FedAvg(device="cpu")
+    result = strategy.start(Stuffed(Clients(), 3), zeros(), num_rounds=1)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(1.0)
+
+
+class Growing(LocalGrid):
+    """One more node is online each time that somebody looks."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.looks = 0
+
+    def get_node_ids(self):
+        self.looks += 1
+        return super().get_node_ids()[: self.looks]
+
+
+def test_the_first_round_waits_for_min_train_nodes_too():
+    reports = []
+    strategy = FedAvg(
+        fraction_evaluate=0.0,
+        min_available_nodes=1,
+        min_train_nodes=4,
+        device="cpu",
+        on_round=reports.append,
+    )
+    strategy.start(Growing(Clients(), 6), zeros(), num_rounds=1)
+    assert len(reports[0].clients) == 4
+
+
+def test_the_first_round_waits_for_min_available_nodes_though_the_model_was_evaluated():
+    """A server that evaluates the initial model has seen its arrays before round 1."""
+    reports = []
+    strategy = FedAvg(
+        fraction_evaluate=0.0,
+        min_available_nodes=4,
+        min_train_nodes=1,
+        device="cpu",
+        on_round=reports.append,
+    )
+
+    def evaluate(server_round, arrays):
+        strategy.vectors(arrays)
+
+    grid = Growing(Clients(), 6)
+    strategy.start(grid, zeros(), num_rounds=1, evaluate_fn=evaluate)
+    assert len(reports[0].clients) == 4
+
+
+def test_members_are_named_as_the_operator_calls_them(caplog):
+    huge = 12345678901234567890
+
+    def identify(grid, node_ids):
+        return [ClientNode(n - 1000, n, name=f"hospital {n - 999}") for n in node_ids]
+
+    assert ClientNode(3, huge).label == "partition 3 (node 12345678..)"
+    assert ClientNode(-1, huge).label == ClientNode(huge, huge).label == "node 12345678.."
+    assert ClientNode(3, huge, name="A").label == "A (node 12345678..)"
+    strategy = strategies.FedIF(
+        threshold_validation(), fraction_evaluate=0.0, identify=identify, device="cpu"
+    )
+    clients = Clients({1: add(math.nan, m=MetricRecord({"num-examples": 1}))})
+    arrays = ArrayRecord({"weight": pack_array(np.zeros((1,), np.float32))})
+    strategy.start(LocalGrid(clients, 3), arrays, num_rounds=1)
+    assert "round 1: hospital 2 (node 1001): array 'weight' has NaN or Inf" in caplog.text
+    assert list(strategy.contributions) == ["hospital 1 (node 1000)", "hospital 3 (node 1002)"]
+    assert list(strategy.contributions.values()) == list(strategy.ledger.scores.values())
