@@ -13,10 +13,11 @@ from torch import nn
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.models import model_arrays, trainable_names
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import FedAvg, FlowerRule
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.tasks.modules import trainable_names
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply, step_reply
 
 RULES = {
