@@ -11,15 +11,20 @@ On the server, DIR being a folder for its secrets and results:
   ca DIR                               make a certificate authority: ca.key (secret), ca.crt
   server-certificate DIR HOST...       server.key (secret), server.crt for these names or addresses;
                                        again with the same key to renew it or to add a host
-  superlink DIR HOST:PORT              run the SuperLink there, its database in DIR
+  superlink DIR HOST:PORT [OPTION...]  run the SuperLink there, its database in DIR; options of
+                                       flower-superlink, such as --log-file superlink.log
+                                       or --health-server-address 127.0.0.1:9095
   connect NAME HOST:PORT CA            tell Flower's commands about it, by a name
   register NAME PUBLIC-KEY...          let nodes with these keys in
   run NAME [KEY=VALUE...]              run the app to its end; exit status 0 only if it completed
 
 On a node:
   node-key FILE                        FILE (secret) and FILE.pub, which goes to the operator
-  supernode HOST:PORT CA KEY CONFIG [LOCAL-PORT]
-                                       run a SuperNode; CONFIG: "partition-id=0 data-dir='/data'"
+  supernode HOST:PORT CA KEY CONFIG [LOCAL-PORT] [OPTION...]
+                                       run a SuperNode; CONFIG: "partition-id=0 data-dir='/data'";
+                                       options of flower-supernode, such as
+                                       --trusted-entities keys.yaml (run only apps signed by these)
+                                       or --health-server-address 127.0.0.1:9096
 END
   exit 2
 }
@@ -98,17 +103,18 @@ node_key() { # FILE
   echo "$1.pub: send it to the operator; $1: keep it secret"
 }
 
-superlink() { # DIR HOST:PORT
-  [ $# -eq 2 ] || usage
+superlink() { # DIR HOST:PORT [OPTION...]
+  [ $# -ge 2 ] || usage
   need python flower-superexec
   [ -r "$1/server.key" ] || fail "$1/server.key is missing: run 'server-certificate' first"
   local host=${2%:*} port=${2##*:}
   host=${host#[} host=${host%]}
-  # Relative paths in a run's configuration, such as output-dir, are below DIR.
+  # Relative paths in options and in a run's configuration, such as output-dir, are below DIR.
   cd "$1"
+  shift 2
   PYTHONPATH="$repository" exec python -m fedif_flower.runtime.guarded_superlink --host "$host" --port "$port" \
     --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key \
-    --enable-supernode-auth --database superlink.db
+    --enable-supernode-auth --database superlink.db "$@"
 }
 
 connect() { # NAME HOST:PORT CA
@@ -132,11 +138,17 @@ register() { # NAME PUBLIC-KEY...
   done
 }
 
-supernode() { # HOST:PORT CA KEY CONFIG [LOCAL-PORT]
-  [ $# -eq 4 ] || [ $# -eq 5 ] || usage
+supernode() { # HOST:PORT CA KEY CONFIG [LOCAL-PORT] [OPTION...]
+  [ $# -ge 4 ] || usage
   need flower-supernode flower-superexec
-  exec flower-supernode --superlink "$1" --root-certificates "$2" \
-    --auth-supernode-private-key "$3" --node-config "$4" --port "${5:-9094}"
+  local address=$1 ca=$2 key=$3 config=$4 port=9094
+  shift 4
+  case ${1:-} in
+    '' | -*) ;;
+    *) port=$1 && shift ;;
+  esac
+  exec flower-supernode --superlink "$address" --root-certificates "$ca" \
+    --auth-supernode-private-key "$key" --node-config "$config" --port "$port" "$@"
 }
 
 run() { # NAME [KEY=VALUE...]

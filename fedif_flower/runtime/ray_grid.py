@@ -41,6 +41,8 @@ class RayGrid(LocalGrid):
         Flower's Ray backend, built.
     """
 
+    simulated = True  # Nodes are named by the order in which they were registered.
+
     def __init__(self, client_app: ClientApp, num_nodes: int, backend: Backend) -> None:
         super().__init__(client_app, num_nodes)
         self._backend = backend

@@ -106,14 +106,10 @@ def identify_clients(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
 
 def is_simulated(grid: Grid) -> bool:
     """Return whether the nodes are simulated, so that only their partitions tell who they are."""
-    # Imported here: it costs clients, who only read this file's constants, half a second.
-    from flwr.superlink.grid import InMemoryGrid
-
-    from fedif_flower.runtime.ray_grid import RayGrid
-
     while hasattr(grid, "inner"):  # It hands its calls on.
         grid = grid.inner
-    return isinstance(grid, InMemoryGrid | RayGrid)
+    # Flower's class for simulations has no public home; this package's says it itself.
+    return bool(getattr(grid, "simulated", type(grid).__name__ == "InMemoryGrid"))
 
 
 class NodeDirectory:

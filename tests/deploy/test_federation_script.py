@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "deploy" / "federation.sh"
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+
+@pytest.fixture
+def call(tmp_path: Path):
+    """Call the script where Flower's programs print what they are called with."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("flower-supernode", "flower-superexec", "python", "flwr"):
+        (programs / name).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+        (programs / name).chmod(0o755)
+    (tmp_path / "server.key").touch()
+
+    def run(*arguments: object) -> list[str]:
+        result = subprocess.run(
+            [SCRIPT, *map(str, arguments)],
+            env={"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+        assert result.returncode in (0, 2), result.stderr
+        return result.stdout.splitlines() if result.returncode == 0 else ["usage"]
+
+    return run
+
+
+def after(words: list[str], option: str) -> str:
+    return words[words.index(option) + 1]
+
+
+def test_a_supernode_s_options_are_handed_to_flower(call):
+    given = ("supernode", "fl:9092", "ca.crt", "node.key", "partition-id=0")
+    assert after(call(*given), "--port") == "9094"
+    assert after(call(*given, 9100), "--port") == "9100"
+    options = ("--trusted-entities", "keys.yaml", "--health-server-address", "127.0.0.1:9096")
+    for port in ((), (9100,)):
+        words = call(*given, *port, *options)
+        assert after(words, "--port") == str(*port or ("9094",))
+        assert words[-4:] == list(options)
+    assert call(*given[:4]) == ["usage"]
+
+
+def test_a_superlink_s_options_are_handed_to_flower(call, tmp_path):
+    words = call("superlink", tmp_path, "[::1]:9092", "--log-file", "superlink.log")
+    assert (after(words, "--host"), after(words, "--port")) == ("::1", "9092")
+    assert "--enable-supernode-auth" in words
+    assert after(words, "--log-file") == "superlink.log"
+    assert call("superlink", tmp_path) == ["usage"]

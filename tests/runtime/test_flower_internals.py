@@ -1,0 +1,126 @@
+"""What this package uses of Flower that is not public, one test a part; each names the version.
+
+Flower promises nothing about any of it. When one of these fails after an upgrade, the module named
+in it has to be adapted, and so has the range of versions in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+PACKAGE = Path(__file__).parents[2] / "fedif_flower"
+FLOWER = f"flwr {version('flwr')}"
+PUBLIC = ("flwr.app", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.clientapp", "flwr")
+
+
+def require(condition: object, what: str) -> None:
+    assert condition, f"{FLOWER}: {what}"
+
+
+def private_imports() -> list[tuple[str, str, str]]:
+    """Return file, module and name of every import of a private part of Flower."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        pattern = r"^ *from (flwr(?:\.\w+)*) import (?:\(([^)]*)\)|(.*))"
+        for module, several, one in re.findall(pattern, path.read_text(), re.MULTILINE):
+            names = [name.split(" as ")[0].strip() for name in (several or one).split(",")]
+            if module not in PUBLIC:
+                found += [(str(path.relative_to(PACKAGE)), module, n) for n in names if n]
+    return found
+
+
+@pytest.mark.parametrize(("path", "module", "name"), private_imports())
+def test_what_is_imported_is_there(path, module, name):
+    try:
+        found = hasattr(import_module(module), name) or import_module(f"{module}.{name}")
+    except ImportError as error:
+        pytest.fail(f"{FLOWER}: {module}.{name}, used by {path}: {error}")
+    require(found, f"{module}.{name}, used by {path}, is gone")
+
+
+def test_one_room_alone_touches_what_is_private():
+    assert {path.split("/")[0] for path, _, _ in private_imports()} == {"runtime"}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "parameters"),
+    [
+        ("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", "request state"),
+        ("flwr.superlink.servicer.fleet.fleet_handlers", "push_object", "request state"),
+        ("flwr.superlink.servicer.runtime.runtime_handlers", "push_messages", "request state task"),
+        ("flwr.superlink.servicer.runtime.runtime_handlers", "push_object", "request state task"),
+        ("flwr.superlink.servicer.runtime.runtime_handlers", "pull_messages", "request state task"),
+    ],
+)
+def test_reply_guard_stands_in_front_of_handlers(module, name, parameters):
+    handler = getattr(import_module(module), name, None)
+    require(handler, f"{module}.{name} is gone: reply_guard.py guards nothing")
+    found = list(inspect.signature(handler).parameters)
+    require(found == parameters.split(), f"{module}.{name} takes {found}: see reply_guard.py")
+
+
+def test_routers_look_handlers_up_when_called():
+    router = import_module("flwr.superlink.routers.fleet.router")
+    for name in ("fleet_push_messages", "fleet_push_object"):
+        source = inspect.getsource(getattr(router, name))
+        called = f"fleet_handlers.{name.removeprefix('fleet_')}("
+        require(called in source, f"{name} does not call {called}...): see reply_guard.py")
+    runtime = inspect.getsource(import_module("flwr.supercore.routers.runtime.router"))
+    for name in ("push_messages", "push_object", "pull_messages"):
+        require(f"handlers.{name}(" in runtime, f"the runtime's router: see reply_guard.py, {name}")
+
+
+def test_nodes_are_authenticated_by_what_reply_guard_compares_with():
+    source = inspect.getsource(import_module("flwr.superlink.routers.fleet.node_auth"))
+    require("protobuf_request.node.node_id" in source, "request.node is not what is authenticated")
+
+
+def test_a_superlink_is_served_by_uvicorn():
+    source = inspect.getsource(import_module("flwr.superlink.cli.flower_superlink"))
+    require("uvicorn.run(" in source, "guarded_superlink.py cannot wrap the SuperLink")
+
+
+def test_objects_consist_of_head_and_body():
+    chunk = import_module("flwr.app.message.arraychunk").ArrayChunk(memoryview(b"values"))
+    packed = chunk.deflate()
+    require(packed == b"ArrayChunk  6\x00values", f"objects are packed as {packed!r}")
+
+
+def test_a_random_group_makes_ids_unguessable():
+    task = import_module("flwr.supercore.task_identity").TaskIdentity
+    task.run_id = task.task_id = task.node_id = 1
+    message = Message(RecordDict({"config": ConfigRecord()}), 5, "train")
+    before = message.object_id
+    message.metadata.group_id = "0123456789abcdef"
+    require(message.object_id != before, "group_id is not in the hash: see screened_grid.py")
+
+
+def test_codes_of_errors():
+    codes = import_module("flwr.common.constant").ErrorCode
+    from fedif_flower.messages import polling_grid as ours
+
+    require(codes.MESSAGE_UNAVAILABLE == ours.MESSAGE_UNAVAILABLE, "see polling_grid.py")
+    require(codes.NODE_UNAVAILABLE == ours.NODE_UNAVAILABLE, "see polling_grid.py")
+
+
+def test_grids_of_flower():
+    grids = import_module("flwr.superlink.grid")
+    require(hasattr(grids, "InMemoryGrid"), "simulations are known by the name of InMemoryGrid")
+    http = import_module("flwr.superlink.grid.http_grid").HttpGrid
+    require("_message_id" in inspect.getsource(http.push_messages), "see screened_grid.py: ids")
+
+
+def test_ray_s_actors():
+    backend = import_module("flwr.server.superlink.fleet.vce.backend.raybackend").RayBackend
+    source = inspect.getsource(backend)
+    for name in ("actor_kwargs", "on_actor_init_fn", "self.pool", "num_workers", "process_message"):
+        require(name in source, f"RayBackend has no {name}: see ray_grid.py")
+    module = import_module("flwr.simulation.ray_transport.ray_actor")
+    require("_future_to_actor" in inspect.getsource(module), "see kill_busy in ray_grid.py")
