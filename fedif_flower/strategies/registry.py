@@ -212,12 +212,14 @@ class StrategyConfig(Settings):
     min_valid_replies: int = setting(1, "with fewer, the round fails and the old model stays", ge=1)
     max_failed_rounds: int = setting(
         3,
-        "so many rounds in a row that failed, or in which most clients failed, end the run",
+        "the run ends where most members gave no usable reply this many times in a row, and after "
+        "so many rounds in a row that failed for all usable replies",
         ge=1,
         changes_result=False,
     )
     max_num_examples: int = setting(
         0,
-        "a client that claims more examples is refused; 0: the size of the server's training split",
+        "a client that claims more examples is refused; 0: the size of the server's training "
+        "split. None counts for more than ten times the round's median",
         ge=0,
     )

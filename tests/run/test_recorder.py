@@ -154,3 +154,17 @@ def test_a_full_disk_is_one_sentence(tmp_path, name):
 
     with pytest.raises(StorageError, match=rf"^cannot write .*/{name}: No space left on device$"):
         a_round()
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
+def test_a_cell_that_a_spreadsheet_would_execute_is_quoted(tmp_path, start):
+    recorder = RunRecorder(run_config(tmp_path), lambda node: False)
+    formula = f"{start}HYPERLINK(1)"
+    clients = (
+        ClientReport(ClientNode(0, 100), score=-0.5, weight=-0.25, note=formula),
+        ClientReport(ClientNode(1, 101), rejection=formula),
+    )
+    recorder.on_round(RoundReport(1, clients, 1, 1, 0, False, 1.0, 0.1, 0))
+    accepted, refused = read_rows(recorder.run_dir / "clients.csv")
+    assert accepted["note"] == refused["rejection"] == "'" + formula
+    assert (accepted["score"], accepted["weight"]) == ("-0.5", "-0.25")  # numbers stay numbers

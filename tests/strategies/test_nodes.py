@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from flwr.app import Message, RecordDict
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.nodes import (
@@ -56,3 +57,54 @@ def test_without_names_a_node_is_its_id_and_nobody_is_asked():
     nodes = NodeDirectory(None, timeout=1.0).online(LocalGrid(clients, 2), 2)
     assert nodes == [ClientNode(1000, 1000), ClientNode(1001, 1001)]
     assert clients.asked == []
+
+
+def claiming(answers: dict[int, object]):
+    """Clients that say what is in ``answers`` of themselves, and else the truth."""
+
+    def reply(message: Message, context) -> Message:
+        partition_id = context.node_config["partition-id"]
+        claim = answers.get(partition_id, partition_id)
+        node = ConfigRecord({"partition-id": claim, "attack": "\x1b[2J\n"})
+        return Message(RecordDict({"node": node}), reply_to=message)
+
+    return reply
+
+
+def test_a_partition_that_two_claim_is_nobody_s(caplog):
+    directory = NodeDirectory(identify_by_query, timeout=1.0)
+    nodes = directory.online(LocalGrid(claiming({2: 0}), 3), 3)
+    assert [(n.partition_id, n.node_id) for n in nodes] == [(-1, 1000), (-1, 1002), (1, 1001)]
+    assert [n.note for n in nodes] == ["claims partition 0, as another node does"] * 2 + [""]
+    assert "node 1000 claims partition 0, as another node does: neither has it" in caplog.text
+    # Where the other is gone, as after a restart without a key, the claim holds again.
+    alone = directory.online(LocalGrid(claiming({}), 2), 2)
+    assert [n.partition_id for n in alone] == [0, 1]
+
+
+def test_nobody_inherits_what_is_known_under_a_contested_or_unknown_partition():
+    directory = NodeDirectory(identify_by_query, timeout=1.0)
+    directory.online(LocalGrid(claiming({0: -5}), 3), 3)
+    now = [ClientNode(UNKNOWN_PARTITION, 7), ClientNode(1, 8)]
+    assert directory.successors(now) == {1001: 8}
+
+
+@pytest.mark.parametrize("claim", [True, False, -1, 2**31, 1.0, "0", b"0"])
+def test_a_partition_is_a_whole_number(claim, caplog):
+    directory = NodeDirectory(identify_by_query, timeout=1.0)
+    unknown, known = directory.online(LocalGrid(claiming({0: claim}), 2), 2)
+    assert (unknown.partition_id, unknown.node_id) == (UNKNOWN_PARTITION, 1000)
+    assert unknown.note == f"claims partition {claim!r}"
+    assert f"node 1000: claims partition {claim!r}" in caplog.text
+    assert known.attack == "?[2J?"
+
+
+def test_names_go_on_after_a_restart():
+    first, second = (
+        NodeDirectory(lambda grid, ids: [ClientNode(3, i, name="A") for i in ids], timeout=1.0)
+        for _ in range(2)
+    )
+    first.online(LocalGrid(claiming({}), 1), 1)
+    second.load_state_dict(first.state_dict())
+    assert second.label(1000) == first.label(1000) == "A (node 1000)"
+    assert second.label(12345678901234567890) == "node 12345678.."
