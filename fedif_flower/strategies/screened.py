@@ -52,7 +52,7 @@ class ScreenedStrategy(ClientEvaluation):
         As in :class:`flwr.serverapp.strategy.FedAvg`, also by position. ``weighted_by_key`` may
         name any number > 0. The functions receive one RecordDict for each accepted reply, with
         every record but the model's arrays; by default, the mean of each metric is taken
-        (see :func:`~fedif_flower.messages.metrics.average_metrics`).
+        (see :func:`~fedif_flower.messages.means.average_metrics`).
     trainable_keys : sequence of str, optional
         Names of the trainable parameters, in the order of the vector [d]; other floating-point
         arrays never enter norms, distances or influences. ``None``: all floating-point arrays.
