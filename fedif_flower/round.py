@@ -132,6 +132,22 @@ def combine(global_values: Tensor, client_updates: Tensor, weights: Tensor) -> T
     return torch.addmv(global_values, client_updates.T, weights.to(client_updates))
 
 
+def combine_buffers(global_values: Tensor, client_updates: Tensor, weights: Tensor) -> Tensor:
+    """Return ``global + sum_i weights_i update_i``, held within what was sent or received.
+
+    Weights that sum to more than 1 carry parameters further along; a variance they would carry
+    below 0. Parameters and result as in :func:`combine`.
+    """
+    combined = combine(global_values, client_updates, weights)
+    return hold_within(combined, global_values, client_updates)
+
+
+def hold_within(combined: Tensor, global_values: Tensor, client_updates: Tensor) -> Tensor:
+    """Return ``combined`` [b], held within the values that the server sent and the clients did."""
+    lowest, highest = client_updates.aminmax(dim=0)  # [b]
+    return combined.clamp(global_values + lowest.clamp_max(0), global_values + highest.clamp_min(0))
+
+
 def clip(updates: RoundUpdates, weights: Tensor, multiple: float) -> tuple[Tensor, Tensor]:
     """Return the weights ``[m]`` that shorten long updates: for parameters, and for buffers.
 

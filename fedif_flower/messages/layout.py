@@ -22,6 +22,7 @@ from torch import Tensor
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
 from fedif_flower.messages.integers import measure_advance
+from fedif_flower.messages.statistics import check_variance, is_statistic, is_variance
 
 # A block of a model and of an update stay in the cache between two passes over them.
 _BLOCK = 1 << 16
@@ -89,7 +90,8 @@ class ParameterLayout:
             The global model as it is sent to clients.
         trainable_keys : sequence of str, optional
             The names of the trainable parameters, in the order of the vector. ``None``: every
-            floating-point array with finite values is taken to be trainable.
+            floating-point array with finite values is taken to be trainable, but batch norm's
+            running statistics.
         tied_keys : mapping of str to str, optional
             Second names of arrays, and their first names; those not in the record are left out.
 
@@ -109,7 +111,7 @@ class ParameterLayout:
         constants = {k: values[k] for k in specs if _is_constant(values[k])}
         floating = [s for s in specs.values() if s.is_floating and s.name not in constants]
         if trainable_keys is None:
-            trainable_keys = [spec.name for spec in floating]
+            trainable_keys = [spec.name for spec in floating if not is_statistic(spec.name)]
         unfit = [key for key in trainable_keys if specs.get(key) not in floating]
         if unfit:
             raise ValueError(
@@ -160,15 +162,13 @@ class ParameterLayout:
             if not _same(view_array(arrays[name]), view_array(arrays[first])):
                 raise ReplyError(f"array {name!r} differs from {first!r}, to which it is tied")
 
-    def check_variances(self, arrays: Mapping[str, Array]) -> None:
-        """Raise ReplyError if a batch norm's ``running_var`` has a value below 0.
-
-        The model takes its square root: one such value would make every output NaN.
-        """
+    def check_variances(self, arrays: Mapping[str, Array], received: ModelVectors) -> None:
+        """Raise ReplyError if a batch norm's ``running_var`` cannot be one."""
+        sent = self.split_buffers(received.buffers)
         for spec in (*self.trainable, *self.buffers):
-            variances = spec.name.rpartition(".")[2] == "running_var"
-            if variances and spec.view(arrays[spec.name]).min(initial=0) < 0:
-                raise ReplyError(f"array {spec.name!r} has negative variances")
+            if is_variance(spec.name) and spec.size:
+                largest = float(sent[spec.name].max()) if spec.name in sent else math.inf
+                check_variance(spec.name, spec.view(arrays[spec.name]), largest)
 
     def unpack_update(
         self,
@@ -246,13 +246,7 @@ class ParameterLayout:
 
     def to_arrays(self, vectors: ModelVectors) -> ArrayRecord:
         """Copy vectors into a new record with the layout's own dtypes and order."""
-        packed: dict[str, Array] = {}
-        for specs, vector in ((self.trainable, vectors.params), (self.buffers, vectors.buffers)):
-            values, start = vector.detach().cpu().numpy(), 0
-            for spec in specs:
-                piece = values[start : start + spec.size].reshape(spec.shape)
-                packed[spec.name] = pack_array(piece.astype(spec.dtype, copy=False))
-                start += spec.size
+        packed = _pack(self.trainable, vectors.params) | self.pack_buffers(vectors.buffers)
         for spec in self.counters:
             packed[spec.name] = pack_array(vectors.counters[spec.name].cpu().numpy())
         packed |= self._others(packed)
@@ -263,6 +257,10 @@ class ParameterLayout:
         constants = {name: pack_array(values) for name, values in self.constants.items()}
         known = {**packed, **constants}
         return constants | {name: known[first] for name, first in self.tied.items()}
+
+    def pack_buffers(self, buffers: Tensor) -> dict[str, Array]:
+        """Copy a vector of buffers [b] into arrays with the layout's own dtypes."""
+        return _pack(self.buffers, buffers)
 
     def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
         """Return floating-point buffers as named views of ``vectors.buffers``, and the others."""
@@ -277,6 +275,16 @@ class ParameterLayout:
             named[spec.name] = piece.view(*buffers.shape[:-1], *spec.shape)
             start += spec.size
         return named
+
+
+def _pack(specs: Iterable[ArraySpec], vector: Tensor) -> dict[str, Array]:
+    """Copy the pieces of a vector into arrays by name."""
+    values, start, packed = vector.detach().cpu().numpy(), 0, {}
+    for spec in specs:
+        piece = values[start : start + spec.size].reshape(spec.shape)
+        packed[spec.name] = pack_array(piece.astype(spec.dtype, copy=False))
+        start += spec.size
+    return packed
 
 
 def _subtract(

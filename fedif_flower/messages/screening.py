@@ -199,7 +199,7 @@ def _screen(
     max_seconds = 1.01 * (time.perf_counter() - asked_at) + 1.0
     reported = screen_records(content, limits, max_seconds)
     workspace.layout.check(arrays)
-    workspace.layout.check_variances(arrays)
+    workspace.layout.check_variances(arrays, received)
     unpacked = workspace.layout.unpack_update(
         arrays,
         received,

@@ -27,7 +27,7 @@ from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.messages.layout import ModelVectors
 from fedif_flower.messages.metrics import scalar
 from fedif_flower.messages.screening import AcceptedReply
-from fedif_flower.round import Aggregation, combine, largest_counters
+from fedif_flower.round import Aggregation, RoundUpdates, combine, largest_counters
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
@@ -41,8 +41,8 @@ _SAMPLING = (
 class FlowerRule(ScreenedStrategy):
     """Screen and sort the replies, then let one of Flower's strategies aggregate them.
 
-    Its rule sees every floating-point array of the model, batch-norm statistics included, as it
-    does in Flower itself, and integer arrays as well. A server optimiser (``FedAdagrad``,
+    Its rule sees every floating-point array of the model, batch-norm statistics included (held
+    within the clients' own spread), and integer arrays as well. A server optimiser (``FedAdagrad``,
     ``FedAdam``, ``FedYogi``, ``FedAvgM``, ``QFedAvg``) sees the trainable parameters alone, so give
     ``trainable_keys``: batch-norm statistics are averaged, since a variance that takes an
     optimiser's step can become negative.
@@ -114,40 +114,44 @@ class FlowerRule(ScreenedStrategy):
         weights = torch.full((len(accepted),), float("nan"))
         counters = largest_counters([reply.counters for reply in accepted], weights)
         before = self.rule_state.remember()
+        updates = self._updates(server_round, accepted)
         try:
-            vectors = self._apply(server_round, accepted)
+            vectors = self._apply(updates, accepted)
         except Exception as error:  # Flower's rules raise what they like: the round fails
             self.rule_state.restore(before)
             name = type(self.inner).__name__
             raise ValuationError(f"{name} made no model of the replies: {error}") from error
         if self._is_optimizer:
-            updates = self._updates(server_round, accepted)
             shares = updates.num_examples / updates.num_examples.sum()
             buffers = combine(updates.global_buffers, updates.buffer_updates, shares).cpu()
             vectors = replace(vectors, buffers=buffers)
         return replace(vectors, counters=counters), Aggregation(weights=weights)
 
-    def _apply(self, server_round: int, accepted: Sequence[AcceptedReply]) -> ModelVectors:
+    def _apply(self, updates: RoundUpdates, accepted: Sequence[AcceptedReply]) -> ModelVectors:
         """Return what the rule makes of the replies; what it did not see is as it was sent."""
-        messages = [self._message(reply) for reply in accepted]
+        bounded = updates.global_buffers + updates.buffer_updates  # [m, b]
+        messages = [
+            self._message(reply, self.layout.pack_buffers(buffers))
+            for reply, buffers in zip(accepted, bounded, strict=True)
+        ]
         with _cheap_collections():
-            arrays, _ = self.inner.aggregate_train(server_round, messages)
+            arrays, _ = self.inner.aggregate_train(updates.server_round, messages)
         if arrays is None:
             raise ValuationError("it returned nothing")
         received = {} if self._record is None else self._record
         vectors = self.layout.cast({**received, **arrays})
-        self.layout.check_variances(self.layout.to_arrays(vectors))
+        self.layout.check_variances(self.layout.to_arrays(vectors), vectors)
         return vectors
 
-    def _message(self, reply: AcceptedReply) -> Message:
-        """Rebuild a reply with nothing in it but what the rule needs."""
+    def _message(self, reply: AcceptedReply, buffers: Mapping[str, Array]) -> Message:
+        """Rebuild a reply with bounded buffers and nothing in it but what the rule needs."""
         assert reply.arrays is not None  # keep_arrays
         metrics = {self.weighted_by_key: reply.num_examples}
         if self._loss_key is not None:
             loss = scalar(reply.reported.metrics, self._loss_key)
             assert loss is not None  # it is required
             metrics[self._loss_key] = loss
-        arrays = ArrayRecord(self._handed(reply.arrays))
+        arrays = ArrayRecord(self._handed({**reply.arrays, **buffers}))
         content = RecordDict({"arrays": arrays, "metrics": MetricRecord(dict(metrics))})
         return Message(content, reply.node.node_id, MessageType.TRAIN)
 

@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedif_flower.aggregators.spread import bound_by_spread
 from fedif_flower.devices import select_device
 from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.messages.layout import ModelVectors, ParameterLayout
@@ -28,7 +29,14 @@ from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, a
 from fedif_flower.messages.metrics import ReplyLimits
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace, screen_replies
-from fedif_flower.round import Aggregation, RoundUpdates, clip, combine, largest_counters
+from fedif_flower.round import (
+    Aggregation,
+    RoundUpdates,
+    clip,
+    combine,
+    combine_buffers,
+    largest_counters,
+)
 from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.nodes import ClientNode, Identify, NodeDirectory, sample_clients
@@ -323,7 +331,9 @@ class ScreenedStrategy(ClientEvaluation):
         weights = aggregation.weights
         coefficients = clip(updates, weights, self.update_clipping)
         params = combine(updates.global_params, updates.client_updates, coefficients[0]).cpu()
-        buffers = combine(updates.global_buffers, updates.buffer_updates, coefficients[1]).cpu()
+        buffers = combine_buffers(
+            updates.global_buffers, updates.buffer_updates, coefficients[1]
+        ).cpu()
         if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
             raise ValuationError("the aggregated model is not finite")
         counters = largest_counters(updates.counters, weights)
@@ -333,6 +343,7 @@ class ScreenedStrategy(ClientEvaluation):
         m, vectors, workspace = len(accepted), self._vectors, self._workspace
         assert vectors is not None  # both are set by configure_train
         assert workspace is not None
+        bound_by_spread(workspace.buffer_updates[:m])
         return RoundUpdates(
             server_round=server_round,
             client_ids=tuple(reply.node.node_id for reply in accepted),

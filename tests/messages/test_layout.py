@@ -54,6 +54,12 @@ def test_every_float_array_is_trainable_if_nobody_says_otherwise():
     assert [spec.name for spec in layout.trainable] == ["a"]
 
 
+def test_running_statistics_are_not_trained_whoever_says_nothing():
+    layout = ParameterLayout.from_arrays(model_arrays(batch_norm_model()))
+    assert [spec.name for spec in layout.trainable] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert [spec.name for spec in layout.buffers] == ["1.running_mean", "1.running_var"]
+
+
 def test_unknown_trainable_key_is_named():
     with pytest.raises(ValueError, match="nonsense"):
         ParameterLayout.from_arrays(model_arrays(nn.Linear(1, 1)), ["nonsense"])

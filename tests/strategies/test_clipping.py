@@ -27,11 +27,12 @@ def test_parameters_and_buffers_by_hand():
     )
     arrays = model_arrays(model)
     before = {name: array.numpy().copy() for name, array in arrays.items()}
-    grid = LocalGrid(Clients({**honest, 1: lambda message, _: step_reply(message, 1e9)}), 4)
+    grid = LocalGrid(Clients({**honest, 1: lambda message, _: step_reply(message, 1e5)}), 4)
     after = strategy.start(grid, arrays, num_rounds=1).arrays
-    # Three clients add 1, the fourth what is left of 1e9: 2. Mean: 5 / 4.
+    # Three clients add 1, the fourth what is left of 1e5: 2. Mean: 5 / 4.
     assert after["0.weight"].numpy() - before["0.weight"] == pytest.approx(1.25, rel=1e-5)
-    assert after["1.running_var"].numpy() - before["1.running_var"] == pytest.approx(1.25, rel=1e-5)
+    # Statistics are bounded by the clients' spread before: three agree on 1.
+    assert after["1.running_var"].numpy() - before["1.running_var"] == pytest.approx(1.0, rel=1e-5)
 
 
 @pytest.mark.parametrize(("strategy", "multiple"), [("fedavg", 1.0), ("fedif", 3.0)])

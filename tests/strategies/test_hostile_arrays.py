@@ -7,13 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor, nn
 
-from fedif_flower import AFedSV, FedAvg, FedIF, Krum, Validation
+from fedif_flower import RFA, AFedSV, FedAvg, FedIF, FLTrust, Krum, Validation
+from fedif_flower.client.training import TrainingConfig, train_local
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.models import model_arrays
+from fedif_flower.messages.models import load_arrays, model_arrays
+from fedif_flower.round import hold_within
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.reports import RoundReport
@@ -33,6 +35,15 @@ class Positions(nn.Module):
         """Map ``[n, 2]`` to ``[n, 2]``."""
         embedded = self.embedding(self.position_ids)[0]  # [3, 2]
         return inputs + (embedded * self.mask[:, None]).sum(dim=0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads that wait for each other take longer than these models do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def reply(message: Message, spoiled: Mapping[str, object] | None = None) -> Message:
@@ -79,3 +90,125 @@ def test_one_client_of_five_moves_no_index(strategy, name, value):
         assert report.clients[-1].node.node_id == 1001
     for kept in ("position_ids", "mask"):
         assert result.arrays[kept].data == model_arrays(model)[kept].data
+
+
+# -- floating-point arrays that are not trained --------------------------------------------------
+
+TRAINING = TrainingConfig(local_epochs=1, batch_size=8, learning_rate=0.05)
+
+
+def normalised() -> nn.Module:
+    """A tiny model with batch norm and a frozen first layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(2, 8, bias=False), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
+    )
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def examples(seed: int, size: int = 64) -> tuple[Tensor, Tensor]:
+    """Two clouds far from 0, so that the statistics matter: inputs ``[n, 2]``, labels ``[n]``."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(size) % 2
+    return labels[:, None] * 3.0 + 5.0 + torch.randn(size, 2, generator=generator), labels
+
+
+def trains_and_sends(name: str | None, value: float):
+    """Return ten clients that train; partition 1 then fills the arrays of that name."""
+
+    def client(message: Message, context: Context) -> Message:
+        partition_id = int(context.node_config["partition-id"])
+        model = normalised()
+        load_arrays(model, message.content.array_records["arrays"])
+        train_local(model, *examples(partition_id), TRAINING, torch.Generator().manual_seed(0))
+        state = model.state_dict()
+        if partition_id == 1 and name is not None:
+            for key in (key for key in state if key.endswith(name)):
+                state[key].fill_(value)
+        metrics = MetricRecord({"num-examples": 64, "train-loss": 1.0})
+        return Message(
+            RecordDict({"arrays": ArrayRecord(state), "metrics": metrics}), reply_to=message
+        )
+
+    return client
+
+
+def accuracy(strategy: str, name: str | None = None, value: float = 0.0) -> float:
+    """Return the test accuracy after three rounds of ten clients, one of them hostile."""
+    model = normalised()
+    validation = Validation(model, *examples(100), device="cpu")
+    base = {"fraction_evaluate": 0.0, "device": "cpu"}
+    known = {"trainable_keys": validation.parameter_names}
+    chosen = {
+        "fedif": lambda: FedIF(validation, **base),
+        "fltrust": lambda: FLTrust(model, *examples(101), training=TRAINING, **base),
+        # Nobody says which arrays are trained: batch norm's statistics are known by their names.
+        "krum": lambda: Krum(malicious_fraction=0.2, **base),
+        "afedsv": lambda: AFedSV(validation, shapley_samples=2, **base),
+        "rfa": lambda: RFA(**known, **base),
+        "flower": lambda: FlowerRule(FlowerFedAvg(), **base),
+    }[strategy]()
+    result = chosen.start(
+        LocalGrid(trains_and_sends(name, value), 10), model_arrays(model), num_rounds=3
+    )
+    load_arrays(model, result.arrays)
+    model.eval()
+    inputs, labels = examples(200, size=512)
+    return float((model(inputs).argmax(dim=1) == labels).float().mean())
+
+
+@pytest.mark.parametrize("strategy", ["fedif", "fltrust", "krum", "afedsv", "rfa", "flower"])
+def test_statistics_of_one_hostile_client_do_not_cost_accuracy(strategy):
+    clean = accuracy(strategy)
+    assert clean > 0.85
+    for name, value in [
+        ("running_var", 1e12),
+        ("running_var", 1e5),
+        ("running_var", 0.0),
+        ("running_mean", 1e6),
+    ]:
+        assert accuracy(strategy, name, value) >= clean - 0.02, (name, value)
+
+
+@pytest.mark.parametrize("strategy", ["fedif", "rfa", "fltrust", "afedsv"])
+def test_what_nobody_trains_stays_to_the_bit(strategy):
+    model = normalised()
+    seen = []
+
+    def client(message: Message, context: Context) -> Message:
+        seen.append(message.content.array_records["arrays"]["0.weight"].data)
+        return trains_and_sends("0.weight", 3.0)(message, context)
+
+    validation = Validation(model, *examples(100), device="cpu")
+    base = {"fraction_evaluate": 0.0, "device": "cpu"}
+    chosen = {
+        "fedif": lambda: FedIF(validation, **base),
+        "fltrust": lambda: FLTrust(model, *examples(101), training=TRAINING, **base),
+        "afedsv": lambda: AFedSV(validation, shapley_samples=2, **base),
+        "rfa": lambda: RFA(trainable_keys=validation.parameter_names, **base),
+    }[strategy]()
+    chosen.start(LocalGrid(client, 5), model_arrays(model), num_rounds=2)
+    assert set(seen) == {model_arrays(model)["0.weight"].data}
+
+
+def test_a_variance_beyond_all_measure_is_refused_by_name():
+    reports: list[RoundReport] = []
+    strategy = FedAvg(fraction_evaluate=0.0, on_round=reports.append, device="cpu")
+    grid = LocalGrid(trains_and_sends("running_var", 1e12), 3)
+    strategy.start(grid, model_arrays(normalised()), num_rounds=1)
+    reason = "array '2.running_var' has a variance of 1e+12, where the model sent had 1"
+    assert [client.rejection for client in reports[0].clients] == ["", "", reason]
+
+
+def test_combined_statistics_lie_within_what_was_sent_and_received():
+    sent, changes = (
+        torch.tensor([1.0, 1.0, 1.0]),
+        torch.tensor([[-0.9, 2.0, 1.0], [-0.5, 1.0, 1.0]]),
+    )
+    # Coefficients of FLTrust may sum to more than 1: a variance of 1 - 1.4 is none.
+    combined = sent + changes.sum(dim=0)
+    assert combined.tolist() == pytest.approx([-0.4, 4.0, 3.0])
+    assert hold_within(combined, sent, changes).tolist() == pytest.approx([0.1, 3.0, 2.0])
+    # The received value counts too: no weight leaves it where it is.
+    assert hold_within(sent, sent, changes).tolist() == [1.0, 1.0, 1.0]
