@@ -1,24 +1,10 @@
-"""Door 2, the ClientApp: message -> my data, my behaviour, training -> reply."""
+"""Door 2, the ClientApp that ``pyproject.toml`` names: the package's own, its log shown."""
 
 from __future__ import annotations
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-
-from fedif_flower.client.reply import describe_node, train_round
+from fedif_flower.client.app import app
 from fedif_flower.run.logs import show_logs
 
+__all__ = ["app"]
+
 show_logs()
-app = ClientApp()
-
-
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    """Say which partition this node holds."""
-    return describe_node(message, context)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Train the received model on this node's data."""
-    return train_round(message, context)

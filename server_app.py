@@ -11,6 +11,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.logs import show_logs
 from fedif_flower.run.recorder import RoundRow
+from fedif_flower.run.report import require_last_round
 
 logger = logging.getLogger("fedif_flower")
 
@@ -24,6 +25,8 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.from_run_config(context.run_config)
     run_dir = run_federation(grid, config, on_row=_log_row)
     logger.info("Results: %s", run_dir)
+    # Flower reports a run as failed only if its ServerApp raises.
+    require_last_round(run_dir)
 
 
 def _log_row(row: RoundRow) -> None:

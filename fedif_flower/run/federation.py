@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.recorder import OnRow, RunRecorder
-from fedif_flower.run.report import write_report
+from fedif_flower.run.report import troubles, write_report
 from fedif_flower.run.resume import ResumableRun, require_space
 from fedif_flower.settings import AUTO
 from fedif_flower.strategies.arguments import BaseArguments
@@ -43,6 +44,8 @@ from fedif_flower.tasks.data import (
 )
 from fedif_flower.tasks.models import build_model, default_model
 from fedif_flower.valuation import Validation
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -234,5 +237,8 @@ def _run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None) -> Path
         run.stopped()
         raise
     final = result.arrays if len(result.arrays) else arrays
-    write_report(recorder, recorder.finish(final.to_torch_state_dict()))
+    summary = recorder.finish(final.to_torch_state_dict())
+    write_report(recorder, summary)
+    for what, count in troubles(summary):
+        logger.warning("%s: %s", what, count)
     return recorder.run_dir

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.storage import write_atomically, writing
-from fedif_flower.strategies.nodes import ClientNode
+from fedif_flower.strategies.nodes import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import Evaluation
 
@@ -267,7 +267,7 @@ def summarize(
     ``malicious_weight_share`` is the share of all aggregation weight that went to malicious
     clients; ``detection_auc`` the area under the ROC curve of "low contribution means malicious"
     over the clients that took part, with each client's last contribution. Either is ``None``
-    where it is not defined.
+    where it is not defined. ``unnamed_members`` never said which partition they hold.
     """
     evaluated = [row for row in rounds if row.test_accuracy is not None and row.round > 0]
     accuracies = [row.test_accuracy for row in evaluated if row.test_accuracy is not None]
@@ -295,7 +295,18 @@ def summarize(
         "accepted": sum(row.accepted for row in rounds),
         "rejected": sum(row.rejected for row in rounds),
         "failed": sum(row.failed for row in rounds),
+        "failed_rounds": sum(map(is_failed, rounds)),
+        "last_round_failed": bool(rounds) and is_failed(rounds[-1]),
+        "unnamed_members": len(
+            {row.node_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
+        ),
     }
+
+
+def is_failed(row: RoundRow) -> bool:
+    """Return whether a round left the model as it was, or most of its clients failed."""
+    asked = row.accepted + row.rejected + row.failed
+    return row.round_failed or 2 * row.failed > asked
 
 
 def last_contributions(clients: Iterable[ClientRow]) -> dict[int, ClientRow]:

@@ -10,11 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fedif_flower.errors import TrainingFailedError
 from fedif_flower.run.plots import plot_accuracy, plot_contributions
 from fedif_flower.run.recorder import ClientRow, RunRecorder
 from fedif_flower.storage import write_atomically
 
-REPORT = "report.md"
+REPORT, SUMMARY = "report.md", "summary.json"
 
 
 def write_report(recorder: RunRecorder, summary: Mapping[str, Any]) -> None:
@@ -80,13 +81,24 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             "{accepted} / {rejected} / {failed}".format(**summary),
         ),
         ("rounds", str(summary["rounds"])),
+        *troubles(summary),
     ]
+
+
+def require_last_round(run_dir: Path) -> None:
+    """Raise TrainingFailedError if the last round of a run that came to its end failed."""
+    summary = json.loads((run_dir / SUMMARY).read_text())
+    if summary.get("last_round_failed"):
+        raise TrainingFailedError(
+            f"the last round failed, as {summary['failed_rounds']} of {summary['rounds']} did; "
+            f"results: {run_dir}"
+        )
 
 
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
     """Print a completed run's table and where its report lies."""
     console = console or Console()
-    summary = json.loads((run_dir / "summary.json").read_text())
+    summary = json.loads((run_dir / SUMMARY).read_text())
     config = summary["config"]
     table = Table(title=f"{config['strategy']} on {config['dataset']}, attack: {config['attack']}")
     table.add_column("figure")
@@ -95,6 +107,17 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
         table.add_row(name, value)
     console.print(table)
     console.print(f"Report: {(run_dir / REPORT).absolute()}", soft_wrap=True, highlight=False)
+
+
+def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a completed run must not hide; nothing where all went well."""
+    shown = []
+    if failed := summary.get("failed_rounds"):
+        last = ", the last among them" if summary["last_round_failed"] else ""
+        shown.append(("rounds that failed", f"{failed}{last}"))
+    if unnamed := summary.get("unnamed_members"):
+        shown.append(("members that named no partition", str(unnamed)))
+    return shown
 
 
 def _rank(rows: Sequence[ClientRow]) -> tuple[float, int, int]:

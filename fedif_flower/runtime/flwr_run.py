@@ -11,22 +11,22 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.overrides import parse_overrides
+from fedif_flower.run.progress import RoundProgress
 from fedif_flower.run.recorder import read_rows
 from fedif_flower.run.report import print_summary
 from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink
@@ -152,16 +152,21 @@ def execute(launch: Launch, console: Console) -> None:
 
         with LocalSuperLink(log, check_stop) as superlink:
             stream = superlink.submit(REPOSITORY, launch.run_config, launch.federation_config)
-            with _progress(launch.num_rounds, console) as show:
-                while stream.poll() is None:
+            with RoundProgress(launch.num_rounds, console) as progress:
+                shown = (_Rounds(rounds, progress), _Warnings(log, console))
+                running = True
+                while running:
+                    running = stream.poll() is None
                     superlink.check()
-                    show(rounds.rows())
-                    time.sleep(0.5)
-                show(rounds.rows())
+                    for part in shown:
+                        part.show()
+                    time.sleep(0.5 if running else 0.0)
             if stream.returncode != 0:
                 raise LaunchError(f"`flwr run` failed: {superlink.last_words()}")
             status, details = superlink.outcome()
             if status != "finished:completed":
+                if summary.is_new():  # it came to its end, and its last round failed
+                    print_summary(launch.run_dir, console)
                 reason = _reason(details, superlink.printed())
                 raise LaunchError(reason or f"Flower reports {status!r}")
     if not summary.is_new():
@@ -185,34 +190,57 @@ class _ResultFile:
         return self._path.stat().st_mtime_ns if self._path.exists() else None
 
 
-@contextlib.contextmanager
-def _progress(
-    num_rounds: int, console: Console
-) -> Iterator[Callable[[Sequence[Mapping[str, str]]], None]]:
-    """Yield a function that shows the rounds so far: a bar, or without a terminal some lines."""
-    columns = (
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-    )
-    step = max(1, num_rounds // 10)
-    shown = 0
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting Flower and Ray", total=num_rounds)
+class _Rounds:
+    """Shows the lines of rounds.csv that are new.
 
-        def show(rows: Sequence[Mapping[str, str]]) -> None:
-            nonlocal shown
-            for row in rows[shown:]:
-                accuracy = row["test_accuracy"]
-                text = f"test accuracy {float(accuracy):.1%}" if accuracy else ""
-                progress.update(task, completed=int(row["round"]), description=text)
-                if not console.is_terminal and int(row["round"]) % step == 0:
-                    console.print(f"round {row['round']}/{num_rounds} {text}")
-            shown = len(rows)
+    Parameters
+    ----------
+    results : _ResultFile
+        The file.
+    progress : RoundProgress
+        Where they are shown.
+    """
 
-        yield show
+    def __init__(self, results: _ResultFile, progress: RoundProgress) -> None:
+        self._results = results
+        self._progress = progress
+        self._shown = 0
+
+    def show(self) -> None:
+        rows = self._results.rows()
+        for row in rows[self._shown :]:
+            accuracy = row["test_accuracy"]
+            self._progress.show(int(row["round"]), float(accuracy) if accuracy else None)
+        self._shown = len(rows)
+
+
+class _Warnings:
+    """Shows what the package warned of in Flower's processes, each sentence once.
+
+    Parameters
+    ----------
+    log : IO[bytes]
+        Where these processes print, open for reading.
+    console : Console
+        Where warnings are shown.
+    """
+
+    def __init__(self, log: IO[bytes], console: Console) -> None:
+        self._descriptor = log.fileno()
+        self._console = console
+        self._read = 0
+        self._shown: set[str] = set()
+
+    def show(self) -> None:
+        # Read by descriptor: others write to the same file.
+        size = os.fstat(self._descriptor).st_size
+        content = os.pread(self._descriptor, size - self._read, self._read)
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for warning in re.findall(r"fedif (?:WARNING|ERROR): .*", whole.decode(errors="replace")):
+            if warning not in self._shown:
+                self._shown.add(warning)
+                self._console.print(warning, soft_wrap=True, markup=False, highlight=False)
 
 
 def _reason(details: str, log: str) -> str:

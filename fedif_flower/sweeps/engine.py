@@ -11,6 +11,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from rich.console import Console
 
+from fedif_flower.errors import TrainingFailedError
+from fedif_flower.run.report import require_last_round
 from fedif_flower.runtime.processes import StopRequest
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.runtime.simulation import run_on_ray
@@ -92,7 +94,20 @@ def run_cells(
     failed = [outcome for outcome in outcomes if outcome.failed]
     for outcome in failed:
         console.print(f"failed: {outcome.cell.name}: {outcome.error}", style="red", markup=False)
-    return not failed
+    return not failed and _last_rounds_worked(wanted, console)
+
+
+def _last_rounds_worked(cells: Sequence[Cell], console: Console) -> bool:
+    """Return whether no complete cell ended with a failed round, and name those that did."""
+    worked = True
+    for cell in cells:
+        if (run_dir := find_result(cell)) is not None:
+            try:
+                require_last_round(run_dir)
+            except TrainingFailedError as error:
+                worked = False
+                console.print(f"failed: {cell.name}: {error}", style="red", markup=False)
+    return worked
 
 
 def _run_group(

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.errors import ConfigError, StorageError, TrainingFailedError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.recorder import (
     RunRecorder,
@@ -14,7 +15,7 @@ from fedif_flower.run.recorder import (
     read_rows,
     summarize,
 )
-from fedif_flower.run.report import print_summary, write_report
+from fedif_flower.run.report import print_summary, require_last_round, troubles, write_report
 from fedif_flower.strategies.nodes import ClientNode
 from fedif_flower.strategies.reports import ClientReport, RoundReport
 from fedif_flower.valuation import Evaluation
@@ -168,3 +169,35 @@ def test_a_cell_that_a_spreadsheet_would_execute_is_quoted(tmp_path, start):
     accepted, refused = read_rows(recorder.run_dir / "clients.csv")
     assert accepted["note"] == refused["rejection"] == "'" + formula
     assert (accepted["score"], accepted["weight"]) == ("-0.5", "-0.25")  # numbers stay numbers
+
+
+def test_failed_rounds_and_unnamed_members_are_counted_and_shown(tmp_path, capsys):
+    recorder = RunRecorder(run_config(tmp_path), lambda node: False)
+    recorder.on_evaluation(0, Evaluation(2.0, 0.1), Evaluation(2.0, 0.1), 0.1)
+    recorder.on_round(report(1, {-1: 0.3, 1: 0.1}))
+    recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), 0.1)
+    # One of three answered: the model moved on, but most clients failed.
+    recorder.on_round(dataclasses.replace(report(2, {1: 0.4}), num_failed=2))
+    recorder.on_evaluation(2, Evaluation(0.5, 0.8), Evaluation(0.5, 0.7), 0.1)
+    summary = recorder.finish({"w": torch.zeros(1)})
+    counted = {k: summary[k] for k in ("failed_rounds", "last_round_failed", "unnamed_members")}
+    assert counted == {"failed_rounds": 1, "last_round_failed": True, "unnamed_members": 1}
+    write_report(recorder, summary)
+    print_summary(recorder.run_dir)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "rounds that failed │ 1, the last among them" in printed
+    assert "members that named no partition │ 1" in printed
+    assert (
+        "| rounds that failed | 1, the last among them |"
+        in (recorder.run_dir / "report.md").read_text()
+    )
+    with pytest.raises(TrainingFailedError, match="the last round failed, as 1 of 2 did"):
+        require_last_round(recorder.run_dir)
+
+
+def test_nothing_is_said_where_all_went_well(tmp_path):
+    recorder = recorded(tmp_path)
+    summary = recorder.finish({"w": torch.zeros(1)})
+    write_report(recorder, summary)
+    assert troubles(summary) == []
+    require_last_round(recorder.run_dir)

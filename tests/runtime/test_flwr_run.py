@@ -9,7 +9,15 @@ import pytest
 from rich.console import Console
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.runtime.flwr_run import Interrupted, _progress, _reason, _ResultFile, prepare
+from fedif_flower.run.progress import RoundProgress
+from fedif_flower.runtime.flwr_run import (
+    Interrupted,
+    _reason,
+    _ResultFile,
+    _Rounds,
+    _Warnings,
+    prepare,
+)
 from fedif_flower.runtime.processes import available_cpus
 from fedif_flower.settings import Scalar
 
@@ -123,14 +131,36 @@ def test_reason_is_one_line_with_the_type(details: str, log: str, reason: str) -
     assert _reason(details, log) == reason
 
 
-def test_without_a_terminal_every_tenth_of_the_way_is_a_line() -> None:
+def test_warnings_in_flowers_log_are_shown_once(tmp_path: Path) -> None:
     output = io.StringIO()
-    rows = [{"round": str(i), "test_accuracy": "0.25" if i % 2 == 0 else ""} for i in range(21)]
-    with _progress(20, Console(file=output, width=80)) as show:
-        for count in range(len(rows) + 1):
-            show(rows[:count])
-    lines = output.getvalue().splitlines()
-    assert lines == [f"round {i}/20 test accuracy 25.0%" for i in range(0, 21, 2)]
+    with (tmp_path / "flwr.log").open("w+b") as log:
+        warnings = _Warnings(log, Console(file=output, width=20))
+        for written in (
+            b"INFO : nothing\nfedif WARNING: no guarantee holds\nfedif WARN",
+            b"ING: cut in two\nfedif INFO: a round\n",
+            b"\x1b[36m(ClientAppActor pid=5)\x1b[0m fedif ERROR: from [a] client\n",
+            b"fedif WARNING: no guarantee holds\n",
+        ):
+            log.write(written)
+            log.flush()
+            warnings.show()
+    assert output.getvalue().splitlines() == [
+        "fedif WARNING: no guarantee holds",
+        "fedif WARNING: cut in two",
+        "fedif ERROR: from [a] client",
+    ]
+
+
+def test_rounds_are_shown_as_their_lines_come(tmp_path: Path) -> None:
+    output = io.StringIO()
+    path = tmp_path / "rounds.csv"
+    with RoundProgress(2, Console(file=output, width=80)) as progress:
+        rounds = _Rounds(_ResultFile(path), progress)
+        rounds.show()
+        path.write_text("round,test_accuracy\n0,0.25\n1,\n")
+        rounds.show()
+        rounds.show()
+    assert output.getvalue().splitlines() == ["round 0/2 test accuracy 25.0%", "round 1/2"]
 
 
 def test_interruption_ends_with_the_shell_convention() -> None:

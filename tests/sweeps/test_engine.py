@@ -175,3 +175,19 @@ def test_a_warning_is_shown_with_the_name_of_its_cell(tmp_path, shown_logs, caps
     assert run_cells([cell], Launches(), silent_console())
     lines = capsys.readouterr().err.splitlines()
     assert any(line.startswith("fedif WARNING: [krum_seed0] Krum assumes") for line in lines)
+
+
+class LastRoundFails(CountingGrid):
+    """Every client is gone when the second round begins."""
+
+    def pull_messages(self, message_ids):
+        return super().pull_messages(message_ids) if self.trained < 2 else []
+
+
+def test_a_cell_whose_last_round_failed_is_named_every_time(tmp_path):
+    cell = small_cell(tmp_path, "cell", round_timeout=0.5)
+    for launches in (Launches(LastRoundFails), Launches()):
+        console = silent_console()
+        assert not run_cells([cell], launches, console, jobs=1)
+        assert "failed: cell: the last round failed, as 1 of 2 did" in printed(console)
+    assert is_complete(cell.config.run_dir)

@@ -1,0 +1,166 @@
+"""The command ``fedif``: federations on this machine, and reports on them.
+
+PyTorch, Flower and Ray take seconds to import: each command imports what it uses, and ``--help``
+none of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.run.logs import show_logs
+
+if TYPE_CHECKING:
+    from fedif_flower.run.config import RunConfig
+    from fedif_flower.sweeps.engine import RayLauncher
+
+cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+Config = Annotated[
+    list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
+]
+CpusPerClient = Annotated[int, typer.Option(help="decides how many clients train at once")]
+GpusPerClient = Annotated[float, typer.Option(help="share of a GPU for each client")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="federations at a time; default: enough")]
+OutputDir = Annotated[Path, typer.Option(help="where results go")]
+
+
+@cli.callback()
+def fedif() -> None:
+    """Simulate federations on this machine, and report on them."""
+
+
+@cli.command()
+def run(
+    config: Config = None,
+    clients: Annotated[int | None, typer.Option(help="simulated clients (num-clients)")] = None,
+    cpus_per_client: CpusPerClient = 1,
+    gpus_per_client: GpusPerClient = 0.0,
+    output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
+) -> None:
+    """Simulate one federation and print its result."""
+    from fedif_flower.client.app import app
+    from fedif_flower.run.progress import RoundProgress
+    from fedif_flower.run.report import print_summary, require_last_round
+    from fedif_flower.runtime.simulation import simulate
+
+    parsed = _parse(config, {"num-clients": clients, "output-dir": output_dir})
+    console = Console()
+    with RoundProgress(parsed.num_server_rounds, console) as progress:
+        run_dir = simulate(
+            parsed,
+            app,
+            cpus_per_client=cpus_per_client,
+            gpus_per_client=gpus_per_client,
+            on_row=lambda row: progress.show(row.round, row.test_accuracy),
+        )
+    print_summary(run_dir, console)
+    require_last_round(run_dir)
+
+
+@cli.command("export-partitions")
+def export(
+    folder: Annotated[Path, typer.Argument(help="gets a folder for each client")],
+    config: Config = None,
+) -> None:
+    """Write a data set's partitions as folders of images, one for each SuperNode."""
+    from fedif_flower.tasks.data import dirichlet_partition, load_dataset
+    from fedif_flower.tasks.data.export import export_partitions
+
+    parsed = _parse(config, {})
+    dataset = load_dataset(parsed.dataset, parsed.data_dir)
+    parts = dirichlet_partition(dataset, parsed.num_clients, parsed.dirichlet_alpha, parsed.seed)
+    export_partitions(dataset, parts, folder)
+    Console().print(f"{len(parts)} folders in {folder.absolute()}", soft_wrap=True)
+
+
+@cli.command()
+def sweep(
+    spec: Annotated[Path, typer.Argument(help="TOML: settings; lists are axes")],
+    output_dir: OutputDir = Path("runs/sweeps"),
+    jobs: Jobs = None,
+    cpus_per_client: CpusPerClient = 1,
+    gpus_per_client: GpusPerClient = 0.0,
+) -> None:
+    """Run every combination of a grid of your own."""
+    from fedif_flower.run.config import default_run_config
+    from fedif_flower.sweeps.engine import run_cells
+    from fedif_flower.sweeps.measurements import find_measurements
+    from fedif_flower.sweeps.report import report_sweep
+    from fedif_flower.sweeps.spec import read_sweep
+
+    console = Console()
+    wanted = read_sweep(spec, default_run_config(), output_dir)
+    complete = run_cells(wanted, launcher(cpus_per_client, gpus_per_client), console, jobs=jobs)
+    own = {cell.config.run_dir.resolve() for cell in wanted}
+    measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
+    if measured:
+        report_sweep(wanted[0].group, measured, output_dir, console)
+    finish(complete)
+
+
+@cli.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(help="with results")],
+    output_dir: OutputDir = Path("runs/report"),
+) -> None:
+    """Rebuild tables and plots from results alone."""
+    from fedif_flower.sweeps.measurements import find_measurements
+    from fedif_flower.sweeps.report import report_sweeps
+
+    require_directories(directories)
+    measured = find_measurements(directories)
+    if not measured:
+        raise ConfigError("no complete run in the directories given")
+    report_sweeps(measured, output_dir, Console())
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line, not a traceback."""
+    show_logs()
+    try:
+        cli()
+    except FedIFError as error:
+        console = Console(stderr=True)
+        console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
+
+
+def launcher(cpus_per_client: int, gpus_per_client: float) -> RayLauncher:
+    """Return what starts a grid's simulation."""
+    from fedif_flower.client.app import app
+    from fedif_flower.sweeps.engine import RayLauncher
+
+    return RayLauncher(app, cpus_per_client, gpus_per_client)
+
+
+def require_directories(directories: list[Path]) -> None:
+    """Raise ConfigError if one of them is no directory."""
+    for directory in directories:
+        if not directory.is_dir():
+            raise ConfigError(f"{str(directory)!r} is no directory")
+
+
+def finish(complete: bool) -> None:
+    """End with exit status 1 unless everything is complete."""
+    if not complete:
+        raise typer.Exit(1)
+
+
+def _parse(config: list[str] | None, options: dict[str, int | Path | None]) -> RunConfig:
+    """Return the defaults with what was given; paths do not depend on the working directory."""
+    from fedif_flower.run.config import RunConfig, default_run_config
+    from fedif_flower.run.overrides import parse_overrides
+
+    settings = default_run_config() | parse_overrides(" ".join(config or []))
+    for key, value in options.items():
+        if value is not None:
+            settings[key] = str(value) if isinstance(value, Path) else value
+    settings["output-dir"] = str(Path(str(settings["output-dir"])).expanduser().absolute())
+    return RunConfig.from_run_config(settings)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+HEAVY = ("torch", "torchvision", "flwr", "ray", "sklearn", "scipy", "matplotlib", "numpy", "PIL")
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
+
+
+@pytest.mark.parametrize("door", ["fedif_flower.cli", "simulation"])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["sweep", "--help"]])
+def test_help_imports_nothing_heavy(door, arguments):
+    code = f"""
+import sys
+sys.path.insert(0, "")
+from {door} import main
+try:
+    main()
+finally:
+    print("heavy:", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    result = run_python(code, *arguments)
+    assert "Usage:" in result.stdout
+    assert result.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_the_package_has_its_public_names_without_importing_them():
+    code = """
+import sys
+import fedif_flower
+assert "torch" not in sys.modules
+for name in fedif_flower.__all__:
+    assert getattr(fedif_flower, name).__name__ == name, name
+assert set(fedif_flower.__all__) <= set(dir(fedif_flower))
+try:
+    fedif_flower.FedIV
+except AttributeError as error:
+    print(error)
+"""
+    result = run_python(code)
+    assert result.stdout == "module 'fedif_flower' has no attribute 'FedIV'\n", result.stderr
+
+
+def test_the_paper_s_commands_come_with_the_checkout_only():
+    def commands(door: str) -> str:
+        code = f"from {door} import main; main()"
+        return run_python("import sys; sys.path.insert(0, ''); " + code, "--help").stdout
+
+    assert " paper " in commands("simulation")
+    assert " paper " not in commands("fedif_flower.cli")
+    assert "--docs" in run_python("from simulation import main; main()", "report", "--help").stdout
+
+
+def test_an_error_is_one_line_without_a_traceback():
+    result = run_python("from fedif_flower.cli import main; main()", "run", "-c", "gamma=[2]")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: gamma = [2]; allowed: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_report_on_nothing_is_refused(tmp_path):
+    code = "from fedif_flower.cli import main; main()"
+    assert "no complete run" in run_python(code, "report", str(tmp_path)).stderr
+    assert "is no directory" in run_python(code, "report", str(tmp_path / "x")).stderr
