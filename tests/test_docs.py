@@ -25,6 +25,9 @@ from fedif_flower.sweeps.spec import read_sweep
 from fedif_flower.valuation import shapley
 from paper.docs import update_docs
 
+# They share a site that is built once.
+pytestmark = pytest.mark.xdist_group("docs")
+
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
 WRITTEN = [
