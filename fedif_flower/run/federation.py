@@ -127,6 +127,7 @@ def build_strategy(server: Server, recorder: RunRecorder) -> ScreenedStrategy:
         identify=identify_clients,
         min_valid_replies=config.min_valid_replies,
         max_failed_rounds=config.max_failed_rounds,
+        max_paused_turns=config.max_paused_turns,
         max_num_examples=config.max_num_examples or server.num_train,
         update_clipping=config.update_clipping,
         device=config.device,

@@ -39,6 +39,7 @@ class BaseArguments(TypedDict, total=False):
     node_timeout: float
     min_valid_replies: int
     max_failed_rounds: int
+    max_paused_turns: int
     max_num_examples: float
     max_examples_ratio: float
     update_clipping: float

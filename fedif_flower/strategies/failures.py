@@ -14,9 +14,6 @@ from fedif_flower.strategies.nodes import ClientNode
 
 logger = logging.getLogger(__name__)
 
-# The longest pause is 2^6 - 1 = 63 turns.
-_LONGEST = 7
-
 
 @dataclass
 class _Record:
@@ -31,7 +28,7 @@ class MemberFailures:
 
     A member errs in a round if it was asked and its reply is an error, is refused or does not
     come. After k errors in a row it is not asked for :math:`2^{k-1} - 1` of its turns: none after
-    the first error, then 1, 3, 7 and so on, at most 63. A turn is the number of rounds in which a
+    the first error, then 1, 3, 7 and so on. A turn is the number of rounds in which a
     member is asked once on average. One usable reply makes everything good.
 
     Parameters
@@ -39,10 +36,13 @@ class MemberFailures:
     maximum : int
         So many errors in a row make a member a failing one, and so many rounds in a row that fail
         on the server's side end the run, >= 1.
+    max_paused_turns : int
+        The longest pause, >= 0; 0: nobody is paused.
     """
 
-    def __init__(self, maximum: int) -> None:
+    def __init__(self, maximum: int, max_paused_turns: int = 63) -> None:
         self.maximum = maximum
+        self.max_paused_turns = max_paused_turns
         self._members: dict[int, _Record] = {}
         self._poor_rounds = 0  # In a row: most of those asked erred.
         self._failed_rounds = 0  # In a row: enough replies were usable, and yet it made no model.
@@ -80,8 +80,8 @@ class MemberFailures:
                 self._members[node.node_id] = _Record()
             else:
                 errors = self._of(node).errors + 1
-                pause = turn * (2 ** (min(errors, _LONGEST) - 1) - 1)
-                self._members[node.node_id] = _Record(errors, server_round + pause)
+                turns = min(2 ** (errors - 1) - 1, self.max_paused_turns)
+                self._members[node.node_id] = _Record(errors, server_round + turn * turns)
         poor = 2 * len(usable) < len(asked)
         self._poor_rounds = self._poor_rounds + 1 if poor else 0
         self._failed_rounds = self._failed_rounds + 1 if failed else 0

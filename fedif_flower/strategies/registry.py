@@ -217,6 +217,13 @@ class StrategyConfig(Settings):
         ge=1,
         changes_result=False,
     )
+    max_paused_turns: int = setting(
+        63,
+        "members that err again and again are not asked for 1, 3, 7 ... of their turns, at most "
+        "for so many; 0: never paused",
+        ge=0,
+        changes_result=False,
+    )
     max_num_examples: int = setting(
         0,
         "a client that claims more examples is refused; 0: the size of the server's training "

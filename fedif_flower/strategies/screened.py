@@ -81,11 +81,11 @@ class ScreenedStrategy(ClientEvaluation):
         many times in a row that they were asked, and after this many rounds in a row that failed
         although replies were usable (see
         :class:`~fedif_flower.strategies.failures.MemberFailures`).
-    max_num_examples : float
-        A client that claims to have more examples is refused.
-    max_examples_ratio : float
-        No client counts for more examples than this many times the round's median, >= 1; it is
-        not refused. 0: no such bound.
+    max_paused_turns : int
+        Members that err again and again are not asked for at most so many of their turns, >= 0.
+    max_num_examples, max_examples_ratio : float
+        A client that claims more examples is refused; one that claims more than this many times
+        the round's median, >= 1, counts for so many. 0: no such bound.
     update_clipping : float
         Longer updates are shortened to so many times the round's median length (see
         :func:`~fedif_flower.aggregators.clipping_factors`), buffers by their own; 0: none is.
@@ -117,6 +117,7 @@ class ScreenedStrategy(ClientEvaluation):
         node_timeout: float = 600.0,
         min_valid_replies: int = 1,
         max_failed_rounds: int = 3,
+        max_paused_turns: int = 63,
         max_num_examples: float = 10_000_000,
         max_examples_ratio: float = 10.0,
         update_clipping: float = 0.0,
@@ -144,7 +145,7 @@ class ScreenedStrategy(ClientEvaluation):
         self.update_clipping = update_clipping
         self.device = select_device(device)
         self.on_round = on_round
-        self.failures = MemberFailures(max_failed_rounds)
+        self.failures = MemberFailures(max_failed_rounds, max_paused_turns)
         # Rounds of an earlier process: Flower counts those of this one, from 1.
         self.completed_rounds = 0
         self._workspace: Workspace | None = None

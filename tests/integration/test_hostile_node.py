@@ -39,6 +39,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "num-server-rounds": ROUNDS,
             "local-epochs": 1,
             "run-name": "hostile",
+            # Seven of eight err in every round, and each is to send all its kinds.
+            "max-failed-rounds": ROUNDS + 1,
+            "max-paused-turns": 0,
             "device": "cpu",
         }
         run_id = deployment.submit(REPOSITORY, config)

@@ -71,6 +71,7 @@ class Arena:
             "checkpoint-every": 0,
             # On a busy machine the first ones may take longer: programs and data are read.
             "max-failed-rounds": 10,
+            "max-paused-turns": 0,
         }
         run_id = self.deployment.submit(REPOSITORY, config)
         run_dir = self.deployment.server / "runs" / name

@@ -77,6 +77,12 @@ def test_pauses_double():
     ]
 
 
+@pytest.mark.parametrize(("longest", "expected"), [(0, range(1, 9)), (1, [1, 2, 4, 6, 8])])
+def test_pauses_have_a_bound(longest, expected):
+    reports, _, _ = run(1, 5, 8, max_paused_turns=longest)
+    assert [t + 1 for t, members in enumerate(asked(reports)) if 0 in members] == list(expected)
+
+
 def test_one_usable_reply_makes_everything_good():
     def first_two_fail(message, context):
         server_round = message.content.config_records["config"]["server-round"]
