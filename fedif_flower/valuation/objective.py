@@ -47,7 +47,7 @@ class Objective(Protocol):
     def totals(
         self, model: nn.Module, batch: Any, size: int, metrics: Sequence[Metric]
     ) -> list[Tensor]:
-        """Return each metric's sum over the batch's examples; NaN where it is not defined."""
+        """Return the sum over the batch's examples of each metric, one of :attr:`metrics`."""
         ...
 
 
@@ -124,14 +124,13 @@ class BatchObjective:
     def totals(
         self, model: nn.Module, batch: Any, size: int, metrics: Sequence[Metric]
     ) -> list[Tensor]:
-        """Return each metric's sum over the batch's examples; there is no accuracy."""
+        """Return each metric's sum over the batch's examples."""
         found: list[Tensor] = []
         for metric in metrics:
             if metric == "loss":
                 found.append((self.loss(model, batch) * size).float())
             else:
-                score = self.score if metric == "score" else None
-                found.append(_total(score, (model, batch), size))
+                found.append(_total(self.score, (model, batch), size))
         return found
 
     def _ask(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:

@@ -76,8 +76,9 @@ class Validation:
         For a batch ``(a, b, targets)`` the model is called with ``(a, b)``.
     targets : Tensor, dict or tuple of Tensor, optional
         ``[n, ...]``; left out where ``inputs`` brings its own.
-    loss_fn : callable
-        ``loss_fn(model(inputs), targets)`` -> scalar, the *mean* over the batch.
+    loss_fn : callable, optional
+        ``loss_fn(model(inputs), targets)`` -> scalar, the *mean* over the batch. Default:
+        cross-entropy.
     batch_loss : callable, optional
         In place of ``loss_fn``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar
         mean and size of the batch. The sizes are asked for at construction.
@@ -250,13 +251,17 @@ class Validation:
         -------
         Tensor
             ``[len(metrics)]``, float32, on this validation's device: nothing has waited for it.
+            NaN where a metric is not defined.
         """
-        totals = torch.zeros(len(metrics), device=self.device)
+        asked = [metric for metric in metrics if metric in self.metrics]
+        sums = torch.zeros(len(asked), device=self.device)
         with self._loaded(params, buffers), torch.inference_mode():
-            for batch, size in self._batches:
-                found = self._objective.totals(self._model.module, batch, size, metrics)
-                totals += torch.stack([total.to(self.device) for total in found])
-        return totals
+            for batch, size in self._batches if asked else ():
+                found = self._objective.totals(self._model.module, batch, size, asked)
+                sums += torch.stack([total.to(self.device) for total in found])
+        undefined = torch.full((), torch.nan, device=self.device)
+        by_metric = dict(zip(asked, sums, strict=True))
+        return torch.stack([by_metric.get(metric, undefined) for metric in metrics])
 
     def team(self, at_most: int) -> Team[Validation] | None:
         """Return copies with a thread each, on the same data; ``None`` where one does as well.
