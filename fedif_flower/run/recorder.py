@@ -35,7 +35,8 @@ from fedif_flower.valuation import Evaluation
 class RoundRow:
     """A line of ``rounds.csv``; seconds are wall time, ``train_seconds`` the mean per client.
 
-    ``failed`` counts clients; ``round_failed`` says that the round left the model as it was.
+    ``failed`` counts clients; ``round_failed`` says that the round left the model as it was,
+    and ``reason`` why.
     """
 
     round: int
@@ -52,6 +53,7 @@ class RoundRow:
     failed: int
     evaluations: int
     round_failed: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ class RunRecorder:
             failed=report.num_failed if report else 0,
             evaluations=report.evaluations if report else 0,
             round_failed=report.failed if report else False,
+            reason=report.reason if report else "",
         )
         self.rounds.append(row)
         self._append("rounds.csv", [row])

@@ -41,7 +41,7 @@ class ClientReport:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round, accepted clients first."""
+    """One round, accepted clients first; ``reason`` says why it failed."""
 
     server_round: int
     clients: tuple[ClientReport, ...]
@@ -52,6 +52,7 @@ class RoundReport:
     round_seconds: float
     aggregation_seconds: float
     evaluations: int
+    reason: str = ""
 
 
 OnRound = Callable[[RoundReport], None]
@@ -62,6 +63,7 @@ def round_report(
     screening: Screening,
     aggregation: Aggregation | None,
     *,
+    reason: str = "",
     round_seconds: float,
     aggregation_seconds: float,
 ) -> RoundReport:
@@ -79,6 +81,7 @@ def round_report(
         round_seconds=round_seconds,
         aggregation_seconds=aggregation_seconds,
         evaluations=aggregation.evaluations if aggregation else 0,
+        reason=reason,
     )
 
 

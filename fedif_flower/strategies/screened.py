@@ -29,6 +29,7 @@ from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, a
 from fedif_flower.messages.metrics import ReplyLimits
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace, screen_replies
+from fedif_flower.messages.text import printable
 from fedif_flower.round import (
     Aggregation,
     RoundUpdates,
@@ -155,6 +156,7 @@ class ScreenedStrategy(ClientEvaluation):
         self._online: list[ClientNode] = []
         self._asked: dict[int, ClientNode] = {}
         self._started = 0.0
+        self._reason = ""  # Why the last round failed.
 
     # -- what subclasses override ---------------------------------------------------------------
 
@@ -255,6 +257,7 @@ class ScreenedStrategy(ClientEvaluation):
             server_round,
             screening,
             aggregation,
+            reason=self._reason,
             round_seconds=started - self._started,
             aggregation_seconds=time.perf_counter() - started,
         )
@@ -296,7 +299,9 @@ class ScreenedStrategy(ClientEvaluation):
         self, server_round: int, screening: Screening
     ) -> tuple[ArrayRecord | None, Aggregation | None]:
         accepted = screening.accepted
+        self._reason = ""
         if len(accepted) < self.min_valid_replies:
+            self._reason = f"{len(accepted)} valid replies, {self.min_valid_replies} needed"
             logger.warning(
                 "round %d: %d valid replies, %d needed; the model stays as it was",
                 server_round,
@@ -308,10 +313,13 @@ class ScreenedStrategy(ClientEvaluation):
             return self._take_back(server_round) if nonsense else None, None
         try:
             vectors, aggregation = self._combine(server_round, accepted)
-        except ValuationError as error:
-            logger.error("round %d: %s; the model stays as it was", server_round, error)
-            diverged = isinstance(error, DivergedError)
-            return self._take_back(server_round) if diverged else None, None
+        except Exception as error:  # out of a user's model or loss, as likely as not
+            known = isinstance(error, ValuationError)
+            self._reason = printable(str(error) if known else repr(error))
+            logger.error("round %d: %s; the model stays as it was", server_round, self._reason)
+            # An unknown error may come from the model that was sent: an older one is known to work.
+            suspect = not known or isinstance(error, DivergedError)
+            return self._take_back(server_round) if suspect else None, None
         self._proven = self._record
         self._vectors, self._record = vectors, self.layout.to_arrays(vectors)
         return self._record, aggregation

@@ -111,3 +111,23 @@ def test_negative_variances_are_refused():
         (refused,) = (client for client in report.clients if client.rejection)
         assert refused.node.node_id == 1001
         assert refused.rejection == "array '1.running_var' has negative variances"
+
+
+def test_an_error_out_of_the_users_loss_fails_the_round_and_not_the_run():
+    """The model of round 1 is beyond what the loss can take: it is taken back in round 2."""
+
+    def loss(outputs, targets):
+        if outputs.abs().max() > 1e6:
+            raise IndexError("a loss of the user's own")
+        return nn.functional.mse_loss(outputs, targets)
+
+    reports: list[RoundReport] = []
+    held_out = Validation(
+        line(), torch.ones(1, 1), torch.full((1, 1), 1e3), loss_fn=loss, device="cpu"
+    )
+    strategy = FedIF(held_out, fraction_evaluate=0.0, on_round=reports.append, device="cpu")
+    arrays = run(strategy, huge_in(1), rounds=4)
+    assert [report.failed for report in reports] == [False, True, False, False]
+    assert "a loss of the user's own" in reports[1].reason
+    assert [report.reason for report in reports if not report.failed] == [""] * 3
+    assert arrays["0.weight"].numpy().item() == pytest.approx(2.0)
