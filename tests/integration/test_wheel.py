@@ -1,0 +1,71 @@
+"""The package as others get it: a wheel, in an environment and a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "fedif_flower"):
+        (source / name).symlink_to(PROJECT / name)
+    build = "import os, sys, setuptools.build_meta as b; os.chdir(sys.argv[1]); b.build_wheel('..')"
+    command = [sys.executable, "-c", build, str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    [path] = folder.glob("*.whl")
+    return path
+
+
+def test_the_wheel_holds_the_package_alone(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    [information] = tops - {"fedif_flower"}
+    assert information.endswith(".dist-info")
+    assert "fedif_flower/py.typed" in names
+
+
+@pytest.mark.ray
+def test_fedif_runs_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    site = next((environment / "lib").glob("python3*")) / "site-packages"
+    # The dependencies of this environment, but not its checkout of the package.
+    (site / "dependencies.pth").write_text(dependencies() + "\n")
+    zipfile.ZipFile(wheel).extractall(site)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code = "import fedif_flower, fedif_flower.cli as c; print(fedif_flower.__file__); c.main()"
+    command = [environment / "bin" / "python", "-I", "-c", code, "run"]
+    settings = "num-server-rounds=2 num-clients=4 fraction-train=0.5 local-epochs=1"
+    result = subprocess.run(
+        [*command, "-c", settings],
+        cwd=empty,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[0].startswith(str(site))
+    assert "round 2/2" in result.stdout
+    [run_dir] = (empty / "runs").iterdir()
+    assert (run_dir / "summary.json").exists()
+
+
+def dependencies() -> str:
+    """Return the folder that this environment's torch lies in."""
+    import torch
+
+    return str(Path(torch.__file__).parents[1])
