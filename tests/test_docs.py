@@ -17,6 +17,7 @@ import benchmarks.__main__ as all_benchmarks
 import fedif_flower
 from fedif_flower import aggregators, attacks, valuation
 from fedif_flower.attacks import ATTACKS
+from fedif_flower.cli import cli
 from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.overrides import parse_overrides
@@ -122,6 +123,8 @@ def test_commands_exist():
     text = "\n".join(block for path in WRITTEN for block in _blocks(path, "sh"))
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.M)
     assert set(re.findall(r"^make ([a-z-]+)", text, flags=re.M)) <= set(targets)
+    commands = {c.name or c.callback.__name__ for c in cli.registered_commands}
+    assert set(re.findall(r"^fedif ([\w-]+)", text, flags=re.M)) <= commands
     for line in re.findall(r"^(python -m [\w.]+)", text, flags=re.M):
         assert importlib.util.find_spec(shlex.split(line)[2]), line
 
