@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.clipping import clipping_factors
+from fedif_flower.errors import ValuationError
 
 
 @dataclass(frozen=True)
@@ -148,18 +148,26 @@ def hold_within(combined: Tensor, global_values: Tensor, client_updates: Tensor)
     return combined.clamp(global_values + lowest.clamp_max(0), global_values + highest.clamp_min(0))
 
 
-def clip(updates: RoundUpdates, weights: Tensor, multiple: float) -> tuple[Tensor, Tensor]:
-    """Return the weights ``[m]`` that shorten long updates: for parameters, and for buffers.
+def moved(updates: RoundUpdates, coefficients: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the new parameters ``[d]`` and buffers ``[b]``, on the CPU.
 
-    ``multiple`` is that of :func:`~fedif_flower.aggregators.clipping_factors`; 0 shortens nothing.
+    Parameters
+    ----------
+    updates : RoundUpdates
+        The round's replies.
+    coefficients, weights : Tensor
+        ``[m]``: by which the updates of parameters, and of buffers, are multiplied.
+
+    Raises
+    ------
+    ValuationError
+        If the model is not finite.
     """
-    if not multiple:
-        return weights, weights
-    buffers = updates.buffer_updates.double().square().sum(dim=1).cpu()  # [m]
-    return (
-        weights * clipping_factors(updates.squared_norms, multiple),
-        weights * clipping_factors(buffers, multiple),
-    )
+    params = combine(updates.global_params, updates.client_updates, coefficients).cpu()
+    buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, weights).cpu()
+    if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
+        raise ValuationError("the aggregated model is not finite")
+    return params, buffers
 
 
 def largest_counters(

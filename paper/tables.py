@@ -24,6 +24,7 @@ PROTOCOL: Settings = MappingProxyType(
         "learning-rate": 0.001,
         "momentum": 0.9,
         "dirichlet-alpha": 1.0,
+        "update-clipping": 0.0,
         "pgd-epsilon": 0.03,
         "pgd-step-size": 0.01,
         "pgd-steps": 20,

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from fedif_flower.errors import ValuationError
 
-def clipping_factors(squared_norms: Tensor, multiple: float) -> Tensor:
-    r"""Return what to multiply each update by so that none is much longer than the others.
+ROUNDS_REMEMBERED = 20
 
-    .. math:: c_i = \min\left(1, \frac{\lambda M}{\lVert \Delta_i \rVert}\right), \qquad
-              M = \operatorname{median}_{j: \Delta_j \ne 0} \lVert \Delta_j \rVert
 
-    with :math:`\Delta_i` client i's update; of an even number of lengths the median is the
-    lower one. Clients without a change do not lower it, and have factor 1.
+def usual_length(norms: Tensor) -> float:
+    r"""Return the median of the lengths that are not 0; infinity if all are.
+
+    Parameters
+    ----------
+    norms : Tensor
+        ``[n]``, finite, >= 0. Of an even number the median is the lower one.
+    """
+    moving = norms[norms > 0]
+    return float(moving.median()) if len(moving) else math.inf
+
+
+def clipping_factors(squared_norms: Tensor, bound: float) -> Tensor:
+    r"""Return what to multiply each update by so that none is longer than a bound.
+
+    .. math:: c_i = \min\left(1, \frac{B}{\lVert \Delta_i \rVert}\right)
+
+    with :math:`\Delta_i` client i's update. An update of length 0 has factor 1.
 
     Parameters
     ----------
     squared_norms : Tensor
         ``[m]``, finite, >= 0: :math:`\lVert \Delta_i \rVert^2`.
-    multiple : float
-        :math:`\lambda` > 0.
+    bound : float
+        B > 0, in the parameters' own unit; infinity shortens nothing.
 
     Returns
     -------
@@ -30,11 +48,87 @@ def clipping_factors(squared_norms: Tensor, multiple: float) -> Tensor:
     References
     ----------
     Sun et al., "Can You Really Backdoor Federated Learning?", 2019, section "Norm thresholding
-    of updates"; with a bound from the round's own median.
+    of updates".
     """
     norms = squared_norms.double().sqrt()  # [m]
-    moving = norms[norms > 0]
-    if len(moving) == 0:
-        return torch.ones_like(norms)
-    bound = multiple * moving.median()
     return torch.where(norms > bound, bound / norms, 1.0)
+
+
+class LengthMemory:
+    r"""Bounds a round's updates by the lengths of the updates that clients sent until now.
+
+    .. math:: B_t = \lambda \operatorname{median}_{i \in C_t} \ell_i, \qquad
+              \ell_i = \lVert \Delta_i \rVert \text{ in the last round that client i took part in}
+
+    with :math:`C_t` the clients that took part in one of the last rounds, round t included, and
+    sent an update that is not 0.
+
+    Each client counts once, however often it was drawn and whoever makes up the round: as long as
+    fewer than half of these clients are malicious, the median lies within the lengths of the
+    honest ones, whatever the others send. Lengths are remembered as they came, not as they were
+    shortened: so there is nothing that an attacker could inflate bit by bit, and a bound that was
+    too tight once does not stay so.
+
+    Parameters
+    ----------
+    multiple : float
+        :math:`\lambda` >= 0; at 0 nothing is bounded, nor remembered.
+    rounds : int
+        How many rounds a length is remembered, >= 1.
+
+    Raises
+    ------
+    ValuationError
+        If ``multiple`` is negative or not finite, or ``rounds`` < 1.
+    """
+
+    def __init__(self, multiple: float, rounds: int = ROUNDS_REMEMBERED) -> None:
+        if not (math.isfinite(multiple) and multiple >= 0.0):
+            raise ValuationError(f"multiple is {multiple}; allowed: finite, >= 0")
+        if rounds < 1:
+            raise ValuationError(f"rounds is {rounds}; allowed: >= 1")
+        self.multiple = multiple
+        self.rounds = rounds
+        self._seen: dict[int, tuple[int, float]] = {}  # By client: last round, length.
+        self._usual = math.inf
+
+    def factors(
+        self, server_round: int, client_ids: Sequence[int], squared_norms: Tensor
+    ) -> Tensor:
+        """Return what to multiply each of the round's updates by, and remember their lengths.
+
+        Parameters
+        ----------
+        server_round : int
+            t.
+        client_ids : sequence of int
+            The m participants, distinct.
+        squared_norms : Tensor
+            ``[m]``, finite, >= 0.
+
+        Returns
+        -------
+        Tensor
+            ``[m]``, float64, in (0, 1].
+        """
+        if not self.multiple:
+            return torch.ones_like(squared_norms, dtype=torch.float64)
+        norms: list[float] = squared_norms.double().sqrt().tolist()
+        sent = {i: (server_round, norm) for i, norm in zip(client_ids, norms, strict=True)}
+        oldest = server_round - self.rounds
+        self._seen = {i: last for i, last in self._seen.items() if last[0] > oldest} | sent
+        lengths = torch.tensor([norm for _, norm in self._seen.values()], dtype=torch.float64)
+        self._usual = usual_length(lengths)
+        return self.bounded(squared_norms)
+
+    def bounded(self, squared_norms: Tensor, share: float = 1.0) -> Tensor:
+        """Return factors ``[m]`` for a ``share`` of the last round's bound."""
+        return clipping_factors(squared_norms, share * self.multiple * self._usual)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {"seen": {client_id: list(last) for client_id, last in self._seen.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._seen = {i: (int(t), float(norm)) for i, (t, norm) in state["seen"].items()}

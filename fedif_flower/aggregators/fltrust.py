@@ -26,8 +26,8 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
               w_t = w_{t-1} + \sum_i a_i \Delta_i
 
     with :math:`\Delta_i = w_i - w_{t-1}` client i's update and :math:`\Delta_0` the update that
-    the server makes from its own root data. If nobody is trusted, every share
-    :math:`TS_i / \sum_j TS_j` is 1/m. A zero update has trust and coefficient 0.
+    the server makes from its own root data. If nobody is trusted, every coefficient is 0: the
+    model stays as it is. A zero update has trust and coefficient 0.
 
     Parameters
     ----------
@@ -56,6 +56,6 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
     length = norms * server_norm  # [m]
     trust = torch.where(length > 0, products.inner / length, 0.0).clamp(0.0, 1.0)
     total = trust.sum()
-    share = trust / total if bool(total > 0) else torch.full_like(trust, 1.0 / len(trust))
+    share = trust / total if bool(total > 0) else trust
     rescaling = torch.where(norms > 0, server_norm / norms, 0.0)
     return TrustedCoefficients(share * rescaling, trust)

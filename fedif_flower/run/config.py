@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
-from fedif_flower.strategies.registry import StrategyConfig
+from fedif_flower.strategies.registry import StrategyConfig, default_clipping
 
 
 class RunConfig(ClientConfig, StrategyConfig):
@@ -76,6 +76,8 @@ class RunConfig(ClientConfig, StrategyConfig):
             values["gamma"] = 0.4 if tuned else 0.3
         if values["assumed-malicious-fraction"] == AUTO:
             values["assumed-malicious-fraction"] = values["malicious-fraction"]
+        if values["update-clipping"] == AUTO:
+            values["update-clipping"] = default_clipping(values["strategy"])
         config = cls(**values)
         if config.run_name == AUTO:
             name = f"{config.strategy}-{config.dataset}-{config.attack}-{config.digest()[:8]}"

@@ -10,7 +10,7 @@ its own are given by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import torch
 
@@ -42,6 +42,6 @@ class BaseArguments(TypedDict, total=False):
     max_paused_turns: int
     max_num_examples: float
     max_examples_ratio: float
-    update_clipping: float
+    update_clipping: float | Literal["auto"]
     device: str | torch.device
     on_round: OnRound | None

@@ -13,6 +13,7 @@ from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Valuation
 from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ContributionLedger, min_max
+from fedif_flower.valuation.step_bounds import StepBounds
 
 
 class ContributionStrategy(ScreenedStrategy):
@@ -45,6 +46,8 @@ class ContributionStrategy(ScreenedStrategy):
         ``tied_keys`` default to the valuation's own.
     """
 
+    default_clipping = 2.0
+
     def __init__(
         self,
         valuation: Valuation,
@@ -65,6 +68,7 @@ class ContributionStrategy(ScreenedStrategy):
         base.setdefault("tied_keys", valuation.tied_names)
         super().__init__(*flower, **base)
         self.valuation = valuation
+        self.bounds = StepBounds(self.update_clipping, valuation.validation)
         self.ledger = ContributionLedger(gamma, initial=initial, smooth_update=smooth_update)
         self.round_normalization = round_normalization
         self.weight_scope = weight_scope

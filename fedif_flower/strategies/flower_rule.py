@@ -84,7 +84,8 @@ class FlowerRule(ScreenedStrategy):
             self.limits = replace(self.limits, required_metrics=(self._loss_key,))
 
     def summary(self) -> None:
-        """Log the inner strategy's settings."""
+        """Log the settings of the screening, then those of the inner strategy."""
+        super().summary()
         self.inner.summary()
 
     def stateful(self) -> dict[str, Stateful]:

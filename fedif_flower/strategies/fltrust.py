@@ -22,7 +22,8 @@ class FLTrust(ScreenedStrategy):
     """FLTrust: the server trains on data of its own, and trusts updates that agree with its own.
 
     Paper: Cao et al., *FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping*,
-    NDSS 2021. Formula: :func:`~fedif_flower.aggregators.fltrust.fltrust_coefficients`.
+    NDSS 2021. Formula: :func:`~fedif_flower.aggregators.fltrust.fltrust_coefficients`. Where
+    nobody is trusted, the model stays as it is.
 
     Parameters
     ----------

@@ -6,10 +6,14 @@ Paper: https://arxiv.org/abs/1703.02757
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Unpack, get_args
 
 from fedif_flower.aggregators.krum import krum_scores, select_lowest
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.layout import ModelVectors
+from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -23,7 +27,8 @@ DISTANCES: tuple[Distances, ...] = get_args(Distances)
 class Krum(ScreenedStrategy):
     r"""Take over the one model that lies nearest to its neighbours.
 
-    Of m replies, f = round(malicious_fraction * m) are assumed to be malicious.
+    Of m replies, f = round(malicious_fraction * m) are assumed to be malicious. The chosen model's
+    parameters are taken over bit for bit.
 
     Parameters
     ----------
@@ -53,6 +58,7 @@ class Krum(ScreenedStrategy):
         if distances not in DISTANCES:
             raise ConfigError(f"krum-distances = {distances!r}; allowed: {', '.join(DISTANCES)}")
         super().__init__(*flower, **base)
+        self.keep_arrays = num_selected == 1 and not self.update_clipping
         self.malicious_fraction = malicious_fraction
         self.num_selected = num_selected
         self.distances = distances
@@ -74,3 +80,14 @@ class Krum(ScreenedStrategy):
         scores = krum_scores(points, num_malicious)
         weights = select_lowest(scores, min(self.num_selected, m))
         return Aggregation(weights=weights.cpu(), scores=-scores.cpu())
+
+    def _combine(
+        self, server_round: int, accepted: Sequence[AcceptedReply]
+    ) -> tuple[ModelVectors, Aggregation]:
+        """Take the one chosen model's parameters as they came: a sum of updates rounds them."""
+        vectors, aggregation = super()._combine(server_round, accepted)
+        if self.keep_arrays:
+            arrays = accepted[int(aggregation.weights.argmax())].arrays
+            assert arrays is not None  # keep_arrays
+            vectors = replace(vectors, params=self.layout.to_vectors(arrays).params)
+        return vectors, aggregation

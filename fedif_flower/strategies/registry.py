@@ -180,9 +180,12 @@ class StrategyConfig(Settings):
     proximal_mu: float = setting(0.01, "FedProx's mu", ge=0)
     update_clipping: float = setting(
         0.0,
-        "updates longer than this many times the round's median length are shortened to that, "
-        "before they are combined; 0: never, as in the paper. Not for Flower's own rules",
+        "updates longer than this many times the usual length, the median of the last lengths of "
+        "all clients heard of, are shortened to that; with a contribution strategy a step that "
+        "would lose what was gained on the validation set is shortened or not taken, too. 0: "
+        "neither, as in the paper. Not for Flower's own rules",
         ge=0,
+        auto="2 for the contribution strategies, else 0",
     )
     krum_distances: Distances = setting(
         "parameters",
@@ -230,3 +233,19 @@ class StrategyConfig(Settings):
         "split. None counts for more than ten times the round's median",
         ge=0,
     )
+
+
+# Their lengths are bounded unless a run says otherwise, as their classes do by default.
+_BOUNDED: Mapping[str, type[ScreenedStrategy]] = {
+    "fedif": FedIF,
+    "afedsv": AFedSV,
+    "fedsv": FedSV,
+    "s-fedavg": SFedAvg,
+    "leave-one-out": LeaveOneOut,
+    "shapfed": ShapFed,
+}
+
+
+def default_clipping(strategy: str) -> float:
+    """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name."""
+    return _BOUNDED.get(strategy, ScreenedStrategy).default_clipping

@@ -16,6 +16,7 @@ from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ContributionLedger
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_flower.valuation.step_bounds import StepBounds
 
 _LEAST_CHANCE = 1e-12  # Of being drawn.
 
@@ -44,6 +45,8 @@ class SFedAvg(ScreenedStrategy):
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
+    default_clipping = 2.0
+
     def __init__(
         self,
         validation: Validation,
@@ -57,6 +60,7 @@ class SFedAvg(ScreenedStrategy):
         base.setdefault("trainable_keys", validation.parameter_names)
         base.setdefault("tied_keys", validation.tied_names)
         super().__init__(*flower, **base)
+        self.bounds = StepBounds(self.update_clipping, validation)
         self.valuation = ShapleyValuation(
             validation,
             estimator=shapley_estimator,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,9 +33,6 @@ from fedif_flower.messages.text import printable
 from fedif_flower.round import (
     Aggregation,
     RoundUpdates,
-    clip,
-    combine,
-    combine_buffers,
     largest_counters,
 )
 from fedif_flower.strategies.evaluation import ClientEvaluation
@@ -43,11 +40,13 @@ from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.nodes import ClientNode, Identify, NodeDirectory, sample_clients
 from fedif_flower.strategies.reports import OnRound, log_remarks, round_report
 from fedif_flower.strategies.state import Stateful
+from fedif_flower.strategies.summary import SettingsSummary
+from fedif_flower.valuation.step_bounds import StepBounds
 
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(ClientEvaluation):
+class ScreenedStrategy(SettingsSummary, ClientEvaluation):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
@@ -87,15 +86,17 @@ class ScreenedStrategy(ClientEvaluation):
     max_num_examples, max_examples_ratio : float
         A client that claims more examples is refused; one that claims more than this many times
         the round's median, >= 1, counts for so many. 0: no such bound.
-    update_clipping : float
-        Longer updates are shortened to so many times the round's median length (see
-        :func:`~fedif_flower.aggregators.clipping_factors`), buffers by their own; 0: none is.
+    update_clipping : float or "auto"
+        Longer updates are shortened to so many times the usual length (see
+        :class:`~fedif_flower.aggregators.clipping.LengthMemory`); 0: none is. ``"auto"``:
+        :attr:`default_clipping`, 0 unless the strategy says otherwise.
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     on_round : callable, optional
         Called with a :class:`~fedif_flower.strategies.reports.RoundReport` after each round.
     """
 
+    default_clipping = 0.0  # What ``update_clipping="auto"`` stands for.
     keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
 
     def __init__(
@@ -121,7 +122,7 @@ class ScreenedStrategy(ClientEvaluation):
         max_paused_turns: int = 63,
         max_num_examples: float = 10_000_000,
         max_examples_ratio: float = 10.0,
-        update_clipping: float = 0.0,
+        update_clipping: float | Literal["auto"] = "auto",
         device: str | torch.device = "auto",
         on_round: OnRound | None = None,
     ) -> None:
@@ -143,7 +144,10 @@ class ScreenedStrategy(ClientEvaluation):
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
         self.limits = ReplyLimits(weighted_by_key, max_num_examples, max_examples_ratio)
-        self.update_clipping = update_clipping
+        self.update_clipping = (
+            self.default_clipping if update_clipping == "auto" else update_clipping
+        )
+        self.bounds = StepBounds(self.update_clipping)
         self.device = select_device(device)
         self.on_round = on_round
         self.failures = MemberFailures(max_failed_rounds, max_paused_turns)
@@ -190,7 +194,7 @@ class ScreenedStrategy(ClientEvaluation):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
-        return {"nodes": self.nodes, "failures": self.failures}
+        return {"nodes": self.nodes, "failures": self.failures, "bounds": self.bounds}
 
     # -- a run that goes on ---------------------------------------------------------------------
 
@@ -338,13 +342,7 @@ class ScreenedStrategy(ClientEvaluation):
         updates = self._updates(server_round, accepted)
         aggregation = self.weigh(updates)
         weights = aggregation.weights
-        coefficients = clip(updates, weights, self.update_clipping)
-        params = combine(updates.global_params, updates.client_updates, coefficients[0]).cpu()
-        buffers = combine_buffers(
-            updates.global_buffers, updates.buffer_updates, coefficients[1]
-        ).cpu()
-        if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
-            raise ValuationError("the aggregated model is not finite")
+        params, buffers = self.bounds.settle(updates, weights)
         counters = largest_counters(updates.counters, weights)
         return ModelVectors(params, buffers, counters), aggregation
 

@@ -26,6 +26,8 @@ class ShapFedValuation:
         ``[classes, features]``.
     """
 
+    validation = None  # There is no validation set: steps are bounded by their lengths alone.
+
     def __init__(self, model: nn.Module) -> None:
         self.parameter_names = trainable_names(model)
         self.tied_names = tied_names(model)

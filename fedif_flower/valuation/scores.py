@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fedif_flower.round import RoundUpdates
+from fedif_flower.valuation.validation import Validation
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Scores:
 
 class Valuation(Protocol):
     """Scores a round's clients."""
+
+    @property
+    def validation(self) -> Validation | None:
+        """The held-out data behind the scores, by which steps are judged; ``None``: none."""
+        ...
 
     @property
     def parameter_names(self) -> list[str]:

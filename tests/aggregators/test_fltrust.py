@@ -18,11 +18,11 @@ def test_by_hand() -> None:
     torch.testing.assert_close(coefficients, expected / 1.6 / torch.tensor([5.0, 2.0, 7.0]))
 
 
-def test_nobody_trusted_means_equal_shares_of_rescaled_updates() -> None:
+def test_nobody_trusted_means_no_step() -> None:
     updates = torch.tensor([[-2.0, 0.0], [0.0, 4.0]])
     coefficients, trust = fltrust_coefficients(updates, torch.tensor([3.0, 0.0]))
     assert trust.tolist() == [0.0, 0.0]
-    assert coefficients.tolist() == [0.5 * 3 / 2, 0.5 * 3 / 4]
+    assert coefficients.tolist() == [0.0, 0.0]
 
 
 def test_a_zero_update_counts_for_nothing() -> None:

@@ -39,7 +39,8 @@ def test_parameters_and_buffers_by_hand():
 def test_learns_beside_a_client_that_sends_the_largest_values(tmp_path, strategy, multiple):
     settings = {"fraction-train": 1.0, "num-server-rounds": 8, "attack": "none"}
     spoiler = Spoiler(9e14)
-    unclipped, _, _ = run(config(tmp_path / "off", strategy, **settings), spoiler)
+    off = config(tmp_path / "off", strategy, **settings, **{"update-clipping": 0.0})
+    unclipped, _, _ = run(off, spoiler)
     clipped, model, _ = run(
         config(tmp_path / "on", strategy, **settings, **{"update-clipping": multiple}), spoiler
     )

@@ -66,3 +66,11 @@ def test_fltrust_leaves_the_given_model_alone():
     strategy = FLTrust(model, INPUTS, LABELS, training=TRAINING, **BASE)
     play(strategy, layers_of_two(), Movers([[1.0] * 4] * 2))
     assert torch.equal(model.weight, before)
+
+
+def test_fltrust_keeps_the_model_where_nobody_is_trusted():
+    update = server_update(1)
+    movers = Movers([(-2 * update).tolist(), (-update).tolist()])
+    params, (report,) = play(fltrust(), layers_of_two(), movers)
+    assert column(report, "weight") == [0.0, 0.0]
+    assert torch.equal(params, layers_of_two().weight.detach().flatten())

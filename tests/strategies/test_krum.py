@@ -4,10 +4,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 
 from fedif_flower import Krum
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import RoundUpdates
+from fedif_flower.runtime.local_grid import LocalGrid
+from tests.strategies.hostile import Clients, _fill, spoiled_reply
 
 
 @dataclass
@@ -62,3 +66,19 @@ def test_a_missing_guarantee_is_said_once_not_every_round(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "Krum assumes 2f + 2 < m; here f = 2 of m = 4: no guarantee holds"
     ]
+
+
+def test_the_chosen_model_is_taken_over_bit_for_bit():
+    # From 100 to 0.1: a step of -99.9 is rounded, and what it leads to is not 0.1.
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 100.0)
+    before, sent = torch.tensor(100.0), torch.tensor(0.1)
+    assert before + (sent - before) != sent
+
+    def reply(message, _):
+        return spoiled_reply(message, _fill(0.1))
+
+    strategy = Krum(malicious_fraction=0.25, fraction_evaluate=0.0, device="cpu")
+    grid = LocalGrid(Clients(dict.fromkeys(range(4), reply)), 4)
+    result = strategy.start(grid, model_arrays(model), num_rounds=1)
+    assert result.arrays["weight"].numpy() == sent.numpy()

@@ -1,0 +1,160 @@
+"""How far a round may move the model: by usual lengths, and by the validation loss."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.clipping import LengthMemory, clipping_factors, usual_length
+from fedif_flower.round import RoundUpdates, moved
+from fedif_flower.valuation.influence import project_updates
+from fedif_flower.valuation.validation import Validation
+
+TOLERANCE = 0.02
+WARY_ROUNDS = 10
+HALVINGS = 4
+
+Model = tuple[Tensor, Tensor]  # Parameters [d] and buffers [b].
+logger = logging.getLogger(__name__)
+
+
+class StepBounds:
+    r"""Shortens long updates, and steps that would lose what was gained before.
+
+    Lengths are bounded by :class:`~fedif_flower.aggregators.clipping.LengthMemory`. A round's step
+    is then taken if it keeps the validation loss near the least one so far,
+
+    .. math:: \ell(w_t, D') \le \min_{s < t} \ell(w_s, D') + \rho\, |\ell(w_0, D')|.
+
+    If it does not, this round and the next ten are taken warily: updates that go up the validation
+    loss, :math:`\langle u_i, \nabla \ell(w_{t-1}, D') \rangle \ge 0`, are left out, the others are
+    bounded by half the length, and the step is halved until the loss is within its bound; after
+    four halvings the model stays as it was.
+
+    Without attackers this costs one pass over the validation set a round; in a wary round one
+    gradient, and up to four passes, more.
+
+    Parameters
+    ----------
+    multiple : float
+        Updates are shortened to so many times the usual length, >= 0; 0: nothing is bounded.
+    validation : Validation, optional
+        The held-out set D' with model and loss. ``None``: lengths alone are bounded.
+    tolerance : float
+        :math:`\rho`, >= 0.
+    """
+
+    def __init__(
+        self, multiple: float, validation: Validation | None = None, tolerance: float = TOLERANCE
+    ) -> None:
+        self.lengths = LengthMemory(multiple)
+        self.validation = validation if multiple else None
+        self.tolerance = tolerance
+        self._first: float | None = None  # Loss at the start.
+        self._least = math.inf
+        self._wary_until = 0
+
+    def settle(self, updates: RoundUpdates, weights: Tensor) -> Model:
+        """Return the parameters ``[d]`` and buffers ``[b]`` that a round leads to.
+
+        Parameters
+        ----------
+        updates : RoundUpdates
+            The round's replies.
+        weights : Tensor
+            ``[m]``: how much each would count if nothing were bounded.
+
+        Raises
+        ------
+        ValuationError
+            If the model is not finite.
+        """
+        for_buffers = weights * self._buffer_factors(updates)
+
+        def move(factors: Tensor) -> Model:
+            return moved(updates, weights * factors, for_buffers)
+
+        factors = self.lengths.factors(
+            updates.server_round, updates.client_ids, updates.squared_norms
+        )
+        if self.validation is None:
+            return move(factors)
+        before = (updates.global_params.cpu(), updates.global_buffers.cpu())
+        if self._first is None or not math.isfinite(self._first):
+            self._first = self._least = self._loss(updates, before)
+        if updates.server_round > self._wary_until:
+            model = move(factors)
+            if self._keeps(updates, model):
+                return model
+            self._wary_until = updates.server_round + WARY_ROUNDS
+            logger.warning(
+                "round %d: the validation loss would rise too far; for %d rounds updates that "
+                "raise it are left out and the others bounded by half the length",
+                updates.server_round,
+                WARY_ROUNDS,
+            )
+        return self._warily(updates, move) or before
+
+    def _buffer_factors(self, updates: RoundUpdates) -> Tensor:
+        """Return factors ``[m]`` that bound changes of buffers by the round's own median."""
+        squared_norms = updates.buffer_updates.double().square().sum(dim=1).cpu()  # [m]
+        if not self.lengths.multiple:
+            return torch.ones_like(squared_norms)
+        usual = usual_length(squared_norms.sqrt())
+        return clipping_factors(squared_norms, self.lengths.multiple * usual)
+
+    def _warily(self, updates: RoundUpdates, move: Callable[[Tensor], Model]) -> Model | None:
+        assert self.validation is not None
+        gradient = self.validation.gradient(updates.global_params, updates.named_buffers)
+        projections = project_updates(
+            updates.client_updates,
+            gradient.to(updates.client_updates.device),
+            updates.squared_norms.to(updates.client_updates.device),
+        )
+        shortened = self.lengths.bounded(updates.squared_norms, 0.5)
+        factors = torch.where(projections.inner.cpu() > 0, shortened, 0.0)
+        for halving in range(HALVINGS + 1):
+            model = move(factors * 0.5**halving)
+            if self._keeps(updates, model):
+                return model
+            self._wary_until = updates.server_round + WARY_ROUNDS
+        logger.warning(
+            "round %d: no step keeps the validation loss; the model stays as it was",
+            updates.server_round,
+        )
+        return None
+
+    def _keeps(self, updates: RoundUpdates, model: Model) -> bool:
+        """Tell whether a model's loss is within the bound, and remember it if it is."""
+        assert self._first is not None
+        loss = self._loss(updates, model)
+        kept = loss <= self._least + self.tolerance * abs(self._first)
+        if kept:
+            self._least = min(self._least, loss)
+        # Where no loss was ever finite there is nothing to keep.
+        return kept or not math.isfinite(self._first)
+
+    def _loss(self, updates: RoundUpdates, model: Model) -> float:
+        assert self.validation is not None
+        params, buffers = model
+        return self.validation.loss(params, updates.split_buffers(buffers))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {
+            "lengths": self.lengths.state_dict(),
+            "first": self._first,
+            "least": self._least,
+            "wary_until": self._wary_until,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self.lengths.load_state_dict(state["lengths"])
+        self._first, self._least = state["first"], state["least"]
+        self._wary_until = state["wary_until"]

@@ -1,0 +1,85 @@
+"""``strategy.summary()`` tells every setting of every strategy."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import pytest
+import torch
+from flwr.serverapp.strategy import FedMedian
+from torch import nn
+
+import fedif_flower.strategies as strategies
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.summary import given_settings, shown_setting
+from fedif_flower.valuation import InfluenceValuation
+from tests.strategies.lines import threshold_validation
+
+KINDS = [getattr(strategies, name) for name in strategies.__all__]
+BASE = [*inspect.signature(ScreenedStrategy).parameters]
+
+
+def parts() -> dict[str, object]:
+    """What strategies cannot do without, by argument."""
+    return {
+        "validation": threshold_validation(),
+        "valuation": InfluenceValuation(threshold_validation()),
+        "model": nn.Linear(2, 3),
+        "inputs": torch.zeros(4, 2),
+        "labels": torch.zeros(4, dtype=torch.int64),
+        "inner": FedMedian(),
+    }
+
+
+def built(kind: type[ScreenedStrategy], **settings: object) -> ScreenedStrategy:
+    needed = parts()
+    own = [n for n in inspect.signature(kind).parameters if n in needed]
+    return kind(**{name: needed[name] for name in own}, device="cpu", **settings)
+
+
+def told(strategy: ScreenedStrategy, caplog: pytest.LogCaptureFixture) -> list[str]:
+    with caplog.at_level(logging.INFO):
+        strategy.summary()
+    return [line.strip("\t├─└> ") for line in caplog.messages]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_argument_is_told(kind, caplog):
+    own = [n for n in inspect.signature(kind).parameters if n not in ("base", "flower")]
+    names = [line.split(" = ")[0] for line in told(built(kind), caplog)]
+    for name in (*own, *BASE):
+        assert names.count(name) == 1, name
+
+
+def test_values_are_those_in_force(caplog):
+    fedif = strategies.FedIF(threshold_validation(), gamma=0.7, seed=9, device="cpu")
+    lines = told(fedif, caplog)
+    assert {"gamma = 0.7", "seed = 9", "device = cpu", "overlap = True"} <= set(lines)
+    assert "validation = Validation" in lines
+    assert "trainable_keys = ['weight']" in lines
+
+
+def test_flowers_own_rule_is_told_too(caplog):
+    lines = told(built(strategies.FlowerRule), caplog)
+    assert "inner = FedMedian" in lines
+    assert any("Fraction: train" in line for line in lines)
+
+
+def test_positional_arguments_and_those_of_a_users_own_subclass():
+    class Own(strategies.FedProx):
+        def __init__(self, first, second=2, **base):
+            super().__init__(**base)
+
+    flower = given_settings(strategies.FedProx, (0.3, 0.4), {"seed": 5})
+    assert (flower["fraction_train"], flower["fraction_evaluate"], flower["seed"]) == (0.3, 0.4, 5)
+    settings = given_settings(Own, (1,), {"proximal_mu": 0.5})
+    assert (settings["first"], settings["second"], settings["proximal_mu"]) == (1, 2, 0.5)
+    assert settings["seed"] == 0
+
+
+def test_data_and_models_are_told_by_their_kind():
+    assert shown_setting(torch.zeros(4, 2)) == "float32 [4, 2]"
+    assert shown_setting(nn.Linear(100, 100)) == "Linear"
+    assert shown_setting(parts) == "parts"
+    assert len(shown_setting(["name"] * 1000)) == 100

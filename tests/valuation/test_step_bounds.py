@@ -1,0 +1,102 @@
+"""One parameter w and the loss |w - 3| on the validation set: worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedif_flower.round import RoundUpdates
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.step_bounds import WARY_ROUNDS, StepBounds
+
+
+class Point(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.weight * inputs
+
+
+def distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().mean()
+
+
+def bounds(multiple: float = 2.0, tolerance: float = 0.1) -> StepBounds:
+    ones = torch.ones(2, 1)
+    validation = Validation(Point(), ones, 3 * ones, loss_fn=distance, device="cpu")
+    return StepBounds(multiple, validation, tolerance)
+
+
+def settle(bounds: StepBounds, server_round: int, start: float, *steps: float) -> float:
+    """Return where equal weights lead from ``start``."""
+    updates = torch.tensor(steps).unsqueeze(1)
+    m = len(steps)
+    params, buffers = bounds.settle(
+        RoundUpdates(
+            server_round=server_round,
+            client_ids=tuple(range(m)),
+            num_examples=torch.ones(m),
+            global_params=torch.tensor([start]),
+            client_updates=updates,
+            squared_norms=updates.double().square().sum(dim=1),
+            global_buffers=torch.zeros(0),
+            buffer_updates=torch.zeros(m, 0),
+        ),
+        torch.full((m,), 1 / m, dtype=torch.float64),
+    )
+    assert buffers.shape == (0,)
+    return params.item()
+
+
+def test_a_step_that_lowers_the_loss_is_taken_whole():
+    assert settle(bounds(), 1, 0.0, 1.0, 2.0) == pytest.approx(1.5)
+
+
+def test_a_little_loss_is_let_pass():
+    # At most 10 % of the loss at the start, 3, beyond the least so far.
+    assert settle(bounds(), 1, 0.0, -0.2) == pytest.approx(-0.2)
+
+
+def test_updates_that_raise_the_loss_are_left_out_of_a_step_that_raised_it():
+    # The usual length is 2, the bound 4, when wary 2: -4 and -4 outweigh 1 and 2 / 5 x (1 + 2).
+    assert settle(bounds(), 1, 0.0, 1.0, 2.0, 2.0, -9.0, -9.0) == pytest.approx(5 / 5)
+
+
+def test_a_step_that_goes_too_far_is_halved():
+    # From 0 to 8 is beyond 3; 4 is near enough once 3.3 is the most: |4 - 3| = 1.
+    assert settle(bounds(multiple=4.0), 1, 0.0, 8.0) == pytest.approx(4.0)
+
+
+def test_the_model_stays_where_every_step_raises_the_loss():
+    assert settle(bounds(), 1, 0.0, -2.0, -2.0) == 0.0
+
+
+def test_it_is_wary_for_some_rounds_and_then_not():
+    subject = bounds()
+    settle(subject, 1, 0.0, -2.0)
+    # A step that loses nothing is taken, but what points the wrong way is left out of it.
+    assert settle(subject, 1 + WARY_ROUNDS, 0.0, 2.0, -2.0) == pytest.approx(1.0)
+    assert settle(subject, 2 + WARY_ROUNDS, 1.0, 2.0, -2.0) == pytest.approx(1.0)
+
+
+def test_the_least_loss_counts_not_the_last():
+    subject = bounds()
+    assert settle(subject, 1, 0.0, 3.0) == 3.0
+    # Loss 0 was reached; the bound is 0.3, wherever the model is now.
+    assert settle(subject, 2, 3.0, -0.25) == 2.75
+    assert settle(subject, 3, 2.75, -0.25) == 2.75
+
+
+def test_at_zero_nothing_is_bounded():
+    assert settle(bounds(multiple=0.0), 1, 0.0, -1e6) == -1e6
+
+
+def test_goes_on_after_a_restart():
+    first, second = bounds(), bounds()
+    settle(first, 1, 0.0, 3.0, -9.0)
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
+    assert settle(second, 2, 1.5, 1.0, -50.0) == settle(first, 2, 1.5, 1.0, -50.0)
