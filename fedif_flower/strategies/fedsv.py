@@ -14,6 +14,10 @@ class FedSV(AFedSV):
     """Weigh by the round's own Shapley values: AFedSV without smoothing, starting from 0.
 
     Paper: Wang et al., *A Principled Approach to Data Valuation for Federated Learning*, 2020.
+
+    The paper values clients and does not weigh them. Where others weigh by its values they take
+    their softmax; here they are mapped to [0, 1] by min-max, as for AFedSV, so that both differ in
+    smoothing alone and the round's worst client has weight 0.
     """
 
     def __init__(

@@ -61,6 +61,12 @@ class ShapFed(ContributionStrategy):
 
     Paper: Tastan et al., *Redefining Contributions: Shapley-Driven Federated Learning*, 2024.
 
+    Its authors' code differs: it joins each class's bias to its row and compares models, not
+    updates; the aggregate that clients are compared with has the weights of the round before (the
+    first round's are equal), where here it has the shares of examples; a client's first value is
+    taken whole, where here contributions start at 0; it keeps 0.95 of the old value, and sends
+    every client a model of its own, here all receive the same one.
+
     Parameters
     ----------
     model : torch.nn.Module
