@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import time
@@ -17,9 +16,8 @@ from flwr.app import Message
 from client_app import app
 from fedif_flower.run.recorder import read_rows
 from tests.integration.deployed import REPOSITORY, Deployment, marks
-from tests.integration.protocol import Member, join, packed
-from tests.integration.protocol_attacks import ATTACKS, Attack, several
-from tests.strategies.hostile import step_reply
+from tests.integration.protocol import Member, join
+from tests.integration.protocol_attacks import ATTACKS, Attack, refused, several
 
 pytestmark = marks
 
@@ -154,7 +152,7 @@ def check(arena: Arena, run_dir: Path, rounds: int) -> None:
     honest = [r for r in clients if r["partition_id"] in ("0", "1") and int(r["round"]) > WARM_UP]
     missed = [row for row in honest if row["rejection"]]
     # A busy machine may let one come too late now and then; no attack may.
-    assert len(missed) <= max(1, 0.02 * len(honest)), [(r["round"], r["rejection"]) for r in missed]
+    assert len(missed) <= max(2, 0.02 * len(honest)), [(r["round"], r["rejection"]) for r in missed]
     first, last = float(rows[0]["test_accuracy"]), float(rows[-1]["test_accuracy"])
     assert last > first + 0.3, (first, last)
     assert arena.peak.keys() == {"guarded_superlink", "flwr-serverapp"}
@@ -167,44 +165,18 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
         yield arena
 
 
-def test_every_attack_once(arena: Arena) -> None:
-    attacks = list(ATTACKS.values())
-    rounds = WARM_UP + len(attacks)
-    run_dir = arena.play("every", rounds, lambda number: attacks[(number - 1) % len(attacks)])
-    check(arena, run_dir, rounds)
-    # What counts of it: nothing, but for what was sent as an honest reply would be.
-    rows = [r for r in read_rows(run_dir / "clients.csv") if r["partition_id"] == "2"]
-    assert len(rows) == rounds
-    assert sum(bool(row["rejection"]) for row in rows) >= rounds - 6
+def test_every_attack(arena: Arena) -> None:
+    """Several a time: a member whose replies are of no use is asked ever less often."""
+    left = dict(ATTACKS)
 
+    def attack(member: Member, message: Message, victim: Message) -> None:
+        for name in list(left)[:5]:
+            with refused():
+                left.pop(name)(member, message, victim)
 
-def test_ten_thousand_forged_replies(arena: Arena) -> None:
-    """Even one who knew the message's id could not answer it in another's name."""
-    tries: list[int] = []
-
-    def forge(member: Member, message: Message, victim: Message) -> None:
-        reply, tree, _ = packed(step_reply(victim, 1e6))
-        created_at = reply.metadata.created_at
-        for number in range(TRIES // 2):
-            # As it was done: the id is a hash of what can be guessed, but for the group's.
-            reply.metadata.__dict__["_created_at"] = created_at + 1e-6 * number
-            tries.append(_status(member, reply, tree))
-
-    run_dir = arena.play("forged", 2, lambda _: forge)
-    assert len(tries) >= TRIES
-    assert set(tries) == {403}
-    check(arena, run_dir, 2)
-
-
-TRIES = int(os.environ.get("FEDIF_TEST_TRIES", "10000"))
-
-
-def _status(member: Member, reply: Message, tree: object) -> int:
-    try:
-        member.announce(reply, tree)  # type: ignore[arg-type]
-    except httpx.HTTPStatusError as error:
-        return error.response.status_code
-    return 200
+    run_dir = arena.play("every", 16, lambda _: attack)
+    check(arena, run_dir, 16)
+    assert left == {}
 
 
 @pytest.mark.parametrize(
