@@ -22,8 +22,9 @@ from tests.integration.protocol_attacks import ATTACKS, Attack, refused, several
 pytestmark = marks
 
 NAMES = ("honest", "victim", "hostile")
-# A round needs over a hundred calls, one after the other; how long one takes is measured.
-CALLS = 200
+# A round takes over a hundred calls, one after the other, and more than that of training and
+# aggregation; how long a call takes is measured.
+CALLS = 500
 MIN_TIMEOUT = 4.0
 # What a busy machine may need beyond the deadline: the last sweep, aggregation, evaluation.
 GRACE = 12.0
