@@ -43,6 +43,8 @@ class ArraySpec:
     def view(self, array: Array) -> NDArray[np.generic]:
         """Return a read-only view of a serialised array, if it is one of this kind.
 
+        Floating-point numbers of another width are converted.
+
         Raises
         ------
         ReplyError
@@ -60,6 +62,9 @@ class ArraySpec:
             view = view_array(array)
         except ReplyError as error:
             raise ReplyError(f"array {self.name!r}: {error}") from error
+        if self.is_floating and view.dtype.kind == "f" and view.dtype.itemsize <= 8:
+            with np.errstate(over="ignore"):  # what does not fit is Inf, and refused as such
+                view = view.astype(self.dtype)
         if view.dtype != self.dtype:
             raise ReplyError(f"array {self.name!r} has dtype {view.dtype}, not {self.dtype}")
         if view.shape != self.shape:

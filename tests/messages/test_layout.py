@@ -70,7 +70,7 @@ def test_unknown_trainable_key_is_named():
     [
         (lambda a: a.pop("0.bias"), "missing: 0.bias"),
         (lambda a: a.update(more=pack_array(np.ones(1))), "unexpected arrays: more"),
-        (lambda a: a.update({"0.bias": pack_array(np.ones(3))}), "dtype float64"),
+        (lambda a: a.update({"0.bias": pack_array(np.ones(3, np.int32))}), "dtype int32"),
         (lambda a: a.update({"0.bias": pack_array(np.ones(4, np.float32))}), r"shape \(4,\)"),
         (lambda a: a.update({"0.bias": pack_array(np.ones((1, 3), np.float32))}), "shape"),
         (
@@ -223,3 +223,18 @@ def test_a_trainable_parameter_that_is_infinite_is_named():
     arrays = ArrayRecord({"w": pack_array(np.array([np.inf], np.float32))})
     with pytest.raises(ValueError, match=r"\['w'\] are not finite floating-point arrays"):
         ParameterLayout.from_arrays(arrays, ["w"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", ">f4"])
+def test_floating_point_numbers_of_another_width_are_taken_if_they_fit(dtype):
+    model = batch_norm_model()
+    layout, arrays = layout_of(model), dict(model_arrays(model))
+    arrays["0.bias"] = pack_array(np.array([1.0, -2.0, 0.5], dtype))
+    assert layout.to_vectors(arrays).params[6:9].tolist() == [1.0, -2.0, 0.5]
+
+
+def test_float64_beyond_float32_is_refused():
+    model = batch_norm_model()
+    arrays = dict(model_arrays(model)) | {"0.bias": pack_array(np.full(3, 1e300))}
+    with pytest.raises(ReplyError, match=r"'0.bias' has NaN or Inf"):
+        layout_of(model).to_vectors(arrays)

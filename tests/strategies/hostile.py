@@ -98,7 +98,7 @@ HOSTILE: dict[str, Spoil] = {
     "other shape": _with(lambda v: np.zeros((*v.shape, 2), v.dtype)),
     "transposed": _with(lambda v: np.zeros((*v.shape[::-1], 1), v.dtype)),
     "empty array": _with(lambda v: v[:0]),
-    "float64": _with(lambda v: v.astype(np.float64)),
+    "float64 beyond float32": _with(lambda v: np.full(v.shape, 1e300)),
     "int64": _with(lambda v: v.astype(np.int64)),
     "complex": _with(lambda v: v.astype(np.complex64)),
     "strings": _with(lambda v: v.astype(str)),
