@@ -33,6 +33,7 @@ def learn(grid: LocalGrid) -> None:
         Validation(model, validation_loader, batch_loss=batch_loss, device="cpu"),
         fraction_evaluate=1.0,
         device="cpu",
+        max_paused_turns=0,  # Both are refused in every round.
         on_round=reports.append,
     )
     result = strategy.start(
