@@ -15,10 +15,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.runtime.processes import available_cpus
 from fedif_flower.settings import Scalar
-from fedif_flower.strategies.nodes import ClientNode, sample_clients
+from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.tasks.data import (
     Dataset,
     Normalization,

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from fedif_flower.errors import ReplyError
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.integers import refuse_advances
 from fedif_flower.messages.layout import ModelVectors, ParameterLayout
 from fedif_flower.messages.metrics import (
@@ -21,7 +22,6 @@ from fedif_flower.messages.metrics import (
     screen_records,
 )
 from fedif_flower.messages.text import printable
-from fedif_flower.strategies.nodes import ClientNode
 
 # Beyond this a model is absurd, and squares of its 10^8 values would leave float32.
 MAX_MAGNITUDE = 1e15

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from fedif_flower.errors import CheckpointError, StorageError
 from fedif_flower.storage import temporary_siblings, write_atomically, writing
-from fedif_flower.strategies.state import rename_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +56,6 @@ class Checkpoint:
     arrays: dict[str, Tensor]
     strategy: dict[str, Any]
     records: dict[str, Any]
-
-    def renamed(self, names: Mapping[int, int]) -> Checkpoint:
-        """Return this checkpoint with new node ids for old ones."""
-        return replace(
-            self,
-            strategy=rename_nodes(self.strategy, names),
-            records=rename_nodes(self.records, names),
-        )
 
 
 class CheckpointFolder:

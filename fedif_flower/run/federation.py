@@ -19,6 +19,7 @@ from torch import Tensor
 from fedif_flower.attacks import malicious_partitions
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
@@ -30,7 +31,7 @@ from fedif_flower.run.report import troubles, write_report
 from fedif_flower.run.resume import ResumableRun, require_space
 from fedif_flower.settings import AUTO
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.nodes import ClientNode, identify_clients
+from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.tasks.config import TrainingConfig

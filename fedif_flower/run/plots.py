@@ -44,16 +44,16 @@ def plot_contributions(clients: Sequence[ClientRow], num_rounds: int, path: Path
     malicious: dict[int, bool] = {}
     for row in clients:
         if row.contribution is not None:
-            series[row.node_id].append((row.round, row.contribution))
-            malicious[row.node_id] = row.malicious
+            series[row.client_id].append((row.round, row.contribution))
+            malicious[row.client_id] = row.malicious
     if not series:
         return False
     figure = new_figure()
     axes = figure.subplots()
-    for node_id, points in series.items():
+    for client_id, points in series.items():
         # Between its rounds a client keeps its contribution.
         steps = [*points, (num_rounds, points[-1][1])]
-        colour = MALICIOUS if malicious[node_id] else HONEST
+        colour = MALICIOUS if malicious[client_id] else HONEST
         axes.step(*zip(*steps, strict=True), where="post", color=colour, alpha=0.45, linewidth=0.9)
     for colour, label, marked in ((HONEST, "honest", False), (MALICIOUS, "malicious", True)):
         count = sum(flag is marked for flag in malicious.values())

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.run.config import RunConfig
 from fedif_flower.storage import write_atomically, writing
-from fedif_flower.strategies.nodes import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import Evaluation
 
@@ -62,7 +62,7 @@ class ClientRow:
 
     round: int
     partition_id: int
-    node_id: int
+    client_id: int
     malicious: bool
     score: float | None
     normalized: float | None
@@ -156,7 +156,7 @@ class RunRecorder:
             ClientRow(
                 round=report.server_round,
                 partition_id=client.node.partition_id,
-                node_id=client.node.node_id,
+                client_id=client.node.client_id,
                 malicious=self._is_malicious(client.node),
                 score=client.score,
                 normalized=client.normalized,
@@ -301,7 +301,7 @@ def summarize(
         "failed_rounds": sum(map(is_failed, rounds)),
         "last_round_failed": bool(rounds) and is_failed(rounds[-1]),
         "unnamed_members": len(
-            {row.node_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
+            {row.client_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
         ),
     }
 
@@ -314,7 +314,7 @@ def is_failed(row: RoundRow) -> bool:
 
 def last_contributions(clients: Iterable[ClientRow]) -> dict[int, ClientRow]:
     """Return each client's latest row that has a contribution, by node id."""
-    return {row.node_id: row for row in clients if row.contribution is not None}
+    return {row.client_id: row for row in clients if row.contribution is not None}
 
 
 def detection_auc(clients: Iterable[ClientRow]) -> float | None:

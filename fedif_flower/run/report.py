@@ -40,7 +40,7 @@ def member_table(clients: Sequence[ClientRow]) -> list[str]:
     """Return a Markdown table with what each member contributed, the best first."""
     members: dict[int, list[ClientRow]] = {}
     for row in clients:
-        members.setdefault(row.node_id, []).append(row)
+        members.setdefault(row.client_id, []).append(row)
     ranked = sorted(members.values(), key=_rank)
     lines = [
         "## Members",
@@ -54,7 +54,7 @@ def member_table(clients: Sequence[ClientRow]) -> list[str]:
     ]
     for rows in ranked:
         lines += [
-            f"| {rows[-1].partition_id} | {rows[-1].node_id} | {len(rows)} "
+            f"| {rows[-1].partition_id} | {rows[-1].client_id} | {len(rows)} "
             f"| {sum(bool(row.rejection) for row in rows)} "
             f"| {_shown(rows, 'contribution')} | {_shown(rows, 'accumulative_influence')} "
             f"| {sum(row.weight or 0.0 for row in rows):.3f} "
@@ -121,7 +121,7 @@ def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _rank(rows: Sequence[ClientRow]) -> tuple[float, int, int]:
-    return -_last(rows, "contribution"), rows[-1].partition_id, rows[-1].node_id
+    return -_last(rows, "contribution"), rows[-1].partition_id, rows[-1].client_id
 
 
 def _last(rows: Sequence[ClientRow], name: str) -> float:

@@ -15,7 +15,6 @@ from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedErro
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.recorder import RunRecorder
-from fedif_flower.strategies.nodes import is_simulated
 from fedif_flower.strategies.screened import ScreenedStrategy
 
 logger = logging.getLogger(__name__)
@@ -76,16 +75,15 @@ class ResumableRun:
 
         Notes
         -----
-        Scores stay with node ids, which authenticated SuperNodes keep for good and others until
-        they are restarted. Simulated nodes get new ids in every run: there, and only there, scores
-        follow the partition, because elsewhere a partition id is no more than a client's claim.
+        Scores stay with a client's lasting id; see
+        :class:`~fedif_flower.messages.client_node.ClientNode`.
         """
         arrays = self._read_arrays(checkpoint, initial)
         with _refusing(checkpoint):
             self.strategy.load_state_dict(checkpoint.strategy)
         self.strategy.completed_rounds = self._saved = checkpoint.server_round
         if self.rounds_left:
-            checkpoint = self._meet_nodes(checkpoint, grid)
+            self._meet_nodes(grid)
         with _refusing(checkpoint):
             self.recorder.load_state_dict(checkpoint.records, checkpoint.server_round)
         self.folder.remove_after(checkpoint.server_round)
@@ -139,19 +137,12 @@ class ResumableRun:
         )
         self._saved = server_round
 
-    def _meet_nodes(self, checkpoint: Checkpoint, grid: Grid) -> Checkpoint:
+    def _meet_nodes(self, grid: Grid) -> None:
         """Wait for the nodes as at a run's start, but continue without those that do not come."""
-        nodes = self.strategy.nodes
         try:
-            online = nodes.online(grid, self.strategy.min_available_nodes)
+            self.strategy.nodes.online(grid, self.strategy.min_available_nodes)
         except TrainingFailedError as error:
             logger.warning("%s; going on with those that are there", error)
-            return checkpoint
-        if not is_simulated(grid):
-            return checkpoint
-        checkpoint = checkpoint.renamed(nodes.successors(online))
-        self.strategy.load_state_dict(checkpoint.strategy)
-        return checkpoint
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedif_flower.errors import TrainingFailedError
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screening import Screening
-from fedif_flower.strategies.nodes import ClientNode
 
 logger = logging.getLogger(__name__)
 
@@ -73,15 +73,15 @@ class MemberFailures:
         TrainingFailedError
             If most members fail, or if too many rounds in a row failed on the server's side.
         """
-        usable = {reply.node.node_id for reply in screening.accepted}
+        usable = {reply.node.client_id for reply in screening.accepted}
         turn = math.ceil(len(online) / len(asked))
         for node in asked:
-            if node.node_id in usable:
-                self._members[node.node_id] = _Record()
+            if node.client_id in usable:
+                self._members[node.client_id] = _Record()
             else:
                 errors = self._of(node).errors + 1
                 turns = min(2 ** (errors - 1) - 1, self.max_paused_turns)
-                self._members[node.node_id] = _Record(errors, server_round + turn * turns)
+                self._members[node.client_id] = _Record(errors, server_round + turn * turns)
         poor = 2 * len(usable) < len(asked)
         self._poor_rounds = self._poor_rounds + 1 if poor else 0
         self._failed_rounds = self._failed_rounds + 1 if failed else 0
@@ -102,7 +102,7 @@ class MemberFailures:
         self._failed_rounds = state["failed_rounds"]
 
     def _of(self, node: ClientNode) -> _Record:
-        return self._members.get(node.node_id, _Record())
+        return self._members.get(node.client_id, _Record())
 
     def _give_up(
         self,
@@ -111,7 +111,7 @@ class MemberFailures:
         num_asked: int,
         online: Sequence[ClientNode],
     ) -> None:
-        tried = [self._of(node) for node in online if node.node_id in self._members]
+        tried = [self._of(node) for node in online if node.client_id in self._members]
         erring = sum(member.errors > 0 for member in tried)
         failing = sum(member.errors >= self.maximum for member in tried)
         last = (

@@ -1,4 +1,4 @@
-"""The clients that are online, and the choice of those that train in a round."""
+"""The clients that are online, and which part of the data each holds."""
 
 from __future__ import annotations
 
@@ -6,68 +6,22 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from fedif_flower.errors import TrainingFailedError
-from fedif_flower.messages.text import printable
-from fedif_flower.seeding import numpy_generator
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_PARTITION = -1
 # A node starts a process to answer; on a busy host that has taken over a minute. Who was too slow
 # is asked again in the next rounds, so that a silent node delays no run by more than both together.
 QUERY_TIMEOUT = 60.0
 MOST_QUESTIONS = 3
 _POLL_SECONDS = 0.1
-_SHORT_ID = 8  # Digits of a node id that logs show.
-
-
-@dataclass(frozen=True, order=True)
-class ClientNode:
-    """One client as the server knows it, in the order in which replies are aggregated.
-
-    Attributes
-    ----------
-    partition_id : int
-        Which part of the data it holds; -1 if it has not said so.
-    node_id : int
-        Flower's id: every score is kept under it.
-    attack : str
-        What a node in a demo or test says of its own behaviour; empty: nothing said. Only ever
-        used to mark clients in a report.
-    name : str
-        What the operator calls it; empty: nothing.
-    note : str
-        What is odd about it, for logs and reports.
-    """
-
-    partition_id: int
-    node_id: int
-    attack: str = ""
-    name: str = ""
-    note: str = field(default="", compare=False)
-
-    def __post_init__(self) -> None:
-        """Make all text fit for logs and tables: a node may have said it of itself."""
-        for text, length in (("attack", 40), ("name", 80), ("note", 200)):
-            object.__setattr__(self, text, printable(getattr(self, text), length))
-
-    @property
-    def label(self) -> str:
-        """How messages name it: the operator's name or its partition, and a short id."""
-        digits = str(self.node_id)
-        node = f"node {digits if len(digits) <= _SHORT_ID else digits[:_SHORT_ID] + '..'}"
-        if self.name:
-            return f"{self.name} ({node})"
-        unnamed = self.partition_id in (UNKNOWN_PARTITION, self.node_id)
-        return node if unnamed else f"partition {self.partition_id} ({node})"
 
 
 Identify = Callable[[Grid, Sequence[int]], Iterable[ClientNode]]
@@ -78,7 +32,7 @@ def identify_by_registration(grid: Grid, node_ids: Sequence[int]) -> list[Client
     wanted = set(node_ids)
     infos = sorted(grid.get_nodes(), key=lambda info: info.registered_at)
     return [
-        ClientNode(partition_id, info.node_id)
+        ClientNode(partition_id, info.node_id, is_simulated=True)
         for partition_id, info in enumerate(infos)
         if info.node_id in wanted
     ]
@@ -136,22 +90,9 @@ class NodeDirectory:
         """Every node ever seen."""
         return sorted(self._known.values())
 
-    def successors(self, nodes: Iterable[ClientNode]) -> dict[int, int]:
-        """Return, by the ids of known nodes, the ids of those that now hold their partitions."""
-        now = {
-            node.partition_id: node.node_id
-            for node in nodes
-            if node.partition_id != UNKNOWN_PARTITION
-        }
-        return {
-            node.node_id: now[node.partition_id]
-            for node in self._known.values()
-            if node.partition_id in now
-        }
-
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on: partition, attack and name by node id."""
-        known = self._known.values()
+        """Return everything needed to go on: partition, attack and name by lasting node id."""
+        known = [node for node in self._known.values() if not node.is_simulated]
         return {"known": {n.node_id: [n.partition_id, n.attack, n.name] for n in known}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,9 +125,10 @@ class NodeDirectory:
             self._known.setdefault(node_id, ClientNode(node_id, node_id))
         return sorted(self._claimed_once([self._known[node_id] for node_id in node_ids]))
 
-    def label(self, node_id: int) -> str:
-        """How messages name a node, known or not."""
-        return self._known.get(node_id, ClientNode(UNKNOWN_PARTITION, node_id)).label
+    def label(self, client_id: int) -> str:
+        """How messages name a client, known or not."""
+        known = {node.client_id: node for node in self._known.values()}
+        return known.get(client_id, ClientNode(UNKNOWN_PARTITION, client_id)).label
 
     def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
         """Give a partition that several nodes claim to none of them."""
@@ -211,43 +153,6 @@ class NodeDirectory:
         node = self._known.get(node_id)
         silent = node is not None and node.partition_id == UNKNOWN_PARTITION
         return node is None or (silent and self._questions[node_id] < MOST_QUESTIONS)
-
-
-def sample_clients(
-    nodes: Sequence[ClientNode],
-    fraction: float,
-    minimum: int,
-    seed: int,
-    server_round: int,
-    probabilities: NDArray[np.float64] | None = None,
-    purpose: str = "sample-clients",
-    out_of: int | None = None,
-) -> list[ClientNode]:
-    """Draw a round's clients, without replacement, from (purpose, seed, round) alone.
-
-    Parameters
-    ----------
-    nodes : sequence of ClientNode
-        Who may be drawn, ordered by partition id.
-    fraction : float
-        Share to draw, in (0, 1].
-    minimum : int
-        Draw at least this many.
-    seed, server_round : int
-        What the draw depends on.
-    probabilities : ndarray, optional
-        ``[len(nodes)]``, > 0, sums to 1; ``None``: uniform.
-    purpose : str
-        What they are drawn for: each purpose has draws of its own.
-    out_of : int, optional
-        How many nodes ``fraction`` is a share of; default: those that may be drawn.
-    """
-    # 0.29 * 100 is 28.999...: the share is meant, not its rounding error.
-    share = int(fraction * (out_of or len(nodes)) + 1e-9)
-    size = min(max(share, minimum), len(nodes))
-    generator = numpy_generator(purpose, seed, server_round)
-    chosen = generator.choice(len(nodes), size=size, replace=False, p=probabilities)
-    return [nodes[index] for index in sorted(chosen)]
 
 
 def _read_answer(node_id: int, content: RecordDict) -> ClientNode:

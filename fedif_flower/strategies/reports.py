@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
 from fedif_flower.messages.screening import AcceptedReply, Screening
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation
-from fedif_flower.strategies.nodes import ClientNode
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Any, Unpack
 
 import torch
 
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.nodes import ClientNode
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
@@ -80,7 +80,7 @@ class SFedAvg(ScreenedStrategy):
             self.ledger.initial = 1.0 / len(nodes)
         scores, initial = self.ledger.scores, self.ledger.initial
         relevance = torch.tensor(
-            [scores.get(node.node_id, initial) for node in nodes], dtype=torch.float64
+            [scores.get(node.client_id, initial) for node in nodes], dtype=torch.float64
         )
         # One absurd value must not leave the others without any chance: too few could be drawn.
         chances = relevance.softmax(dim=0).clamp_min(_LEAST_CHANCE)

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedif_flower.aggregators.spread import bound_by_spread
 from fedif_flower.devices import select_device
 from fedif_flower.errors import DivergedError, ValuationError
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ModelVectors, ParameterLayout
 from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, average_metrics
 from fedif_flower.messages.metrics import ReplyLimits
@@ -37,8 +38,9 @@ from fedif_flower.round import (
 )
 from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
-from fedif_flower.strategies.nodes import ClientNode, Identify, NodeDirectory, sample_clients
+from fedif_flower.strategies.nodes import Identify, NodeDirectory
 from fedif_flower.strategies.reports import OnRound, log_remarks, round_report
+from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.summary import SettingsSummary
 from fedif_flower.valuation.step_bounds import StepBounds
@@ -353,7 +355,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         bound_by_spread(workspace.buffer_updates[:m])
         return RoundUpdates(
             server_round=server_round,
-            client_ids=tuple(reply.node.node_id for reply in accepted),
+            client_ids=tuple(reply.node.client_id for reply in accepted),
             num_examples=torch.tensor([r.num_examples for r in accepted], dtype=torch.float64),
             global_params=vectors.params.to(self.device),
             client_updates=workspace.updates[:m].to(self.device),

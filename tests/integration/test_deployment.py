@@ -81,7 +81,7 @@ def story(deployment: Deployment) -> Story:
         # As a service manager does: the SuperLink lets it in once it has missed its heartbeats.
         if deployment.nodes["ada"].poll() is not None:
             deployment.start_node("ada", f"partition-id={PARTITIONS['ada']} num-partitions=3")
-        rows = [r for r in read_rows(run_dir / "clients.csv") if r["node_id"] == ada]
+        rows = [r for r in read_rows(run_dir / "clients.csv") if r["client_id"] == ada]
         return any(int(row["round"]) > KILLED_IN and row["contribution"] for row in rows)
 
     ada = str(deployment.node_ids["ada"])
@@ -111,11 +111,11 @@ def test_the_run_completes_with_the_report_of_a_simulation(story: Story) -> None
 
 def test_scores_belong_to_the_right_nodes(deployment: Deployment, story: Story) -> None:
     rows = read_rows(story.run_dir / "clients.csv")
-    partitions = {(int(row["node_id"]), int(row["partition_id"])) for row in rows}
+    partitions = {(int(row["client_id"]), int(row["partition_id"])) for row in rows}
     assert partitions == {(deployment.node_ids[name], p) for name, p in PARTITIONS.items()}
-    marked = {int(row["node_id"]) for row in rows if row["malicious"] == "1"}
+    marked = {int(row["client_id"]) for row in rows if row["malicious"] == "1"}
     assert marked == {deployment.node_ids["cyd"]}
-    last = {row["node_id"]: float(row["contribution"]) for row in rows if row["contribution"]}
+    last = {row["client_id"]: float(row["contribution"]) for row in rows if row["contribution"]}
     assert min(last, key=last.__getitem__) == str(deployment.node_ids["cyd"])
 
 
@@ -124,7 +124,7 @@ def test_a_killed_supernode_costs_its_reply_and_is_remembered(
 ) -> None:
     ada = str(deployment.node_ids["ada"])
     every = read_rows(story.run_dir / "clients.csv")
-    rows = {int(row["round"]): row for row in every if row["node_id"] == ada}
+    rows = {int(row["round"]): row for row in every if row["client_id"] == ada}
     assert rows[KILLED_IN]["rejection"]
     counts = {int(r["round"]): r for r in read_rows(story.run_dir / "rounds.csv")}[KILLED_IN]
     assert (counts["accepted"], counts["failed"], counts["round_failed"]) == ("2", "1", "0")
@@ -139,7 +139,7 @@ def test_a_killed_superlink_costs_no_more_than_since_the_last_checkpoint(story: 
     assert f"Resumed: round {story.checkpoint + 1} of {ROUNDS} is next" in story.log
     rounds = [int(row["round"]) for row in read_rows(story.run_dir / "rounds.csv")]
     assert rounds == list(range(ROUNDS + 1))
-    clients = [(r["round"], r["node_id"]) for r in read_rows(story.run_dir / "clients.csv")]
+    clients = [(r["round"], r["client_id"]) for r in read_rows(story.run_dir / "clients.csv")]
     assert len(set(clients)) == len(clients)
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screening import RefusedReply
 from fedif_flower.messages.text import MAX_LENGTH, printable
-from fedif_flower.strategies.nodes import ClientNode
 
 
 @given(st.text(st.characters(codec=None)))  # halves of surrogate pairs too

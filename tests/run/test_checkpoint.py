@@ -5,7 +5,6 @@ import logging
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from fedif_flower.errors import CheckpointError
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint
-from fedif_flower.strategies.state import rename_nodes
 
 NODE = 2**64 - 1  # Flower's ids are unsigned 64-bit numbers
 SETTINGS = {"seed": 3, "gamma": 0.3, "strategy": "fedif"}
@@ -28,7 +26,7 @@ def checkpoint(server_round: int = 10) -> Checkpoint:
         settings=SETTINGS,
         arrays={"weight": torch.arange(6.0).view(2, 3), "counter": torch.tensor(7)},
         strategy={"ledger": {"scores": {NODE: 0.1, 5: 1 / 3}}},
-        records={"clients": [{"round": 1, "node_id": NODE, "score": None}]},
+        records={"clients": [{"round": 1, "client_id": NODE, "score": None}]},
     )
 
 
@@ -142,17 +140,6 @@ def test_a_path_that_is_not_a_checkpoint_is_named(tmp_path):
         folder(tmp_path).find(str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="cannot read"):
         folder(tmp_path).find(str(tmp_path))
-
-
-def test_nodes_get_new_ids_wherever_they_are_named():
-    renamed = checkpoint().renamed({NODE: 8})
-    assert renamed.strategy == {"ledger": {"scores": {8: 0.1, 5: 1 / 3}}}
-    assert renamed.records == {"clients": [{"round": 1, "node_id": 8, "score": None}]}
-    assert replace(renamed, strategy={}, records={}) == replace(
-        checkpoint(), strategy={}, records={}, arrays=renamed.arrays
-    )
-    # Two nodes that swap ids do not overwrite each other.
-    assert rename_nodes({1: "a", 2: "b"}, {1: 2, 2: 1}) == {2: "a", 1: "b"}
 
 
 FULL_DISK = """

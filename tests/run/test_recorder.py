@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedif_flower.errors import ConfigError, StorageError, TrainingFailedError
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.recorder import (
     RunRecorder,
@@ -16,7 +17,6 @@ from fedif_flower.run.recorder import (
     summarize,
 )
 from fedif_flower.run.report import print_summary, require_last_round, troubles, write_report
-from fedif_flower.strategies.nodes import ClientNode
 from fedif_flower.strategies.reports import ClientReport, RoundReport
 from fedif_flower.valuation import Evaluation
 

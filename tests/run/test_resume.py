@@ -123,12 +123,9 @@ def test_scores_of_simulated_nodes_follow_their_partitions(tmp_path):
     whole = run(run_config(tmp_path / "whole"), SimulatedGrid())
     config = run_config(tmp_path / "resumed", resume="auto")
     killed = run(config, SimulatedGrid(), kill_at=3)
-    before = {row["node_id"] for row in read_rows(killed / "clients.csv")}
     assert_same(run(config, SimulatedGrid()), whole)
     rows = read_rows(killed / "clients.csv")
-    assert before.isdisjoint(row["node_id"] for row in rows)
-    # One member is one node, also in what was written before.
-    assert len({row["node_id"] for row in rows}) == len({row["partition_id"] for row in rows})
+    assert all(row["client_id"] == row["partition_id"] for row in rows)
 
 
 def test_elsewhere_a_partition_id_is_a_claim_and_inherits_nothing(tmp_path):
@@ -141,7 +138,7 @@ def test_elsewhere_a_partition_id_is_a_claim_and_inherits_nothing(tmp_path):
     }
     rows = read_rows(run(config, newcomer) / "clients.csv")
     omega = {
-        (row["round"], row["partition_id"]): (row["node_id"], float(row["contribution"]))
+        (row["round"], row["partition_id"]): (row["client_id"], float(row["contribution"]))
         for row in rows
         if row["contribution"]
     }

@@ -10,9 +10,10 @@ from flwr.server.superlink.fleet.vce.backend import Backend
 
 from client_app import app as client_app
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.ray_grid import RayGrid
 from fedif_flower.runtime.simulation import run_on_ray
-from fedif_flower.strategies.nodes import ClientNode, identify_clients
+from fedif_flower.strategies.nodes import identify_clients
 
 
 class Threads(Backend):

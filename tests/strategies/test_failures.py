@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from fedif_flower import FedAvg
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.nodes import sample_clients
+from fedif_flower.strategies.sampling import sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
 
 

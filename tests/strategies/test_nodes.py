@@ -3,14 +3,9 @@ from __future__ import annotations
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.nodes import (
-    MOST_QUESTIONS,
-    UNKNOWN_PARTITION,
-    ClientNode,
-    NodeDirectory,
-    identify_by_query,
-)
+from fedif_flower.strategies.nodes import MOST_QUESTIONS, NodeDirectory, identify_by_query
 from tests.strategies.hostile import Clients
 
 
@@ -82,11 +77,16 @@ def test_a_partition_that_two_claim_is_nobody_s(caplog):
     assert [n.partition_id for n in alone] == [0, 1]
 
 
-def test_nobody_inherits_what_is_known_under_a_contested_or_unknown_partition():
+def test_scores_stay_with_the_node_where_a_partition_is_a_claim_and_with_the_partition_elsewhere():
+    assert ClientNode(3, 1007).client_id == 1007
+    assert ClientNode(3, 1007, is_simulated=True).client_id == 3
+
+
+def test_simulated_nodes_are_not_kept_for_a_later_run():
     directory = NodeDirectory(identify_by_query, timeout=1.0)
-    directory.online(LocalGrid(claiming({0: -5}), 3), 3)
-    now = [ClientNode(UNKNOWN_PARTITION, 7), ClientNode(1, 8)]
-    assert directory.successors(now) == {1001: 8}
+    directory.online(LocalGrid(claiming({}), 2), 2)
+    directory._known[7] = ClientNode(2, 7, is_simulated=True)
+    assert sorted(directory.state_dict()["known"]) == [1000, 1001]
 
 
 @pytest.mark.parametrize("claim", [True, False, -1, 2**31, 1.0, "0", b"0"])

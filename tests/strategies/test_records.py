@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from fedif_flower import FedAvg, strategies
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.nodes import ClientNode
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.lines import Threshold, threshold_validation
 

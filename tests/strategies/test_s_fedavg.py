@@ -8,7 +8,7 @@ import torch
 
 from fedif_flower import AFedSV, FedSV, SFedAvg
 from fedif_flower.errors import ConfigError
-from fedif_flower.strategies.nodes import ClientNode
+from fedif_flower.messages.client_node import ClientNode
 from tests.strategies.lines import (
     SHAPLEY,
     STEPS,

@@ -1,0 +1,63 @@
+"""A client as the server knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedif_flower.messages.text import printable
+
+UNKNOWN_PARTITION = -1
+_SHORT_ID = 8  # Digits of a node id that logs show.
+
+
+@dataclass(frozen=True, order=True)
+class ClientNode:
+    """One client as the server knows it, in the order in which replies are aggregated.
+
+    Attributes
+    ----------
+    partition_id : int
+        Which part of the data it holds; -1 if it has not said so.
+    node_id : int
+        Flower's id, by which it is reached.
+    attack : str
+        What a node in a demo or test says of its own behaviour; empty: nothing said. Only ever
+        used to mark clients in a report.
+    name : str
+        What the operator calls it; empty: nothing.
+    note : str
+        What is odd about it, for logs and reports.
+    is_simulated : bool
+        Whether Flower gives the client another node id in every run.
+    """
+
+    partition_id: int
+    node_id: int
+    attack: str = ""
+    name: str = ""
+    note: str = field(default="", compare=False)
+    is_simulated: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Make all text fit for logs and tables: a node may have said it of itself."""
+        for text, length in (("attack", 40), ("name", 80), ("note", 200)):
+            object.__setattr__(self, text, printable(getattr(self, text), length))
+
+    @property
+    def client_id(self) -> int:
+        """The key of every score: the node id, or the partition where clients are simulated.
+
+        Authenticated SuperNodes keep their node id for good. Elsewhere than in a simulation a
+        partition id is no more than a client's claim, under which nothing may be inherited.
+        """
+        return self.partition_id if self.is_simulated else self.node_id
+
+    @property
+    def label(self) -> str:
+        """How messages name it: the operator's name or its partition, and a short id."""
+        digits = str(self.node_id)
+        node = f"node {digits if len(digits) <= _SHORT_ID else digits[:_SHORT_ID] + '..'}"
+        if self.name:
+            return f"{self.name} ({node})"
+        unnamed = self.partition_id in (UNKNOWN_PARTITION, self.node_id)
+        return node if unnamed else f"partition {self.partition_id} ({node})"
