@@ -69,7 +69,7 @@ class ClientRow:
     contribution: float | None
     weight: float | None
     accumulative_influence: float | None
-    num_examples: float | None
+    num_examples: int | float | None
     train_seconds: float | None
     train_loss: float | None
     rejection: str
