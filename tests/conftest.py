@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -45,3 +46,15 @@ def cache_home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def shown_logs():
+    """Show the package's log as the doors do."""
+    from fedif_flower.run.logs import LOGGER, DoorHandler, show_logs
+
+    show_logs()
+    yield
+    logger = logging.getLogger(LOGGER)
+    logger.setLevel(logging.NOTSET)
+    logger.handlers = [h for h in logger.handlers if not isinstance(h, DoorHandler)]
