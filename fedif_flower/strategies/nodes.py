@@ -63,7 +63,8 @@ def is_simulated(grid: Grid) -> bool:
     while hasattr(grid, "inner"):  # It hands its calls on.
         grid = grid.inner
     # Flower's class for simulations has no public home; this package's says it itself.
-    return bool(getattr(grid, "simulated", type(grid).__name__ == "InMemoryGrid"))
+    in_memory = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
+    return bool(getattr(grid, "simulated", in_memory))
 
 
 class NodeDirectory:
