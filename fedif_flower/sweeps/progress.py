@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedif_flower.run.progress import SECONDS_PER_LINE
 from fedif_flower.run.recorder import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.sweeps.cells import Cell
@@ -24,7 +25,7 @@ from fedif_flower.sweeps.federations import Outcome
 
 
 class GridProgress:
-    """Shows a grid's progress: bars on a terminal, else a line for each cell that ends.
+    """Shows a grid's progress: bars on a terminal, else a line for each end and half minute.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ class GridProgress:
         self._ended = self._ran = 0
         self._rounds_of: dict[str, int] = {}  # rounds that a cell has behind it
         self._lock = Lock()
-        self._began = clock()
+        self._began = self._printed = clock()
         self._started: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._progress = Progress(
@@ -97,6 +98,10 @@ class GridProgress:
             self._advance(cell, row.round)
             task = self._tasks[cell.digest]
             self._progress.update(task, completed=row.round, description=f"{cell.name}{shown}")
+            now = self._clock()
+            if not self._console.is_terminal and now - self._printed >= SECONDS_PER_LINE:
+                total = cell.config.num_server_rounds
+                self._print(f"{cell.name}: round {row.round}/{total}{shown}{self._time_left(now)}")
 
     def on_end(self, outcome: Outcome) -> None:
         """Print how a cell ended, and for how long the others will go on."""
@@ -113,13 +118,13 @@ class GridProgress:
             now = self._clock()
             took = now - self._started.get(cell.digest, now)
             state = f"failed: {outcome.error}" if outcome.failed else "done"
-            self._console.print(
-                f"[{self._ended}/{self._total}] {cell.name}: {state} after {took:.0f} s"
-                f"{self._time_left(now)}",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+            self._print(f"{cell.name}: {state} after {took:.0f} s{self._time_left(now)}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(
+            f"[{self._ended}/{self._total}] {text}", highlight=False, markup=False, soft_wrap=True
+        )
+        self._printed = self._clock()
 
     def _advance(self, cell: Cell, rounds: int) -> None:
         self._rounds_of[cell.digest] = rounds
