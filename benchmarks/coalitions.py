@@ -70,7 +70,7 @@ def build_game(model_name: str, shape: tuple[int, int, int], images: int, coalit
 
 def one_by_one(judge: Validation) -> Validation:
     """Let operations be split among the cores, instead of models."""
-    judge.team = lambda at_most: None  # type: ignore[method-assign]  # noqa: ARG005
+    judge.replica_pool = lambda at_most: None  # type: ignore[method-assign]  # noqa: ARG005
     return judge
 
 

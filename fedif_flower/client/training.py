@@ -85,9 +85,9 @@ def train_local(
     keep_freed_memory()
     seed = int(torch.randint(2**62, (), generator=generator))
     device, epochs = inputs.device, config.local_epochs
-    laid_out = to_memory_format(inputs, image_format(model, inputs))
-    batches = _ShuffledBatches(laid_out, labels, config.batch_size)
-    lonely = single_value_norms(model, inputs[:1]) if batches.smallest == 1 else []
+    formatted = to_memory_format(inputs, image_format(model, inputs))
+    batches = _ShuffledBatches(formatted, labels, config.batch_size)
+    single = single_value_norms(model, inputs[:1]) if batches.smallest == 1 else []
     sgd = FlatSGD(
         (parameter for parameter in model.parameters() if parameter.requires_grad),
         learning_rate=config.learning_rate,
@@ -99,7 +99,7 @@ def train_local(
 
     def step(batch: Tensor, targets: Tensor) -> None:
         sgd.before_backward()
-        norms = lonely if len(targets) == 1 else []
+        norms = single if len(targets) == 1 else []
         with without_batch_statistics(norms), _autocast(device) if is_mixed else nullcontext():
             loss = loss_fn(model(batch), targets)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -171,7 +171,7 @@ def ray_grid(
             backend.build(load)
         except ValueError as error:
             raise ConfigError(
-                f"cpus-per-client = {cpus_per_client}, gpus-per-client = {gpus_per_client}: no "
+                f"cpus_per_client = {cpus_per_client}, gpus_per_client = {gpus_per_client}: no "
                 "machine has room for one such client; allowed: less"
             ) from error
         grid = RayGrid(client_app, num_nodes, backend)

@@ -69,9 +69,9 @@ def run_on_ray(
 ) -> None:
     """Call ``main(grid)`` beside ``num_clients`` simulated nodes; re-raise what it raises."""
     if cpus_per_client < 1:
-        raise ConfigError(f"cpus-per-client = {cpus_per_client}; allowed: >= 1")
+        raise ConfigError(f"cpus_per_client = {cpus_per_client}; allowed: >= 1")
     if gpus_per_client < 0:
-        raise ConfigError(f"gpus-per-client = {gpus_per_client}; allowed: >= 0")
+        raise ConfigError(f"gpus_per_client = {gpus_per_client}; allowed: >= 0")
     # Flower logs every round's settings and metrics; what counts is in the run's own records.
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with ray_grid(

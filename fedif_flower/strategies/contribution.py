@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -60,10 +60,8 @@ class ContributionStrategy(ScreenedStrategy):
         num_clients: int | None = None,
         **base: Unpack[BaseArguments],
     ) -> None:
-        if weight_scope not in WEIGHT_SCOPES:
-            raise ConfigError(
-                f"weight-scope = {weight_scope!r}; allowed: {', '.join(WEIGHT_SCOPES)}"
-            )
+        known = weight_scope in WEIGHT_SCOPES
+        require(known, "weight_scope", weight_scope, ", ".join(WEIGHT_SCOPES))
         base.setdefault("trainable_keys", valuation.parameter_names)
         base.setdefault("tied_keys", valuation.tied_names)
         super().__init__(*flower, **base)

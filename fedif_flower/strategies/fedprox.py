@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import require
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.fedavg import FedAvg
 
@@ -33,8 +33,7 @@ class FedProx(FedAvg):
     def __init__(
         self, *flower: Any, proximal_mu: float = 0.01, **base: Unpack[BaseArguments]
     ) -> None:
-        if proximal_mu < 0:
-            raise ConfigError(f"proximal-mu = {proximal_mu}; allowed: >= 0")
+        require(proximal_mu >= 0, "proximal_mu", proximal_mu, ">= 0")
         super().__init__(*flower, **base)
         self.proximal_mu = proximal_mu
 

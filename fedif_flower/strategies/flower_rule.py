@@ -71,7 +71,7 @@ class FlowerRule(ScreenedStrategy):
         super().__init__(*flower, **base)
         if self.update_clipping:
             raise ConfigError(
-                f"update-clipping = {self.update_clipping:g}; allowed with Flower's own rules: 0"
+                f"update_clipping = {self.update_clipping:g}; allowed with Flower's own rules: 0"
             )
         self.inner = inner
         self.rule_state = _RuleState(inner)

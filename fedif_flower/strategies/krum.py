@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack, get_args
 
 from fedif_flower.aggregators.krum import krum_scores, select_lowest
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import require
 from fedif_flower.messages.layout import ModelVectors
 from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import Aggregation, RoundUpdates
@@ -53,10 +53,10 @@ class Krum(ScreenedStrategy):
         distances: Distances = "parameters",
         **base: Unpack[BaseArguments],
     ) -> None:
-        if not 0.0 <= malicious_fraction <= 1.0:
-            raise ConfigError(f"malicious-fraction = {malicious_fraction}; allowed: 0 to 1")
-        if distances not in DISTANCES:
-            raise ConfigError(f"krum-distances = {distances!r}; allowed: {', '.join(DISTANCES)}")
+        in_range = 0.0 <= malicious_fraction <= 1.0
+        require(in_range, "malicious_fraction", malicious_fraction, "0 to 1")
+        require(num_selected >= 1, "num_selected", num_selected, ">= 1")
+        require(distances in DISTANCES, "distances", distances, ", ".join(DISTANCES))
         super().__init__(*flower, **base)
         self.keep_arrays = num_selected == 1 and not self.update_clipping
         self.malicious_fraction = malicious_fraction

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Self, TypedDict
 
 from flwr.serverapp import strategy as flower
+from pydantic import model_validator
 from torch import Tensor, nn
 
-from fedif_flower.settings import Settings, setting
+from fedif_flower.settings import RefusedValueError, Settings, setting
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.fedadp import FedAdp
@@ -132,6 +133,13 @@ def _bulyan(parts: StrategyParts) -> ScreenedStrategy:
     return FlowerRule(flower.Bulyan(num_malicious_nodes=malicious), **parts.base)
 
 
+_FLOWER_RULES: Mapping[str, Builder] = {
+    "multikrum": _multikrum,
+    "fedmedian": lambda parts: FlowerRule(flower.FedMedian(), **parts.base),
+    "fedtrimmedavg": lambda parts: FlowerRule(flower.FedTrimmedAvg(), **parts.base),
+    "bulyan": _bulyan,
+}
+
 STRATEGIES: Mapping[str, Builder] = {
     "fedif": _fedif,
     "fedavg": lambda parts: FedAvg(**parts.base),
@@ -145,10 +153,7 @@ STRATEGIES: Mapping[str, Builder] = {
     "fedadp": lambda parts: FedAdp(**parts.base),
     "rfa": lambda parts: RFA(**parts.base),
     "krum": _krum,
-    "multikrum": _multikrum,
-    "fedmedian": lambda parts: FlowerRule(flower.FedMedian(), **parts.base),
-    "fedtrimmedavg": lambda parts: FlowerRule(flower.FedTrimmedAvg(), **parts.base),
-    "bulyan": _bulyan,
+    **_FLOWER_RULES,
 }
 
 
@@ -233,6 +238,12 @@ class StrategyConfig(Settings):
         "split. None counts for more than ten times the round's median",
         ge=0,
     )
+
+    @model_validator(mode="after")
+    def _can_be_clipped(self) -> Self:
+        if self.strategy in _FLOWER_RULES and self.update_clipping:
+            raise RefusedValueError("update_clipping", f"0 with strategy {self.strategy!r}")
+        return self
 
 
 # Their lengths are bounded unless a run says otherwise, as their classes do by default.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from fedif_flower.aggregators import geometric_median_weights
+from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -18,7 +19,7 @@ class RFA(ScreenedStrategy):
     Parameters
     ----------
     iterations : int
-        Steps of the smoothed Weiszfeld algorithm, >= 1.
+        Steps of the smoothed Weiszfeld algorithm, >= 0; 0: FedAvg.
     nu : float
         Smoothing of distances, > 0.
     *flower, **base
@@ -28,6 +29,8 @@ class RFA(ScreenedStrategy):
     def __init__(
         self, *flower: Any, iterations: int = 3, nu: float = 1e-6, **base: Unpack[BaseArguments]
     ) -> None:
+        require(iterations >= 0, "iterations", iterations, ">= 0")
+        require(nu > 0.0, "nu", nu, "> 0")
         super().__init__(*flower, **base)
         self.iterations = iterations
         self.nu = nu

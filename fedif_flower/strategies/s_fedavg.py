@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 import torch
 
+from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
@@ -57,6 +58,7 @@ class SFedAvg(ScreenedStrategy):
         shapley_utility: Metric = "accuracy",
         **base: Unpack[BaseArguments],
     ) -> None:
+        require(0.0 <= alpha < 1.0, "alpha", alpha, "0 <= alpha < 1")
         base.setdefault("trainable_keys", validation.parameter_names)
         base.setdefault("tied_keys", validation.tied_names)
         super().__init__(*flower, **base)

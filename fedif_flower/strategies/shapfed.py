@@ -39,7 +39,7 @@ class ShapFedValuation:
                 self._layer = (start, classes, features)
             start += named[name].numel()
         if self._layer is None:
-            raise ConfigError("strategy = 'shapfed': the model has no fully connected layer")
+            raise ConfigError("the model has no fully connected layer, which ShapFed compares")
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Do nothing: there is no validation set to look at."""

@@ -72,14 +72,20 @@ def given_settings(
 def remembering_settings(constructor: Callable[P, None]) -> Callable[P, None]:
     """Return a constructor that first keeps what it is called with, as ``_settings``.
 
-    Where constructors call those of their bases, the outermost one counts.
+    The outermost constructor keeps all arguments; those of its bases then replace what they are
+    called with: a class may fix an argument of its base.
     """
+    signature = inspect.signature(constructor)
 
     @wraps(constructor)
     def remembering(*args: P.args, **kwargs: P.kwargs) -> None:
         strategy, *positional = args
-        if "_settings" not in vars(strategy):
+        settings: dict[str, Any] | None = vars(strategy).get("_settings")
+        if settings is None:
             vars(strategy)["_settings"] = given_settings(type(strategy), positional, kwargs)
+        else:
+            passed = signature.bind(*args, **kwargs).arguments
+            settings |= {name: passed[name] for name in settings.keys() & passed.keys()}
         constructor(*args, **kwargs)
 
     return remembering

@@ -167,15 +167,15 @@ def single_value_norms(model: nn.Module, example: Tensor) -> list[nn.Module]:
     example : Tensor
         ``[1, ...]``.
     """
-    lonely: list[nn.Module] = []
+    found: list[nn.Module] = []
 
     def note(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         if arguments[0].numel() == arguments[0].shape[1]:
-            lonely.append(norm)
+            found.append(norm)
 
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if not norms:
-        return lonely
+        return found
     handles = [norm.register_forward_pre_hook(note) for norm in norms]
     try:
         with module_mode(model, training=False), torch.inference_mode():
@@ -183,7 +183,7 @@ def single_value_norms(model: nn.Module, example: Tensor) -> list[nn.Module]:
     finally:
         for handle in handles:
             handle.remove()
-    return lonely
+    return found
 
 
 @contextmanager

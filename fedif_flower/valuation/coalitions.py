@@ -95,22 +95,22 @@ def coalition_scores(
     if not len(masks):
         return torch.empty(0, dtype=torch.float64)
     affordable = memory_budget // (client_params[0].numel() * client_params.itemsize)
-    # Each member of a team has a model of its own beside the ones it is asked about.
-    team = validation.team(at_most=affordable // 2)
-    rows_at_once = affordable // team.size - 1 if team else affordable
-    blocks = max(-(-len(masks) // max(rows_at_once, 1)), _BLOCKS * (team.size if team else 1))
+    # Each replica is a model of its own beside the coalition models that it evaluates.
+    pool = validation.replica_pool(at_most=affordable // 2)
+    rows_at_once = affordable // pool.size - 1 if pool else affordable
+    blocks = max(-(-len(masks) // max(rows_at_once, 1)), _BLOCKS * (pool.size if pool else 1))
 
-    def score(member: Validation, block: Tensor) -> Tensor:
+    def score(replica: Validation, block: Tensor) -> Tensor:
         means = coalition_means(client_params, block, global_params)  # [rows, d]
         buffers = _mean_buffers(client_buffers, block, global_buffers)
         totals = [
-            member.totals(params, named, (metric,))
+            replica.totals(params, named, (metric,))
             for params, named in zip(means, buffers, strict=True)
         ]
         return torch.cat(totals)  # [rows]
 
     parts = masks.to(client_params.device).tensor_split(min(blocks, len(masks)))
-    scores = team.map(score, parts) if team else [score(validation, part) for part in parts]
+    scores = pool.map(score, parts) if pool else [score(validation, part) for part in parts]
     return torch.cat(scores).double().cpu() / validation.num_examples
 
 

@@ -12,50 +12,50 @@ import torch
 
 from fedif_flower.devices import fix_threads
 
-Member = TypeVar("Member")
+Replica = TypeVar("Replica")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-class Team(Generic[Member]):
-    """Lets each member work in a thread whose operations use one core.
+class ReplicaPool(Generic[Replica]):
+    """Threads that each use one core and work with a replica of their own.
 
     Whole models in parallel keep all cores busy where the operations inside one model are too
-    small to be split, and nobody waits for a core that another process has taken.
+    small to be split, and no thread waits for a core that another process has taken.
 
     Parameters
     ----------
-    members : sequence
+    replicas : sequence
         What the threads work with, at least one; no two threads use one at a time.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = tuple(members)
-        self._free: SimpleQueue[Member] = SimpleQueue()
-        for member in members:
-            self._free.put(member)
-        self._executor = ThreadPoolExecutor(len(members), "validation-team")
-        threads, begun = torch.get_num_threads(), Barrier(len(members) + 1)
-        for _ in members:
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas = tuple(replicas)
+        self._free: SimpleQueue[Replica] = SimpleQueue()
+        for replica in replicas:
+            self._free.put(replica)
+        self._executor = ThreadPoolExecutor(len(replicas), "validation-replica")
+        threads, begun = torch.get_num_threads(), Barrier(len(replicas) + 1)
+        for _ in replicas:
             self._executor.submit(_use_one_core, begun)
         begun.wait()
-        # It also sets what threads yet to come begin with.
+        # The call in a thread also set what later threads begin with.
         torch.set_num_threads(threads)
 
     @property
     def size(self) -> int:
-        """How many work at once."""
-        return len(self.members)
+        """How many replicas work at once."""
+        return len(self.replicas)
 
-    def map(self, work: Callable[[Member, Item], Answer], items: Iterable[Item]) -> list[Answer]:
-        """Return ``work(member, item)`` for each item, in their order."""
+    def map(self, work: Callable[[Replica, Item], Answer], items: Iterable[Item]) -> list[Answer]:
+        """Return ``work(replica, item)`` for each item, in their order."""
 
         def call(item: Item) -> Answer:
-            member = self._free.get()
+            replica = self._free.get()
             try:
-                return work(member, item)
+                return work(replica, item)
             finally:
-                self._free.put(member)
+                self._free.put(replica)
 
         return list(self._executor.map(call, items))
 

@@ -34,7 +34,7 @@ from fedif_flower.valuation.objective import (
     PairObjective,
     ScoreFunction,
 )
-from fedif_flower.valuation.replica_pool import Team
+from fedif_flower.valuation.replica_pool import ReplicaPool
 from fedif_flower.valuation.trial import FEW, defined_metrics, differentiate
 
 Inputs = Tensor | Mapping[str, Any] | tuple[Any, ...] | Dataset[Any] | Iterable[Any]
@@ -129,7 +129,7 @@ class Validation:
             if batch_loss is not None
             else PairObjective(loss_fn or functional.cross_entropy, score)
         )
-        self._team: Team[Validation] | None = None
+        self._pool: ReplicaPool[Validation] | None = None
         if self.device.type == "cpu":
             keep_freed_memory()
         self._adopt(model)
@@ -154,19 +154,19 @@ class Validation:
             raise ValuationError("the validation set is empty")
         objective.check(first)
 
-        def laid_out(batch: Any, memory_format: torch.memory_format) -> Any:
+        def formatted(batch: Any, memory_format: torch.memory_format) -> Any:
             return map_tensors(lambda tensor: to_memory_format(tensor, memory_format), batch)
 
         def attempt(memory_format: torch.memory_format) -> None:
-            few = laid_out(first_few(first, FEW), memory_format)
+            few = formatted(first_few(first, FEW), memory_format)
             differentiate(module, self._model.parameters, objective, few)
 
         fastest = fastest_memory_format(module, attempt)
         metrics = defined_metrics(
-            module, self._model.parameters, objective, laid_out(first, fastest)
+            module, self._model.parameters, objective, formatted(first, fastest)
         )
         with torch.no_grad():
-            contents = (laid_out(batch, fastest) for batch in chain([first], batches))
+            contents = (formatted(batch, fastest) for batch in chain([first], batches))
             sized = [_Batch(content, objective.size(module, content)) for content in contents]
         found = [batch for batch in sized if batch.size]
         if not found:
@@ -263,24 +263,24 @@ class Validation:
         by_metric = dict(zip(asked, sums, strict=True))
         return torch.stack([by_metric.get(metric, undefined) for metric in metrics])
 
-    def team(self, at_most: int) -> Team[Validation] | None:
-        """Return copies with a thread each, on the same data; ``None`` where one does as well.
+    def replica_pool(self, at_most: int) -> ReplicaPool[Validation] | None:
+        """Return replicas with a thread each, on the same data; ``None`` where one does as well.
 
         Parameters
         ----------
         at_most : int
-            Members, beyond which there would be too many copies of the model.
+            Replicas: more copies of the model would take too much memory.
         """
         threads = torch.get_num_threads()
         if self.device.type != "cpu" or threads == 1:
             return None
         shared = self.num_params * self.num_examples >= _WORTH_SHARING
         size = max(min(threads if shared else 1, at_most), 1)
-        if self._team is None or self._team.size != size:
-            self._team = Team([self._copy() for _ in range(size)])
-        for member in self._team.members:
-            member._model.load(self._model.params, self._model.state)
-        return self._team
+        if self._pool is None or self._pool.size != size:
+            self._pool = ReplicaPool([self._copy() for _ in range(size)])
+        for replica in self._pool.replicas:
+            replica._model.load(self._model.params, self._model.state)
+        return self._pool
 
     def _copy(self) -> Validation:
         other = copy.copy(self)

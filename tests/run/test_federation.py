@@ -203,9 +203,9 @@ def test_behaviour_follows_the_seed_unless_the_node_says_otherwise(tmp_path):
 
 def test_normalization_is_the_run_config_s_for_server_and_clients(tmp_path):
     own = build_server(run_config(tmp_path))
-    half = build_server(run_config(tmp_path, normalization="unit-range"))
-    assert (half.normalization.mean, half.normalization.std) == ((0.5,), (0.5,))
-    inputs, labels = half.validation_data
+    built = build_server(run_config(tmp_path, normalization="unit-range"))
+    assert (built.normalization.mean, built.normalization.std) == ((0.5,), (0.5,))
+    inputs, labels = built.validation_data
     assert (inputs.min(), inputs.max()) == (-1.0, 1.0)
     pixels = own.validation_data[0] * own.normalization.std[0] + own.normalization.mean[0]
     torch.testing.assert_close(inputs, 2 * pixels - 1)

@@ -156,5 +156,5 @@ def test_nodes_are_known_by_their_partitions_without_asking():
 
 @pytest.mark.ray
 def test_clients_for_whom_no_machine_has_room():
-    with pytest.raises(ConfigError, match="cpus-per-client = 100000"):
+    with pytest.raises(ConfigError, match="cpus_per_client = 100000"):
         run_on_ray(lambda _: None, client_app, num_clients=2, cpus_per_client=100_000)

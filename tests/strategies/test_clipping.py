@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from flwr.serverapp.strategy import FedMedian
 from torch import nn
 
-from client_app import app as client_app
 from fedif_flower import FedAvg
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import FlowerRule
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.test_registry import Spoiler, config, run
 
@@ -59,6 +60,8 @@ def test_what_is_off_changes_no_result(tmp_path):
 
 
 def test_flowers_own_rules_cannot_be_clipped(tmp_path):
-    chosen = config(tmp_path, "fedmedian", **{"update-clipping": 2.0})
-    with pytest.raises(ConfigError, match="update-clipping = 2; allowed with Flower's"):
-        run(chosen, client_app)
+    refused = "update-clipping = 2.0; allowed: 0 with strategy 'fedmedian'"
+    with pytest.raises(ConfigError, match=refused):
+        config(tmp_path, "fedmedian", **{"update-clipping": 2.0})
+    with pytest.raises(ConfigError, match="update_clipping = 2; allowed with Flower's"):
+        FlowerRule(FedMedian(), update_clipping=2.0)

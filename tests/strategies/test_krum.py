@@ -55,7 +55,7 @@ def test_counts_of_steps_hide_them_where_they_are_taken_along():
 
 
 def test_anything_else_is_refused_by_name():
-    with pytest.raises(ConfigError, match="krum-distances = 'models'; allowed: parameters, state"):
+    with pytest.raises(ConfigError, match="distances = 'models'; allowed: parameters, state"):
         Krum(distances="models")  # type: ignore[arg-type]
 
 

@@ -71,5 +71,5 @@ def test_s_fedavg_remembers_relevance_over_a_restart():
 
 @pytest.mark.parametrize("kind", [AFedSV, FedSV, SFedAvg])
 def test_unknown_settings_are_named(kind):
-    with pytest.raises(ConfigError, match="shapley-estimator = 'guess'"):
+    with pytest.raises(ConfigError, match="shapley_estimator = 'guess'"):
         kind(threshold_validation(), shapley_estimator="guess")

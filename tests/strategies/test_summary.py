@@ -52,6 +52,14 @@ def test_every_argument_is_told(kind, caplog):
         assert names.count(name) == 1, name
 
 
+def test_an_argument_that_a_class_fixes_is_told_as_it_is(caplog):
+    fedsv = told(strategies.FedSV(threshold_validation(), gamma=0.7, device="cpu"), caplog)
+    assert {"smooth_update = False", "initial = 0.0", "gamma = 0.7"} <= set(fedsv)
+    caplog.clear()
+    shapfed = told(strategies.ShapFed(nn.Linear(2, 3), device="cpu"), caplog)
+    assert {"round_normalization = False", "gamma = 0.5"} <= set(shapfed)
+
+
 def test_values_are_those_in_force(caplog):
     fedif = strategies.FedIF(threshold_validation(), gamma=0.7, seed=9, device="cpu")
     lines = told(fedif, caplog)

@@ -136,8 +136,8 @@ def test_only_norms_on_1x1_maps_have_one_value_and_looking_changes_nothing():
     model = nn.Sequential(
         nn.BatchNorm2d(2), nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.BatchNorm1d(3)
     )
-    lonely = single_value_norms(model, torch.rand(1, 2, 2, 2))
-    assert lonely == [model[2], model[4]]
+    norms = single_value_norms(model, torch.rand(1, 2, 2, 2))
+    assert norms == [model[2], model[4]]
     assert model.training
     assert all(int(norm.num_batches_tracked) == 0 for norm in (model[0], model[2], model[4]))
     assert not model[2]._forward_pre_hooks

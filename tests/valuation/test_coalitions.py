@@ -122,7 +122,7 @@ def test_every_coalition_is_told_apart():
 def test_a_team_answers_as_one_does(threads):
     judge = validation()
     alone = validation()
-    alone.team = lambda at_most: None  # type: ignore[method-assign]
+    alone.replica_pool = lambda at_most: None  # type: ignore[method-assign]
     answers = [coalition_loss(v, PARAMS, MASKS, flat(GLOBAL)) for v in (judge, alone)]
     torch.testing.assert_close(*answers, rtol=1e-6, atol=1e-7)
 

@@ -59,10 +59,10 @@ def test_a_model_that_views_its_feature_maps():
     torch.testing.assert_close(validation.gradient(flat(model)), expected)
     right = (model(IMAGES).argmax(1) == LABELS).double().mean().item()
     assert validation.evaluate(flat(model)).accuracy == pytest.approx(right)
-    everyone = torch.ones(1, 2, dtype=torch.bool)
+    grand = torch.ones(1, 2, dtype=torch.bool)
     params = flat(model)
     scores = coalition_scores(
-        validation, torch.stack([params, params]), everyone, params, metric="accuracy"
+        validation, torch.stack([params, params]), grand, params, metric="accuracy"
     )
     assert scores.tolist() == pytest.approx([right])
 
@@ -307,7 +307,7 @@ def test_accuracy_is_refused_where_targets_are_no_classes(targets):
     with pytest.raises(ConfigError, match=r'shapley_utility="loss"'):
         ShapleyValuation(validation)
     ShapleyValuation(validation, utility="loss")
-    with pytest.raises(ConfigError, match=r"utility='score' needs Validation\(\.\.\., score="):
+    with pytest.raises(ConfigError, match=r"utility = 'score' needs Validation\(\.\.\., score="):
         ShapleyValuation(validation, utility="score")
 
 

@@ -6,7 +6,7 @@ from time import sleep
 import pytest
 import torch
 
-from fedif_flower.valuation.replica_pool import Team
+from fedif_flower.valuation.replica_pool import ReplicaPool
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_answers_come_in_the_order_of_the_items():
         sleep(0.01 * (item % 3))
         return f"{item}"
 
-    assert Team(["a", "b", "c"]).map(work, range(9)) == [str(item) for item in range(9)]
+    assert ReplicaPool(["a", "b", "c"]).map(work, range(9)) == [str(item) for item in range(9)]
 
 
 def test_nobody_works_twice_at_a_time():
@@ -37,13 +37,13 @@ def test_nobody_works_twice_at_a_time():
             busy.remove(member)
         return member
 
-    assert set(Team(["a", "b"]).map(work, range(20))) == {"a", "b"}
+    assert set(ReplicaPool(["a", "b"]).map(work, range(20))) == {"a", "b"}
 
 
 def test_a_member_has_one_core_and_others_keep_theirs(two_threads):
-    team = Team(["a", "b"])
-    assert team.size == 2
-    assert team.map(lambda member, _: torch.get_num_threads(), range(4)) == [1] * 4
+    pool = ReplicaPool(["a", "b"])
+    assert pool.size == 2
+    assert pool.map(lambda replica, _: torch.get_num_threads(), range(4)) == [1] * 4
     assert torch.get_num_threads() == 2
     seen: list[int] = []
     newcomer = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
@@ -52,8 +52,8 @@ def test_a_member_has_one_core_and_others_keep_theirs(two_threads):
     assert seen == [2]
 
 
-def test_errors_are_raised_and_the_team_goes_on():
-    team = Team(["a"])
+def test_errors_are_raised_and_the_pool_goes_on():
+    pool = ReplicaPool(["a"])
     with pytest.raises(ZeroDivisionError):
-        team.map(lambda member, item: 1 / item, [1, 0])
-    assert team.map(lambda member, item: item, [1]) == [1]
+        pool.map(lambda replica, item: 1 / item, [1, 0])
+    assert pool.map(lambda replica, item: item, [1]) == [1]

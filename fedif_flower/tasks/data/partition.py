@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.errors import ConfigError, DataError, require
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.storage import (
     cache_errors,
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def dirichlet_partition(
     dataset: Dataset,
     num_partitions: int,
-    alpha: float,
+    dirichlet_alpha: float,
     seed: int,
     *,
     cache_dir: str | Path | None = None,
@@ -50,8 +50,8 @@ def dirichlet_partition(
         Its train split, of n examples, is divided.
     num_partitions : int
         K, the number of clients, in [1, n].
-    alpha : float
-        Concentration, > 0: the smaller, the fewer classes a client has.
+    dirichlet_alpha : float
+        :math:`\alpha`, > 0: the smaller, the fewer classes a client has.
     seed : int
         >= 0.
     cache_dir : str or Path, optional
@@ -65,7 +65,7 @@ def dirichlet_partition(
     Raises
     ------
     ConfigError
-        If K or alpha is out of range, or alpha so small that some client keeps too few examples.
+        If an argument is out of range, or :math:`\alpha` so small that a client has no example.
     DataError
         If the cache cannot be written.
 
@@ -76,14 +76,15 @@ def dirichlet_partition(
     total = len(dataset.train)
     if not 1 <= num_partitions <= total:
         raise ConfigError(
-            f"num-clients = {num_partitions}; allowed: 1 to {total}, the train images of "
+            f"num_partitions = {num_partitions}; allowed: 1 to {total}, the train images of "
             f"{dataset.name!r}"
         )
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ConfigError(f"dirichlet-alpha = {alpha}; allowed: a number > 0")
+    in_range = math.isfinite(dirichlet_alpha) and dirichlet_alpha > 0
+    require(in_range, "dirichlet_alpha", dirichlet_alpha, "a number > 0")
+    alpha = float(dirichlet_alpha)
     # Both libraries' versions: either may change what a seed draws.
     versions = [importlib.metadata.version(package) for package in ("flwr-datasets", "numpy")]
-    key = content_key([dataset.fingerprint, num_partitions, float(alpha), seed, versions], 24)
+    key = content_key([dataset.fingerprint, num_partitions, alpha, seed, versions], 24)
     root = cache_root(cache_dir)
     path = root / f"partitions-{key}.npz"
     partitions = _read(path, num_partitions, total)
@@ -91,7 +92,7 @@ def dirichlet_partition(
         with cache_errors(root), exclusive_lock(root / "partitions.lock"):
             partitions = _read(path, num_partitions, total)  # another process may have drawn it
             if partitions is None:
-                partitions = _draw(dataset.train.labels, num_partitions, float(alpha), seed)
+                partitions = _draw(dataset.train.labels, num_partitions, alpha, seed)
                 _write(path, partitions)
     return partitions
 
@@ -123,8 +124,9 @@ def _draw(
             ]
     except ValueError as error:
         raise ConfigError(
-            f"dirichlet-alpha = {alpha}: found no division among num-clients = {num_partitions} "
-            "in which each has a train image; allowed: a larger dirichlet-alpha, or fewer clients"
+            f"dirichlet_alpha = {alpha}: found no division into num_partitions = "
+            f"{num_partitions} in which each has a train image; allowed: a larger "
+            "dirichlet_alpha, or fewer partitions"
         ) from error
     return partitions
 

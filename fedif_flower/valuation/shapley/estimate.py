@@ -139,8 +139,8 @@ def require_not_negative(name: str, value: float) -> None:
         raise ValuationError(f"{name} is {value}; allowed: >= 0")
 
 
-def empty_and_everyone(num_clients: int) -> Tensor:
-    """Return the masks of the empty coalition and of all m clients, ``[2, m]``."""
+def empty_and_grand(num_clients: int) -> Tensor:
+    """Return the masks of the empty and of the grand coalition, ``[2, m]``."""
     return torch.tensor([False, True])[:, None].repeat(1, num_clients)
 
 

@@ -9,7 +9,7 @@ from fedif_flower.valuation.shapley.estimate import (
     CoalitionMemo,
     ShapleyEstimate,
     Utility,
-    empty_and_everyone,
+    empty_and_grand,
     require_clients,
     require_not_negative,
     require_positive,
@@ -87,8 +87,8 @@ def gtg_shapley(
     require_positive("max_permutations", max_permutations)
 
     memo = CoalitionMemo(utility)
-    empty, everyone = memo(empty_and_everyone(num_clients))
-    if abs(float(everyone - empty)) <= round_truncation:
+    empty, grand = memo(empty_and_grand(num_clients))
+    if abs(float(grand - empty)) <= round_truncation:
         return memo.estimate(torch.zeros(num_clients, dtype=torch.float64))
     marginals = torch.empty(0, num_clients, dtype=torch.float64)  # [t, m]
     while True:

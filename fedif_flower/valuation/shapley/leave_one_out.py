@@ -43,6 +43,6 @@ def leave_one_out(utility: Utility, num_clients: int) -> ShapleyEstimate:
     """
     require_clients(num_clients)
     memo = CoalitionMemo(utility)
-    everyone = torch.ones(1, num_clients, dtype=torch.bool)
-    utilities = memo(torch.cat([everyone, ~torch.eye(num_clients, dtype=torch.bool)]))
+    grand = torch.ones(1, num_clients, dtype=torch.bool)
+    utilities = memo(torch.cat([grand, ~torch.eye(num_clients, dtype=torch.bool)]))
     return memo.estimate(utilities[0] - utilities[1:])

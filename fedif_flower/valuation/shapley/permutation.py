@@ -9,7 +9,7 @@ from fedif_flower.valuation.shapley.estimate import (
     CoalitionMemo,
     ShapleyEstimate,
     Utility,
-    empty_and_everyone,
+    empty_and_grand,
     random_permutations,
     require_clients,
     require_not_negative,
@@ -108,12 +108,12 @@ def _prefix_values(utility: Utility, ranks: Tensor) -> Tensor:
 
 def _truncated_prefix_values(utility: Utility, ranks: Tensor, truncation: float) -> Tensor:
     count, num_clients = ranks.shape
-    empty, everyone = utility(empty_and_everyone(num_clients))
+    empty, grand = utility(empty_and_grand(num_clients))
     values = torch.empty(count, num_clients + 1, dtype=torch.float64)
     values[:, 0] = empty
     for length in range(1, num_clients + 1):
         values[:, length] = values[:, length - 1]
-        running = (everyone - values[:, length - 1]).abs() >= truncation  # [p]
+        running = (grand - values[:, length - 1]).abs() >= truncation  # [p]
         if bool(running.any()):
             values[running, length] = utility(ranks[running] < length)
     return values

@@ -64,14 +64,14 @@ class ShapleyValuation:
     ) -> None:
         if estimator not in ESTIMATORS:
             raise ConfigError(
-                f"shapley-estimator = {estimator!r}; allowed: {', '.join(ESTIMATORS)}"
+                f"shapley_estimator = {estimator!r}; allowed: {', '.join(ESTIMATORS)}"
             )
         if utility not in METRICS:
-            raise ConfigError(f"shapley-utility = {utility!r}; allowed: {', '.join(METRICS)}")
+            raise ConfigError(f"shapley_utility = {utility!r}; allowed: {', '.join(METRICS)}")
         if num_samples < 1:
-            raise ConfigError(f"shapley-samples = {num_samples}; allowed: >= 1")
+            raise ConfigError(f"shapley_samples = {num_samples}; allowed: >= 1")
         if utility not in validation.metrics:
-            raise ConfigError(f"shapley_utility={utility!r} {_NEEDED[utility]}")
+            raise ConfigError(f"shapley_utility = {utility!r} {_NEEDED[utility]}")
         self.validation = validation
         self.estimator = ESTIMATORS[estimator]
         self.num_samples = num_samples

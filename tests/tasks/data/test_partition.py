@@ -138,14 +138,14 @@ def test_damaged_partitions_are_drawn_again(
 
 @pytest.mark.parametrize("num_partitions", [0, -1, 1198])
 def test_number_of_clients_out_of_range(digits: Dataset, cache: Path, num_partitions: int) -> None:
-    message = f"num-clients = {num_partitions}; allowed: 1 to 1197"
+    message = f"num_partitions = {num_partitions}; allowed: 1 to 1197"
     with pytest.raises(ConfigError, match=message):
         dirichlet_partition(digits, num_partitions, 1.0, 0, cache_dir=cache)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_alpha_out_of_range(digits: Dataset, cache: Path, alpha: float) -> None:
-    with pytest.raises(ConfigError, match=f"dirichlet-alpha = {alpha}; allowed"):
+    with pytest.raises(ConfigError, match=f"dirichlet_alpha = {alpha}; allowed"):
         dirichlet_partition(digits, 10, alpha, 0, cache_dir=cache)
 
 
@@ -154,7 +154,7 @@ def test_alpha_too_small_to_serve_everybody(
     digits: Dataset, cache: Path, alpha: float, recwarn: pytest.WarningsRecorder
 ) -> None:
     before = stored(cache)
-    with pytest.raises(ConfigError, match=rf"dirichlet-alpha = {alpha}: .*num-clients = 100"):
+    with pytest.raises(ConfigError, match=rf"dirichlet_alpha = {alpha}: .*num_partitions = 100"):
         dirichlet_partition(digits, 100, alpha, 0, cache_dir=cache)
     assert stored(cache) == before
     assert not recwarn.list

@@ -72,6 +72,6 @@ def test_normalization_refuses_what_cannot_divide(std: tuple[float, ...]) -> Non
 def test_choices_of_moments() -> None:
     mean, std = (0.25, 0.5, 0.75), (0.1, 0.2, 0.3)
     assert NORMALIZATIONS["data"](mean, std) == Normalization(mean, std)
-    half = NORMALIZATIONS["unit-range"](mean, std)
+    unit_range = NORMALIZATIONS["unit-range"](mean, std)
     ends = torch.tensor([0.0, 1.0]).expand(3, 1, 2)
-    assert torch.equal(half(ends), 2 * ends - 1)
+    assert torch.equal(unit_range(ends), 2 * ends - 1)

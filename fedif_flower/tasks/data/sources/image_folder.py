@@ -42,7 +42,9 @@ class ImageFolder(Source):
     @property
     def _folder(self) -> Path:
         if not self.data_dir:
-            raise ConfigError("data-dir = '': dataset 'image-folder' needs the folder's path")
+            raise ConfigError(
+                "data_dir = ''; allowed: the folder's path, which 'image-folder' needs"
+            )
         return Path(self.data_dir).expanduser().resolve()
 
     @cached_property
