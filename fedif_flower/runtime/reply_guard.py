@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Lock
@@ -132,7 +132,9 @@ class ReplyGuard:
         self._sent: OrderedDict[int, SentMessages] = OrderedDict()
         self._uploads: dict[str, Upload] = {}  # By the message that the reply answers.
         self._sessions: dict[str, str] = {}
-        self._announced: Counter[str] = Counter()  # Being stored by Flower at this moment.
+        # Held while a reply is announced or replies are handed on: what Flower has of a reply
+        # before this guard knows of it would be taken for all of it.
+        self._handing_on = Lock()
 
     def install(self, fleet: Any, runtime: Any) -> None:
         """Take the places of the handlers in Flower's two modules of them."""
@@ -162,15 +164,9 @@ class ReplyGuard:
         limit = self._limit(metadata.run_id)
         if len(objects) > limit.objects:
             raise HTTPException(413, f"{len(objects)} objects; allowed: {limit.objects}")
-        answered = metadata.reply_to_message_id
-        with self._lock:
-            self._announced[answered] += 1
-        try:
+        with self._handing_on:
             response = self._fleet_push_messages(request=request, state=state)
-            self._expect(answered, request, response, objects, limit)
-        finally:
-            with self._lock:
-                self._announced -= Counter([answered])
+            self._expect(metadata.reply_to_message_id, request, response, objects, limit)
         return response
 
     def _expect(
@@ -206,11 +202,12 @@ class ReplyGuard:
             ):
                 return PushObjectResponse(stored=False)
             acceptable = self._is_acceptable(upload, request, state)
-            if not acceptable:
-                del self._uploads[answered]
         if not acceptable:
             # The ServerApp is told at once that there will be no reply.
-            state.delete_messages(message_ins_ids={answered})
+            with self._handing_on:
+                state.delete_messages(message_ins_ids={answered})
+                with self._lock:
+                    self._uploads.pop(answered, None)
             raise HTTPException(413, "the reply weighs more than the message that it answers")
         response = self._fleet_push_object(request=request, state=state)
         if response.stored:
@@ -261,11 +258,11 @@ class ReplyGuard:
 
     def pull_replies(self, request: Any, state: Any, task: Any) -> Any:
         """Return the replies that are there as a whole."""
-        with self._lock:
-            partial = {i for i, u in self._uploads.items() if u.pending and u.is_fresh()}
-            partial |= self._announced.keys()
-        whole = PullAppMessagesRequest(message_ids=set(request.message_ids) - partial)
-        response = self._runtime_pull_messages(request=whole, state=state, task=task)
+        with self._handing_on:
+            with self._lock:
+                partial = {i for i, u in self._uploads.items() if u.pending and u.is_fresh()}
+            whole = PullAppMessagesRequest(message_ids=set(request.message_ids) - partial)
+            response = self._runtime_pull_messages(request=whole, state=state, task=task)
         with self._lock:
             for message in response.messages_list:
                 self._uploads.pop(message.metadata.reply_to_message_id, None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -132,6 +133,28 @@ def test_a_reply_is_handed_on_once_it_is_whole(message):
         assert flower.upload(response.session_id, object_id, contents[object_id])
     assert flower.pull(message_id, "another") == sorted([message_id, "another"])
     assert flower.deleted == set()
+
+
+def test_a_reply_announced_while_others_are_handed_on_waits_for_the_next_time(message):
+    flower = Flower()
+    flower.send(message)
+    reply, tree, contents = packed(answer(message))
+    announced = []
+    member = Thread(target=lambda: announced.append(flower.announce(reply, tree)))
+
+    def hand_on(request, state, task):
+        member.start()
+        member.join(0.2)
+        # Whatever has been announced by now, Flower takes for a reply.
+        there = [message_to_proto(reply)] if announced else []
+        return PullAppMessagesResponse(messages_list=there)
+
+    flower.guard._runtime_pull_messages = hand_on
+    flower.pull(message.metadata.message_id)
+    member.join()
+    (response,) = announced
+    for object_id in response.objects_to_push:
+        assert flower.upload(response.session_id, object_id, contents[object_id])
 
 
 def test_a_reply_counts_for_the_node_that_sends_it(message):
