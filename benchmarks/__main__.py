@@ -23,7 +23,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 BENCHMARKS = {
     "aggregation": False,
     "valuation": True,
-    "robust_rules": False,
+    "robust_aggregators": False,
     "training_step": True,
     "throughput": True,
     "scale": False,

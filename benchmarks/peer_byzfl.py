@@ -1,4 +1,4 @@
-"""ByzFL's FedAvg on the same clients, in one process; and its robust rules on given vectors.
+"""ByzFL's FedAvg on the same clients, in one process; and its robust aggregators on given vectors.
 
 Follows the FedAvg branch of ``byzfl.benchmark.train``: sampled clients train, the server averages,
 every client gets the new model. Its loaders hold per-item transforms, as its benchmark's do.

@@ -86,6 +86,7 @@ Every cell is one federation of the paper's protocol: 100 clients, 10 of them in
 rounds, 5 local epochs, batches of 16, learning rate 0.001, momentum 0.9, labels divided by
 Dirichlet(1). 20 % of the test split is the server's validation set; accuracy is measured on the
 rest. Accuracies are percentages, mean ± standard deviation over seeds where there are several.
+Lengths of updates are not bounded (`update-clipping=0.0`), as in the paper.
 Single rounds swing, so three figures are given: after the last round, the mean of the last ten
 rounds, and the best round. The highest of each column is in bold: among those measured,
 and among the paper's."""

@@ -1,4 +1,4 @@
-"""Aggregation rules: from the clients' updates ``[m, d]`` to coefficients ``[m]``. Pure maths."""
+"""Aggregators: from the clients' updates ``[m, d]`` to coefficients ``[m]``. Pure maths."""
 
 from fedif_flower.aggregators.clipping import LengthMemory, clipping_factors
 from fedif_flower.aggregators.fedadp import FedAdp

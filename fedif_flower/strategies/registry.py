@@ -65,7 +65,7 @@ class StrategyParts:
 
     @property
     def assumed_malicious(self) -> int:
-        """How many of a round's clients a robust rule is told to expect malicious."""
+        """How many malicious clients a robust aggregator is told to expect in a round."""
         return round(self.config.assumed_malicious_fraction * self.clients_per_round)
 
 

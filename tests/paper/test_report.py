@@ -175,7 +175,7 @@ def test_other_runs_are_reported_by_the_settings_that_differ(tmp_path):
     for strategy, seed, accuracy in (("fedif", 0, 0.8), ("fedif", 1, 0.9), ("krum", 0, 0.5)):
         write_result(
             tmp_path / "in" / "mine" / f"{strategy}{seed}",
-            {"strategy": strategy, "seed": seed},
+            {"strategy": strategy, "seed": seed, "update-clipping": 0.0},
             [accuracy],
             detection_auc=0.75,
         )

@@ -45,7 +45,7 @@ def test_auto_depends_on_the_data_set(overrides, learning_rate, gamma):
     assert (parsed.learning_rate, parsed.gamma) == (learning_rate, gamma)
 
 
-def test_robust_rules_are_told_the_truth_unless_told_otherwise():
+def test_robust_aggregators_are_told_the_truth_unless_told_otherwise():
     told = config(malicious_fraction=0.7)
     assert told.assumed_malicious_fraction == 0.7
     assert config(malicious_fraction=0.7, assumed_malicious_fraction=0.7).digest() == told.digest()

@@ -25,13 +25,13 @@ from fedif_flower.aggregators import geometric_median_weights, krum_weights
 
 CLIENTS, SIZE, MALICIOUS = 10, 1_059_306, 2
 NU, ITERATIONS = 0.1, 3
-Rule = Callable[[Tensor], Tensor]
+Aggregator = Callable[[Tensor], Tensor]
 
 
-def our_rules(iterations: int = ITERATIONS) -> dict[str, Rule]:
-    """Return our rules, weights and weighted sum together."""
+def our_aggregators(iterations: int = ITERATIONS) -> dict[str, Aggregator]:
+    """Return our aggregators, weights and weighted sum together."""
 
-    def combined(weights: Callable[[Tensor], Tensor]) -> Rule:
+    def combined(weights: Callable[[Tensor], Tensor]) -> Aggregator:
         return lambda vectors: weights(vectors).to(vectors.dtype) @ vectors
 
     return {
@@ -43,8 +43,8 @@ def our_rules(iterations: int = ITERATIONS) -> dict[str, Rule]:
     }
 
 
-def byzfl_rules(iterations: int = ITERATIONS) -> dict[str, Rule]:
-    """Return ByzFL's rules."""
+def byzfl_aggregators(iterations: int = ITERATIONS) -> dict[str, Aggregator]:
+    """Return ByzFL's aggregators."""
     import byzfl
 
     return {
@@ -60,7 +60,7 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def measure(times: int) -> list[Figure]:
-    """Time each rule in turns and compare what both return.
+    """Time both implementations of each aggregator in turns and compare what they return.
 
     Their geometric medians start elsewhere (ours from the mean, theirs from 0), so that they are
     compared where both have converged.
@@ -69,14 +69,14 @@ def measure(times: int) -> list[Figure]:
     vectors = torch.randn(CLIENTS, SIZE, generator=generator)
     vectors[:MALICIOUS] += 3.0  # Outliers, so that every definition of Krum selects the same.
     figures = []
-    converged = our_rules(100)["geometric median"], byzfl_rules(100)["geometric median"]
-    theirs = byzfl_rules()
-    for name, ours in our_rules().items():
+    converged = our_aggregators(100)["geometric median"], byzfl_aggregators(100)["geometric median"]
+    theirs = byzfl_aggregators()
+    for name, ours in our_aggregators().items():
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(times + 1):
-            for found, rule in zip(seconds, (ours, theirs[name]), strict=True):
+            for found, aggregate in zip(seconds, (ours, theirs[name]), strict=True):
                 started = time.perf_counter()
-                rule(vectors)
+                aggregate(vectors)
                 found.append(1e3 * (time.perf_counter() - started))
         fast, peer = (statistics.median(found[1:]) for found in seconds)
         compared = converged if name == "geometric median" else (ours, theirs[name])
@@ -98,13 +98,15 @@ def main(
     if importlib.util.find_spec("byzfl") is None:
         python = os.environ.get("BYZFL_PYTHON")
         if python is None:
-            print("robust rules: left out: ByzFL is not installed here, BYZFL_PYTHON is not set")
+            print(
+                "robust aggregators: left out: ByzFL is not installed here, BYZFL_PYTHON is not set"
+            )
             return
-        command = [python, "-m", "benchmarks.robust_rules", *sys.argv[1:]]
+        command = [python, "-m", "benchmarks.robust_aggregators", *sys.argv[1:]]
         raise SystemExit(subprocess.run(command, cwd=PROJECT, check=False).returncode)
     torch.set_num_threads(threads)
-    title = f"Robust rules, ({CLIENTS}, {SIZE:,})"
-    report(title, "robust-rules", measure(21 if full else 5), write=write, full=full)
+    title = f"Robust aggregators, ({CLIENTS}, {SIZE:,})"
+    report(title, "robust-aggregators", measure(21 if full else 5), write=write, full=full)
 
 
 if __name__ == "__main__":
