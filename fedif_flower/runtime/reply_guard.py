@@ -13,6 +13,7 @@ handlers that do so:
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -31,10 +32,17 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from starlette.exceptions import HTTPException
 
+logger = logging.getLogger(__name__)
+
 # A reply may hold metrics that the message does not: their number and size, per reply.
 SPARE_OBJECTS = 16
 SPARE_BYTES = 256 * 1024
 MAX_RUNS = 64
+TOO_HEAVY = (
+    "the reply weighs more than the message that it answers; a model must come back in the types "
+    "it was sent in, and replies in float64 to a model in float32 need FEDIF_REPLY_BUDGET=2 in the "
+    "environment of the SuperLink"
+)
 
 
 @dataclass
@@ -208,7 +216,8 @@ class ReplyGuard:
                 state.delete_messages(message_ins_ids={answered})
                 with self._lock:
                     self._uploads.pop(answered, None)
-            raise HTTPException(413, "the reply weighs more than the message that it answers")
+            logger.warning("node %d, run %d: %s", upload.node_id, upload.run_id, TOO_HEAVY)
+            raise HTTPException(413, TOO_HEAVY)
         response = self._fleet_push_object(request=request, state=state)
         if response.stored:
             with self._lock:
