@@ -67,6 +67,9 @@ class Member:
         )
         self.node = Node(node_id=answer.node_id)
         self.node_id: int = answer.node_id
+        self.received = b""  # The last message, as it came.
+        # How often it answered in another's name or tried an id, and was believed.
+        self.guesses = self.hits = 0
         self._alive = time.monotonic()
         self._state = RecordDict()
 
@@ -96,6 +99,7 @@ class Member:
                     return None
                 time.sleep(0.02)
             contents[tree.object_id] = pulled.object_content
+        self.received = b"".join([response.SerializeToString(), *contents.values()])
         message = inflate_object_from_contents(message_id, contents)
         assert isinstance(message, Message)
         message.metadata.__dict__["_message_id"] = message_id

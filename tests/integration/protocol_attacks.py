@@ -15,9 +15,11 @@ from copy import deepcopy
 import httpx
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_id,
     iterate_object_tree,
@@ -28,6 +30,7 @@ from tests.strategies.hostile import HOSTILE, spoiled_reply, step_reply
 
 Attack = Callable[[Member, Message, Message], None]
 CHUNK = 5 * 1024 * 1024
+GUESSES = 300
 
 
 @contextlib.contextmanager
@@ -53,11 +56,40 @@ def uploads_half(member: Member, message: Message, victim: Message) -> None:
         member.upload(reply.metadata.run_id, response.session_id, object_id, contents[object_id])
 
 
+def message_id(content_id: str, envelope: ProtoMessage) -> str:
+    """Return the id that Flower gives a message, from what it is a hash of."""
+    body = ProtoMessage(metadata=envelope.metadata)
+    body.metadata.message_id = ""
+    return get_object_id(
+        packed_object("Message", [content_id], body.SerializeToString(deterministic=True))
+    )
+
+
+def guesses_ids(member: Member, message: Message, victim: Message) -> None:
+    """Try ids for the victim's message: all is known but a random number, and the time."""
+    reply, tree, _ = packed(step_reply(message, 1e6))
+    own, content_id = reply.metadata.src_node_id, victim.content.object_id
+    envelope = message_to_proto(remove_content_from_message(victim))
+    created_at = envelope.metadata.created_at
+    assert message_id(content_id, envelope) == victim.metadata.message_id  # So it would be done.
+    envelope.metadata.group_id = message.metadata.group_id
+    for number in range(GUESSES):
+        envelope.metadata.created_at = created_at + (number - GUESSES // 2) * 1e-6
+        reply.metadata.__dict__["_reply_to_message_id"] = message_id(content_id, envelope)
+        # In the victim's name, and in its own, which tells it whether there is such a message.
+        named = victim.metadata.dst_node_id if number % 2 else own
+        reply.metadata.__dict__["_src_node_id"] = named
+        with refused():
+            member.guesses += 1
+            member.hits += bool(member.announce(reply, tree).objects_to_push)
+
+
 def forges(member: Member, message: Message, victim: Message) -> None:
     """Answer the victim's message in the victim's name, its id known; then its own, badly."""
     forged, tree, _ = packed(step_reply(victim, 1e6))
     with refused():
         member.announce(forged, tree)
+        member.hits += 1
     inner = step_reply(message, 1e6)
     true_id = inner.metadata.src_node_id
     inner.metadata.__dict__["_src_node_id"] = victim.metadata.dst_node_id
@@ -254,6 +286,7 @@ ATTACKS: dict[str, Attack] = {
         says_nothing,
         announces_only,
         uploads_half,
+        guesses_ids,
         forges,
         deletes_others,
         chunk_bomb,
@@ -274,13 +307,25 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-def several(generator: random.Random) -> Attack:
-    """Return a few attacks in a row, drawn at random."""
-    chosen = generator.sample(sorted(ATTACKS), generator.randint(1, 3))
+# After these nothing comes any more; after all others the member says that it has failed, so that a
+# round that is over need not be waited for.
+SILENT = {"says_nothing", "announces_only", "uploads_half"}
+
+
+def in_turn(*names: str) -> Attack:
+    """Return attacks one after the other, as one."""
 
     def attack(member: Member, message: Message, victim: Message) -> None:
-        for name in chosen:
+        for name in names:
             with refused():
                 ATTACKS[name](member, message, victim)
+        if not SILENT.intersection(names):
+            with refused():
+                reports_an_error(member, message, victim)
 
     return attack
+
+
+def drawn(generator: random.Random) -> Attack:
+    """Return a few attacks in a row, drawn at random."""
+    return in_turn(*generator.sample(sorted(ATTACKS), generator.randint(1, 3)))
