@@ -41,7 +41,7 @@ def select_device(device: str | torch.device) -> torch.device:
 
 def fix_threads(count: int) -> None:
     """Give the calling thread ``count`` >= 1 torch threads, whatever others set from now on."""
-    # The first question makes a thread take over the process's number; later ones do not.
+    # A thread's first call takes over the process's number; it must not come after setting one.
     torch.get_num_threads()
     torch.set_num_threads(count)
 

@@ -146,7 +146,7 @@ class Settings(BaseModel):
 
     @classmethod
     def keys_that_change_results(cls) -> list[str]:
-        """Return the keys of which a result depends."""
+        """Return the keys on which a result depends."""
         fields = cls.model_fields.values()
         return [str(field.alias) for field in fields if _extra(field, "changes_result")]
 

@@ -66,8 +66,8 @@ class LengthMemory:
     Each client counts once, however often it was drawn and whoever makes up the round: as long as
     fewer than half of these clients are malicious, the median lies within the lengths of the
     honest ones, whatever the others send. Lengths are remembered as they came, not as they were
-    shortened: so there is nothing that an attacker could inflate bit by bit, and a bound that was
-    too tight once does not stay so.
+    shortened: an attacker cannot raise the bound step by step, and a bound that was once too tight
+    recovers.
 
     Parameters
     ----------

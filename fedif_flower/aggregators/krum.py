@@ -23,7 +23,7 @@ def krum_scores(updates: Tensor, num_malicious: int) -> Tensor:
         ``[m, d]``, m >= 1, finite. Only differences count, so the clients' models give the same
         scores as their updates.
     num_malicious : int
-        f, >= 0. The guarantee needs 2f + 2 < m; whether it holds is the caller's to say.
+        f, >= 0. The guarantee needs 2f + 2 < m, which the caller checks.
 
     Returns
     -------

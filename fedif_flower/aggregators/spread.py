@@ -18,9 +18,9 @@ def bound_by_spread(changes: Tensor, multiple: float = MULTIPLE) -> None:
     .. math:: \delta_i \leftarrow c \text{ if } |\delta_i - c| > k s, \qquad
               c = \mathrm{median}(\delta), \quad s = \mathrm{median}(|\delta - c|)
 
-    with :math:`\delta_i` client i's change, k the multiple and both medians over the clients and
-    one vote for no change. Fewer than half of the clients move the bounds no further than
-    the others' own values allow; where most clients change nothing (frozen parameters, constants),
+    with :math:`\delta_i` client i's change and k the multiple. Both medians are over the clients'
+    changes and one more vote, for no change. Fewer than half of the clients cannot move the bounds
+    beyond the others' values. Where most clients change nothing (frozen parameters, constants),
     nothing changes.
 
     Parameters
@@ -43,7 +43,7 @@ def bound_by_spread(changes: Tensor, multiple: float = MULTIPLE) -> None:
         votes = torch.cat([columns, torch.zeros_like(columns[:1])])  # [m + 1, c]
         center = _median(votes)
         reach = multiple * _median((votes - center).abs())
-        # Not moved to the edge: whoever is far out everywhere would be at all edges at once.
+        # To the median, not the edge: a client far out everywhere would be at every edge at once.
         block[:, moved] = torch.where((columns - center).abs() > reach, center, columns)
 
 

@@ -73,7 +73,7 @@ def train_round(message: Message, context: Context) -> Message:
 
 
 def behaviour(config: ClientConfig, node: NodeConfig) -> Behaviour:
-    """Return what a node does: its own ``attack`` if set, else what the seed made of it."""
+    """Return what a node does: its own ``attack`` if set, else what the seed assigns to it."""
     if node.attack is not None:
         own = config.replace(attack=node.attack)
         return build_behaviour(own, partition_id=node.partition_id, seed=config.seed)

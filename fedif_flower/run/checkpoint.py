@@ -36,7 +36,7 @@ class _DamagedError(CheckpointError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after one of its rounds.
+    """The state of a run after one of its rounds.
 
     Attributes
     ----------
@@ -169,7 +169,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise _DamagedError(f"the checkpoint {path} is damaged: its SHA-256 differs")
     try:
         content = torch.load(BytesIO(body), weights_only=True)
-    except Exception as error:  # its own hash is right: it was made to be wrong
+    except Exception as error:  # the hash is right: the file was made by hand
         raise _DamagedError(f"the checkpoint {path} cannot be read: {error}") from error
     if reason := _misfit(content):
         raise _DamagedError(f"the checkpoint {path} was not written by this version: {reason}")

@@ -16,7 +16,7 @@ from fedif_flower.errors import ConfigError, StorageError
 
 @contextmanager
 def hold_directory(run_dir: Path, name: str = "run") -> Iterator[None]:
-    """Keep a run's directory to oneself; a process that is killed lets go of it.
+    """Hold a run's directory alone; a killed process releases it.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def hold_directory(run_dir: Path, name: str = "run") -> Iterator[None]:
 
 
 def _read(holder: Path) -> str:
-    """Return who holds a directory; between two of its steps that may not be written yet."""
+    """Return who holds a directory, if that is written yet."""
     try:
         return holder.read_text() or "another run"
     except OSError:

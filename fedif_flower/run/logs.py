@@ -35,7 +35,7 @@ class DoorHandler(logging.Handler):
 
 
 def show_logs(level: int = logging.INFO) -> None:
-    """Show what the package logs, from this level on; a door calls it, again without effect."""
+    """Show what the package logs, from this level on; a second call changes nothing."""
     logger = logging.getLogger(LOGGER)
     logger.setLevel(level)
     if not any(isinstance(handler, DoorHandler) for handler in logger.handlers):

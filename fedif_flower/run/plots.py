@@ -72,7 +72,7 @@ def plot_contributions(clients: Sequence[ClientRow], num_rounds: int, path: Path
 
 def new_figure(height: float = 4.0) -> Figure:
     """Return an empty picture, 7 by ``height`` inches."""
-    from matplotlib.figure import Figure  # half a second that only who draws should wait
+    from matplotlib.figure import Figure  # takes half a second, which only drawing should cost
 
     return Figure(figsize=(7, height), layout="constrained")
 

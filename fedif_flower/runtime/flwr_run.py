@@ -191,15 +191,7 @@ class _ResultFile:
 
 
 class _Rounds:
-    """Shows the lines of rounds.csv that are new.
-
-    Parameters
-    ----------
-    results : _ResultFile
-        The file.
-    progress : RoundProgress
-        Where they are shown.
-    """
+    """Shows the lines of rounds.csv that are new."""
 
     def __init__(self, results: _ResultFile, progress: RoundProgress) -> None:
         self._results = results
@@ -215,15 +207,7 @@ class _Rounds:
 
 
 class _Warnings:
-    """Shows what the package warned of in Flower's processes, each sentence once.
-
-    Parameters
-    ----------
-    log : IO[bytes]
-        Where these processes print, open for reading.
-    console : Console
-        Where warnings are shown.
-    """
+    """Shows what the package warned of in Flower's processes, each sentence once."""
 
     def __init__(self, log: IO[bytes], console: Console) -> None:
         self._descriptor = log.fileno()

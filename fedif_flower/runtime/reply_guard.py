@@ -145,7 +145,7 @@ class ReplyGuard:
         self._handing_on = Lock()
 
     def install(self, fleet: Any, runtime: Any) -> None:
-        """Take the places of the handlers in Flower's two modules of them."""
+        """Replace the handlers in Flower's two modules."""
         self._fleet_push_messages = fleet.push_messages
         self._fleet_push_object = fleet.push_object
         self._runtime_push_messages = runtime.push_messages
@@ -160,7 +160,7 @@ class ReplyGuard:
     # -- what members call ----------------------------------------------------------------------
 
     def announce_reply(self, request: Any, state: Any) -> Any:
-        """Let a member announce one reply, its own, of a size that its run has a use for."""
+        """Let a member announce one reply, in its own name and no larger than its run allows."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(400, "one reply at a time")
         metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
@@ -266,7 +266,7 @@ class ReplyGuard:
         return self._runtime_push_object(request=request, state=state, task=task)
 
     def pull_replies(self, request: Any, state: Any, task: Any) -> Any:
-        """Return the replies that are there as a whole."""
+        """Return the replies of which every object has arrived."""
         with self._handing_on:
             with self._lock:
                 partial = {i for i, u in self._uploads.items() if u.pending and u.is_fresh()}

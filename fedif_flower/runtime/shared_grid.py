@@ -34,7 +34,7 @@ class SharedGrid(Grid):
         Returns whether the grid was stopped; from then on it does not wait.
     """
 
-    reliable = True  # What it is given is, in a simulation.
+    reliable = True  # It is used in simulations alone, whose grids are.
 
     def __init__(self, grid: Grid, stopped: Callable[[], bool]) -> None:
         self.inner = grid

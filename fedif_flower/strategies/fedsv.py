@@ -15,9 +15,9 @@ class FedSV(AFedSV):
 
     Paper: Wang et al., *A Principled Approach to Data Valuation for Federated Learning*, 2020.
 
-    The paper values clients and does not weigh them. Where others weigh by its values they take
-    their softmax; here they are mapped to [0, 1] by min-max, as for AFedSV, so that both differ in
-    smoothing alone and the round's worst client has weight 0.
+    The paper values clients and does not weigh by the values. Others who do so take their softmax.
+    Here min-max maps them to [0, 1], as for AFedSV: the two then differ in smoothing alone, and the
+    round's worst client has weight 0.
     """
 
     def __init__(

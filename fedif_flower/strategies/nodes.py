@@ -17,8 +17,8 @@ from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 
 logger = logging.getLogger(__name__)
 
-# A node starts a process to answer; on a busy host that has taken over a minute. Who was too slow
-# is asked again in the next rounds, so that a silent node delays no run by more than both together.
+# A node starts a process to answer; on a busy host that has taken over a minute. A node that was
+# too slow is asked again in the next rounds: in all it delays a run by at most their product.
 QUERY_TIMEOUT = 60.0
 MOST_QUESTIONS = 3
 _POLL_SECONDS = 0.1
@@ -62,7 +62,7 @@ def is_simulated(grid: Grid) -> bool:
     """Return whether the nodes are simulated, so that only their partitions tell who they are."""
     while hasattr(grid, "inner"):  # It hands its calls on.
         grid = grid.inner
-    # Flower's class for simulations has no public home; this package's says it itself.
+    # Flower's class for simulations is private: it is known by its name. Ours has an attribute.
     in_memory = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
     return bool(getattr(grid, "simulated", in_memory))
 
@@ -157,7 +157,7 @@ class NodeDirectory:
 
 
 def _read_answer(node_id: int, content: RecordDict) -> ClientNode:
-    """Return what a node says of itself; without a partition where that is no such thing."""
+    """Return a node as its answer describes it; without a partition if the answer is unusable."""
     try:
         answer = content.config_records["node"]
         partition_id, attack = answer["partition-id"], answer["attack"]

@@ -185,10 +185,10 @@ class StrategyConfig(Settings):
     proximal_mu: float = setting(0.01, "FedProx's mu", ge=0)
     update_clipping: float = setting(
         0.0,
-        "updates longer than this many times the usual length, the median of the last lengths of "
-        "all clients heard of, are shortened to that; with a contribution strategy a step that "
-        "would lose what was gained on the validation set is shortened or not taken, too. 0: "
-        "neither, as in the paper. Not for Flower's own rules",
+        "longer updates are shortened to this many times the usual length, which is the median of "
+        "the last lengths of all clients. A contribution strategy also shortens or skips a step "
+        "that would lose what was gained on the validation set. 0: no bounds, as in the paper, and "
+        "the only value for Flower's own rules",
         ge=0,
         auto="2 for the contribution strategies, else 0",
     )
@@ -199,7 +199,7 @@ class StrategyConfig(Settings):
     )
     assumed_malicious_fraction: float = setting(
         0.5,
-        "the share that Krum, Multi-Krum and Bulyan are told",
+        "the share of malicious clients that Krum, Multi-Krum and Bulyan expect",
         ge=0,
         le=1,
         auto="`malicious-fraction`",
@@ -220,22 +220,22 @@ class StrategyConfig(Settings):
     min_valid_replies: int = setting(1, "with fewer, the round fails and the old model stays", ge=1)
     max_failed_rounds: int = setting(
         3,
-        "the run ends where most members gave no usable reply this many times in a row, and after "
-        "so many rounds in a row that failed for all usable replies",
+        "the run ends when most members gave no usable reply this many times in a row, or when "
+        "this many rounds in a row failed although replies were usable",
         ge=1,
         changes_result=False,
     )
     max_paused_turns: int = setting(
         63,
-        "members that err again and again are not asked for 1, 3, 7 ... of their turns, at most "
-        "for so many; 0: never paused",
+        "a member that errs again and again is not asked for 1, 3, 7 ... of its turns, at most for "
+        "this many; 0: nobody is paused",
         ge=0,
         changes_result=False,
     )
     max_num_examples: int = setting(
         0,
         "a client that claims more examples is refused; 0: the size of the server's training "
-        "split. None counts for more than ten times the round's median",
+        "split. No client counts for more than ten times the round's median",
         ge=0,
     )
 
@@ -246,7 +246,7 @@ class StrategyConfig(Settings):
         return self
 
 
-# Their lengths are bounded unless a run says otherwise, as their classes do by default.
+# Strategies whose classes bound the lengths of updates by default.
 _BOUNDED: Mapping[str, type[ScreenedStrategy]] = {
     "fedif": FedIF,
     "afedsv": AFedSV,

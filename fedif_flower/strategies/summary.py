@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor, nn
 
-_UNTOLD: tuple[object, ...] = (object.__repr__,)  # Says nothing but where an object lies.
+_UNTOLD: tuple[object, ...] = (object.__repr__,)  # It shows an address and nothing else.
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 _SHOWN_AT_MOST = 100  # Characters of a value.
@@ -59,7 +59,7 @@ def given_settings(
             if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 continue
             value = named.get(parameter.name, parameter.default)
-            # What the outermost class has no name for goes by position to the last one.
+            # Positional arguments that the outermost class does not name belong to the last one.
             takes = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and (cls is kind or last)
             if takes and left and parameter.name not in named:
                 value = left.pop(0)

@@ -22,7 +22,7 @@ from fedif_flower.sweeps.progress import GridProgress
 from fedif_flower.tasks.data import load_dataset
 from fedif_flower.tasks.models import build_model
 
-# Calls its second argument with a grid to so many clients, and how many of them train at once.
+# launch(num_clients, main) calls main(grid, actors); so many actors train at once.
 Launch = Callable[[int, Callable[[Grid, int], None]], None]
 _MOST_JOBS = 16
 
@@ -63,7 +63,7 @@ def run_cells(
     *,
     jobs: int | None = None,
 ) -> bool:
-    """Run every cell that is not complete, and return whether all are complete then.
+    """Run every cell that is not complete, and return whether all are complete afterwards.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def default_jobs(cells: Sequence[Cell], actors: int) -> int:
 
 
 def server_bytes(cell: Cell) -> int:
-    """Return about how much memory the server needs for a cell: models, above all."""
+    """Return roughly how many bytes the server needs for a cell: mostly models."""
     config = cell.config
     dataset = load_dataset(config.dataset, config.data_dir)
     model = build_model(config.model, dataset.image_shape, dataset.num_classes, seed=0)

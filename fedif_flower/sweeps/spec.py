@@ -47,7 +47,7 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
         allowed = ", ".join([*_OWN_KEYS, *defaults])
         raise ConfigError(f"unknown key {unknown[0]!r} in {str(path)!r}; allowed: {allowed}")
     axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
-    # Whole grids of one seed after the other: what is there can be compared at any time.
+    # Whole grids of one seed after the other: what is complete can be compared at any time.
     axes = {"seed": axes.pop("seed", [spec.get("seed", defaults["seed"])]), **axes}
     fixed = {key: value for key, value in spec.items() if key not in axes}
     cells = []

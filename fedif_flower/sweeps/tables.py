@@ -52,7 +52,7 @@ class ResultTable:
     lines : sequence of sequence of str
         The rows, each as long as the heading.
     num_labels : int
-        So many first columns are names, the others are numbers.
+        The first so many columns are names, the others are numbers.
     grouped : bool
         Whether a first column that repeats is shown once for all of its lines.
     """

@@ -52,7 +52,7 @@ def frozen_parameters(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def seeded_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what dropout draws from, on the CPU and on ``device``; both states return after."""
+    """Seed what dropout draws from, on the CPU and on ``device``; both states are restored."""
     cpu_state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     device_state: Tensor | None = None
@@ -102,7 +102,7 @@ def fastest_memory_format(
     """Return the memory format of images in which a model is fastest, of those that work.
 
     Convolutions are faster with channels last. A model that calls ``view`` on its feature maps
-    fails with them: whether it does is tried, never assumed.
+    fails with them, so both formats are tried.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move a structure to a device; objects that know how to move themselves do so."""
+    """Move a structure to a device; an object with a ``to`` of its own is moved by it."""
     if not isinstance(value, Tensor) and callable(move := getattr(value, "to", None)):
         return move(device)
     return map_tensors(lambda tensor: tensor.to(device), value)
@@ -85,7 +85,7 @@ def num_examples(targets: Any) -> int:
 
 
 def first_few(batch: Any, count: int) -> Any:
-    """Return the first examples of a batch whose tensors all have as many; else all of it."""
+    """Return the first examples of a batch if its tensors have one length, else all of it."""
     tensors = tensors_of(batch)
     if len({tensor.shape[:1] for tensor in tensors}) != 1:
         return batch

@@ -77,8 +77,8 @@ def coalition_scores(
     global_buffers : mapping of str to Tensor, optional
         The global model's, for the empty coalition.
     memory_budget : int
-        Bytes that coalition models may take at a time, > 0, copies of the model that threads
-        work with included; at least one is formed.
+        Bytes that coalition models and the threads' replicas of the model may take at a time,
+        > 0; at least one coalition model is formed.
 
     Returns
     -------

@@ -98,10 +98,8 @@ def _require_vector(model: nn.Module) -> None:
 
 
 def _let_cudnn_go_backward(model: nn.Module) -> None:
-    """Put recurrent layers into train mode with dropout off: cuDNN knows no backward in eval mode.
-
-    Without dropout both modes compute the same.
-    """
+    """Put recurrent layers into train mode with dropout off: cuDNN has no backward in eval mode."""
+    # Without dropout both modes compute the same.
     for module in model.modules():
         if isinstance(module, nn.RNNBase) and type(module) in _RECURRENT:
             module.dropout = 0.0

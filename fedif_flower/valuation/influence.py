@@ -158,8 +158,8 @@ class InfluenceValuation:
     ) -> None:
         self.validation = validation
         self.weight_normalization = weight_normalization
-        # A new thread takes over whatever number of threads torch has by then: fix it now, or
-        # the gradient's last bits depend on what else runs.
+        # A thread starts with the number of torch threads that is set at that moment. Unless it
+        # is fixed now, the gradient's last bits depend on what else runs.
         self._executor = (
             ThreadPoolExecutor(
                 1,

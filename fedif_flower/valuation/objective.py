@@ -29,7 +29,7 @@ class Objective(Protocol):
 
     @property
     def metrics(self) -> frozenset[Metric]:
-        """What may be asked for; whether accuracy is defined, the first batch tells."""
+        """What may be asked for; the first batch decides whether accuracy is defined."""
         ...
 
     def check(self, batch: Any) -> None:
@@ -111,7 +111,7 @@ class BatchObjective:
         self.metrics: frozenset[Metric] = frozenset(("loss", "score") if score else ("loss",))
 
     def check(self, batch: Any) -> None:
-        """Accept everything: what a batch is, only ``batch_loss`` knows."""
+        """Accept everything: only ``batch_loss`` knows what a batch is."""
 
     def size(self, model: nn.Module, batch: Any) -> int:
         """Return the size that ``batch_loss`` tells."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class PairwiseMaxPool2d(nn.MaxPool2d):
     """Max-pooling of 2x2 windows with stride 2 as two element-wise maxima.
 
-    PyTorch's own notes where each maximum lies, which costs more than the maximum. With gradients
-    on, off the CPU, or on images that are not channels-last, this is PyTorch's own.
+    PyTorch's own also records where each maximum lies, which costs more than the maximum. It still
+    runs where gradients are on, off the CPU, and for images that are not channels-last.
     """
 
     def __init__(self) -> None:

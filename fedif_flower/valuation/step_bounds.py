@@ -31,13 +31,13 @@ class StepBounds:
 
     .. math:: \ell(w_t, D') \le \min_{s < t} \ell(w_s, D') + \rho\, |\ell(w_0, D')|.
 
-    If it does not, this round and the next ten are taken warily: updates that go up the validation
-    loss, :math:`\langle u_i, \nabla \ell(w_{t-1}, D') \rangle \ge 0`, are left out, the others are
-    bounded by half the length, and the step is halved until the loss is within its bound; after
-    four halvings the model stays as it was.
+    If it does not, this round and the next ten are *wary*. In a wary round updates that raise the
+    validation loss, :math:`\langle u_i, \nabla \ell(w_{t-1}, D') \rangle \ge 0`, are left out, the
+    others are bounded by half the length, and the step is halved until the loss is within its
+    bound. After four halvings the model stays as it was.
 
-    Without attackers this costs one pass over the validation set a round; in a wary round one
-    gradient, and up to four passes, more.
+    A round costs one pass over the validation set; a wary one also a gradient and up to four more
+    passes.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from fedif_flower.errors import ValuationError
 from fedif_flower.valuation.batches import describe, first_few
 from fedif_flower.valuation.objective import Metric, Objective
 
-FEW = 2  # Examples: one alone is special to a model that squeezes.
+FEW = 2  # Examples: a model that calls ``squeeze`` treats a single one differently.
 
 
 def defined_metrics(

@@ -40,7 +40,7 @@ from fedif_flower.valuation.trial import FEW, defined_metrics, differentiate
 Inputs = Tensor | Mapping[str, Any] | tuple[Any, ...] | Dataset[Any] | Iterable[Any]
 Targets = Tensor | Mapping[str, Any] | tuple[Any, ...]
 
-# With less to multiply per pass, threads only get into each other's way.
+# Below this many parameters times examples, several threads are slower than one.
 _WORTH_SHARING = 10_000_000
 
 
@@ -250,7 +250,7 @@ class Validation:
         Returns
         -------
         Tensor
-            ``[len(metrics)]``, float32, on this validation's device: nothing has waited for it.
+            ``[len(metrics)]``, float32, on this validation's device, which may still be computing.
             NaN where a metric is not defined.
         """
         asked = [metric for metric in metrics if metric in self.metrics]

@@ -81,7 +81,7 @@ def open_prepared(name: str, source: Source, root: Path, *, verify: bool = False
         If the source cannot be read or the cache cannot be written.
     """
     entry = root / f"{name}-{content_key([FORMAT, name, source.identity()], digits=16)}"
-    with suppress(OSError, _DamagedError):  # what is wrong is found out, and told, below
+    with suppress(OSError, _DamagedError):  # the cause is found and reported below
         return _read(entry, verify=verify)
     with cache_errors(root), exclusive_lock(root / f"{entry.name}.lock"):
         try:
@@ -115,9 +115,9 @@ def _read(entry: Path, *, verify: bool) -> Prepared:
 def _open_array(entry: Path, name: str, meta: dict[str, Any], verify: bool) -> NDArray[Any]:
     path, stored = entry / f"{name}.npy", meta["files"][name]
     if path.stat().st_size != stored["bytes"]:
-        raise _DamagedError(f"{path.name} has not {stored['bytes']} bytes")
+        raise _DamagedError(f"{path.name} is not {stored['bytes']} bytes long")
     if verify and _checksum(path) != stored["sha256"]:
-        raise _DamagedError(f"{path.name} has not its checksum")
+        raise _DamagedError(f"{path.name} does not match its checksum")
     array: NDArray[Any] = np.load(path, mmap_mode="r")
     if list(array.shape) != stored["shape"] or str(array.dtype) != stored["dtype"]:
         raise _DamagedError(f"{path.name} has shape {array.shape} and dtype {array.dtype}")

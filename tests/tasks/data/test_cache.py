@@ -185,7 +185,7 @@ def test_flipped_byte_is_found_by_verify_only(
     assert not np.array_equal(unverified.arrays["train_images"], IMAGES)
     assert not caplog.records
     assert_whole(source, verify=True)
-    assert "train_images.npy has not its checksum" in caplog.text
+    assert "train_images.npy does not match its checksum" in caplog.text
 
 
 def test_open_entry_survives_being_rebuilt(source: Tiny, entry: Path) -> None:

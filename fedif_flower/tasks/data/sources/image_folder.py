@@ -34,9 +34,9 @@ class _Listing:
 class ImageFolder(Source):
     """Any tree of equally large images, one folder per class, labels in the classes' sort order.
 
-    Hidden files and files without an image's suffix are passed over. A class may be without
-    images but not without its folder in ``train``, so that nodes that lack examples of some
-    classes still agree on the labels. Only clients may leave ``test`` out.
+    Hidden files and files without an image's suffix are passed over. Every class needs a folder in
+    ``train``, if only an empty one: nodes that lack examples of a class then agree on the labels.
+    Only clients may leave ``test`` out.
     """
 
     @property
