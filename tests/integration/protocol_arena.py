@@ -20,9 +20,9 @@ from tests.integration.protocol_attacks import Attack
 
 HONEST = ("honest", "victim")
 NAMES = (*HONEST, "hostile")
-# Calls of a round, one after the other, and time for training. What a call takes is measured: a
-# busy machine gets longer rounds.
-CALLS = 600
+# A round takes as long as some 70 calls, one after the other. What a call takes is measured, so that
+# a busy machine gets longer rounds.
+CALLS = 300
 MIN_TIMEOUT, MAX_TIMEOUT = 8.0, 60.0
 PROCESSES = ("guarded_superlink", "flwr-serverapp")
 
@@ -87,16 +87,21 @@ class Arena:
         run_id = self.deployment.submit(REPOSITORY, config)
         played = Played(self.deployment.server / "runs" / name, self.timeout)
         turns = _Turns(self.members, played, attack_of)
-        looked, started = time.monotonic(), False
-        while True:
-            turns.look()
-            if time.monotonic() - looked > 2.0:
+        with (self.deployment.directory / f"{name}-memory.csv").open("w", buffering=1) as memory:
+            print("time", *PROCESSES, sep=",", file=memory)
+            looked, started = time.monotonic(), False
+            while True:
+                turns.look()
+                time.sleep(0.05)  # Each look costs the SuperLink some 10 ms.
+                if time.monotonic() - looked < 2.0:
+                    continue
                 looked = time.monotonic()
                 running = self._measure(played.peaks)
+                peaks = (played.peaks.get(kind, 0) for kind in PROCESSES)
+                print(time.time(), *peaks, sep=",", file=memory)
                 if started and not running:
                     break
                 started |= running
-            time.sleep(0.05)  # Each look costs the SuperLink some 10 ms.
         status, details = self.deployment.outcome(run_id)
         assert status == "finished:completed", details + self.deployment.run_log(run_id)
         return played

@@ -327,5 +327,8 @@ def in_turn(*names: str) -> Attack:
 
 
 def drawn(generator: random.Random) -> Attack:
-    """Return a few attacks in a row, drawn at random."""
-    return in_turn(*generator.sample(sorted(ATTACKS), generator.randint(1, 3)))
+    """Return a few attacks in a row, drawn at random; seldom silence, which takes the timeout."""
+    if generator.random() < 0.05:
+        return in_turn(generator.choice(sorted(SILENT)))
+    names = sorted(ATTACKS.keys() - SILENT)
+    return in_turn(*generator.sample(names, generator.randint(1, 3)))

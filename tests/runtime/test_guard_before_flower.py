@@ -42,7 +42,8 @@ class SuperLink:
             "id", "1", "hash", {}, NOOP_FEDERATION_ID, None, "aid", TaskType.SERVER_APP
         )
         self.task = SimpleNamespace(run_id=run_id, task_id=1)
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, 1, 1
+        for name, value in (("run_id", run_id), ("task_id", 1), ("node_id", 1)):
+            monkeypatch.setattr(TaskIdentity, name, value)
         # The run has a task that nobody has started: it counts as running here.
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
         self.fleet = SimpleNamespace(
