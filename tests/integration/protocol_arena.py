@@ -20,10 +20,10 @@ from tests.integration.protocol_attacks import Attack
 
 HONEST = ("honest", "victim")
 NAMES = (*HONEST, "hostile")
-# A round takes as long as some 70 calls, one after the other. What a call takes is measured, so that
-# a busy machine gets longer rounds.
+# A round takes as long as some 70 calls, one after the other. What a call takes is measured, so
+# that a busy machine gets longer rounds.
 CALLS = 300
-MIN_TIMEOUT, MAX_TIMEOUT = 8.0, 60.0
+MIN_TIMEOUT, MAX_TIMEOUT = 20.0, 60.0
 PROCESSES = ("guarded_superlink", "flwr-serverapp")
 
 

@@ -29,7 +29,8 @@ GRACE = 30.0
 # An answer counts surely if it was there this long before the deadline.
 IN_TIME = 0.75
 MAX_RESIDENT_BYTES = 1.5e9
-# Every attack once. Those that use up the message to their sender are the last of a turn.
+# Every attack once. Those that use up the message to their sender are the last of a turn; the last
+# turn takes a timeout.
 TURNS = (
     ("guesses_ids", "forges"),
     ("deletes_others", "no_message", "long_request", "chunk_bomb"),
@@ -40,8 +41,7 @@ TURNS = (
     ("odd_metadata", "sends_twice"),
     ("spoils_content",),
     ("other_content", "reports_an_error"),
-    ("uploads_half",),
-    ("says_nothing", "announces_only"),
+    ("says_nothing", "announces_only", "uploads_half"),
 )
 
 
