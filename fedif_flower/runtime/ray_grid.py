@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from contextvars import copy_context
 
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
@@ -23,6 +24,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.server.superlink.fleet.vce.backend import Backend
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.runtime.client_log import ClientLog, LoggedApp, collect_warnings
 from fedif_flower.runtime.local_grid import LocalGrid
 
 _POLL_SECONDS = 0.05
@@ -47,6 +49,7 @@ class RayGrid(LocalGrid):
         super().__init__(client_app, num_nodes)
         self._backend = backend
         self._executor = ThreadPoolExecutor(backend.num_workers, "ray-client")
+        self._log = ClientLog()
         self._futures: dict[str, Future[Message]] = {}
         self._at_work: set[Future[Message]] = set()
 
@@ -64,7 +67,8 @@ class RayGrid(LocalGrid):
         message_ids = super().push_messages(messages)
         for message_id in message_ids:
             message = self._waiting.pop(message_id)
-            future = self._executor.submit(self._answer, message)
+            # In a copy of this thread's context: the log names the cell that asks.
+            future = self._executor.submit(copy_context().run, self._answer, message)
             self._at_work.add(future)
             future.add_done_callback(self._at_work.discard)
             self._futures[message_id] = future
@@ -117,6 +121,7 @@ class RayGrid(LocalGrid):
             # Ray puts the actor's traceback first, where a reader wants what went wrong.
             reason = str(getattr(error, "cause", None) or error)
             return Message(Error(code=code, reason=reason), reply_to=message)
+        self._log.log(context)
         self.contexts[node_id] = context
         return reply
 
@@ -151,12 +156,14 @@ def ray_grid(
             }
         )
 
+    logged_app = LoggedApp(client_app)
+
     def load() -> ClientApp:
-        return client_app
+        return logged_app
 
     def import_app() -> None:
-        """Do nothing: the call has imported the app, and torch with it, in the actor."""
-        load()
+        """Collect warnings; the call has imported the app, and torch with it, in the actor."""
+        collect_warnings()
 
     def kill_busy() -> None:
         """End the actors that still train; nobody waits for what they would return."""

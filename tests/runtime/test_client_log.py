@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedif_flower.run.logs import LOGGER, about_cell
+from fedif_flower.runtime import client_log
+from fedif_flower.runtime.client_log import RECORD, ClientLog, LoggedApp
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.ray_grid import RayGrid
+from fedif_flower.runtime.simulation import run_on_ray
+from tests.runtime.test_ray_grid import Threads, messages
+
+
+@pytest.fixture
+def collector(monkeypatch):
+    """An actor's collector, fresh, and gone afterwards."""
+    fresh = client_log._Collector()
+    monkeypatch.setattr(client_log, "_collector", fresh)
+    yield fresh
+    logging.getLogger(LOGGER).removeHandler(fresh)
+
+
+def make_app() -> ClientApp:
+    """An app that warns in training and fails in a query; in here, for Ray to carry it by value."""
+    app = ClientApp()
+
+    @app.train()
+    def _(message: Message, context: Context) -> Message:
+        logger = logging.getLogger("fedif_flower.tasks.data.cache")
+        logger.info("preparing digits")
+        logger.warning("%s is damaged", "cifar10")
+        return Message(RecordDict(), reply_to=message)
+
+    @app.query()
+    def _(message: Message, context: Context) -> Message:
+        logging.getLogger("fedif_flower.client").warning("no memory")
+        raise RuntimeError("gone")
+
+    return app
+
+
+def ask(app: ClientApp, kind: str = MessageType.TRAIN) -> Context:
+    """Send a message to a node of the app and return what the node keeps."""
+    grid = LocalGrid(app, 1)
+    list(grid.send_and_receive([Message(RecordDict(), 1000, kind)]))
+    return grid.contexts[1000]
+
+
+def test_a_warning_leaves_in_the_state_once_and_is_logged_once(collector, caplog):
+    app = LoggedApp(make_app())
+    first, second = ask(app), ask(app)
+    assert RECORD not in second.state
+    another = ask_of_a_new_actor(app)
+    caplog.clear()
+    log = ClientLog()
+    for context in (first, second, another):
+        log.log(context)
+        assert not context.state
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("fedif_flower.tasks.data.cache", logging.WARNING)
+    assert record.getMessage() == "in a client: cifar10 is damaged"
+
+
+def ask_of_a_new_actor(app: ClientApp) -> Context:
+    client_log._collector._seen.clear()
+    return ask(app)
+
+
+def test_what_a_failed_call_warned_of_comes_with_the_next_reply(collector):
+    app = LoggedApp(make_app())
+    assert not ask(app, MessageType.QUERY).state
+    assert "no memory" in str(ask(app).state[RECORD]["log"])
+
+
+def test_an_actor_stops_to_collect_what_never_repeats(collector):
+    for number in range(1000):
+        collector.handle(logging.LogRecord(LOGGER, 30, "", 0, f"{number}", (), None))
+    assert len(collector.take()) == client_log.MAX_MESSAGES
+    assert collector.take() == []
+
+
+def test_the_cell_that_asks_is_named(collector, shown_logs, capsys):
+    app = LoggedApp(make_app())
+
+    def work(message: Message, context: Context) -> Message:
+        return app(message, context)
+
+    grid = RayGrid(app, 2, Threads(work))
+    with about_cell("fedif_seed0"):
+        assert len(list(grid.send_and_receive(messages(1000, 1001)))) == 2
+    grid.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count("fedif WARNING: [fedif_seed0] in a client: cifar10 is damaged") == 1
+
+
+@pytest.mark.ray
+def test_a_warning_in_ray_s_actors_is_shown_once_and_nothing_of_ray_s(shown_logs, capfd):
+    def main(grid: RayGrid) -> None:
+        for _ in range(2):
+            assert len(list(grid.send_and_receive(messages(1000, 1001, 1002, 1003)))) == 4
+
+    run_on_ray(main, make_app(), num_clients=4)
+    assert capfd.readouterr().err.splitlines() == [
+        "fedif WARNING: in a client: cifar10 is damaged"
+    ]
