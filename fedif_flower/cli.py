@@ -6,6 +6,7 @@ none of them.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -124,6 +125,8 @@ def report(
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
     show_logs()
+    # A run's settings are in its config.json; a grid would list them for each of its cells.
+    logging.getLogger("fedif_flower.strategies.summary").setLevel(logging.WARNING)
     try:
         cli()
     except FedIFError as error:

@@ -92,6 +92,18 @@ def writing(path: Path) -> Iterator[None]:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are not there.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be made, naming it and the reason.
+    """
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a whole file that survives a power cut, or leave what was there.
 

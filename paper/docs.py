@@ -6,7 +6,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedif_flower.storage import write_atomically
+from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.sweeps.measurements import Measurement, from_row, write_csv
 from paper.compare import TableCell, fill_table
 from paper.markdown import notes, result_table
@@ -36,7 +36,7 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
         The page.
     """
     folder = docs / "results"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     text = [_HEAD, ""]
     if (folder / NOTES).exists():
         text += [(folder / NOTES).read_text().strip(), ""]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedif_flower.storage import make_folder
 from fedif_flower.sweeps.curves import plot_curves
 from fedif_flower.sweeps.measurements import Measurement, to_row, write_csv
 from fedif_flower.sweeps.report import report_sweeps
@@ -52,7 +53,7 @@ def report_table(
     """Write a table's Markdown, CSV files and plots, print it, and return their directory."""
     name = table.name if rounds == table.rounds else f"{table.name}-{rounds}-rounds"
     folder = output_dir / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     shown = result_table(table, cells)
     pictures = plot_columns(table, cells, folder)
     after = [line for said in notes(table, cells) for line in (said, "")]

@@ -13,6 +13,7 @@ from fedif_flower.storage import (
     cache_root,
     content_key,
     exclusive_lock,
+    make_folder,
     temporary_sibling,
     temporary_siblings,
     write_atomically,
@@ -66,6 +67,14 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
     with pytest.raises(StorageError, match=r"^cannot write .*/none/file: No such file"):
         write_atomically(tmp_path / "none" / "file", b"content")
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"^cannot write .*/file/c: Not a directory$"):
+        make_folder(tmp_path / "file" / "c")
 
 
 def test_temporary_siblings_finds_only_what_belongs_to_the_path(tmp_path: Path) -> None:

@@ -222,9 +222,11 @@ class _Warnings:
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for warning in re.findall(r"fedif (?:WARNING|ERROR): .*", whole.decode(errors="replace")):
-            if warning not in self._shown:
-                self._shown.add(warning)
-                self._console.print(warning, soft_wrap=True, markup=False, highlight=False)
+            # Ray adds how many other actors printed the same.
+            sentence = re.split(r"\x1b\[| \[repeated ", warning)[0]
+            if sentence not in self._shown:
+                self._shown.add(sentence)
+                self._console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
 def _reason(details: str, log: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedif_flower.run.plots import new_figure, save_figure
+from fedif_flower.storage import make_folder
 from fedif_flower.sweeps.measurements import Measurement
 
 
@@ -62,6 +63,6 @@ def plot_curves(
     axes.set(xlabel="round", ylabel=f"{split} accuracy, %", title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     save_figure(figure, path)
     return True

@@ -14,7 +14,7 @@ from typing import Any
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.recorder import read_rows
 from fedif_flower.settings import Scalar
-from fedif_flower.storage import write_atomically
+from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.sweeps.cells import LABEL, SUMMARY, is_complete
 
 # Where a run wrote and read, and how long it was patient: no part of what it measured.
@@ -188,7 +188,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, text.getvalue())
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedif_flower.settings import Scalar
+from fedif_flower.storage import make_folder
 from fedif_flower.sweeps.curves import plot_curves
 from fedif_flower.sweeps.measurements import PATHS, Measurement, to_row, write_csv
 from fedif_flower.sweeps.tables import FIGURES, MeanStd, ResultTable
@@ -37,7 +38,7 @@ def report_sweep(
     lines = [_line(point, found) for point, found in points.items()]
     table = ResultTable(name, [*axes, *_HEADING], lines, num_labels=len(axes))
     folder = output_dir / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     drawn = plot_curves(
         {_label(p): found for p, found in points.items()}, folder / "accuracy.png", name
     )

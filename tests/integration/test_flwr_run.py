@@ -16,7 +16,8 @@ import pytest
 from fedif_flower.runtime.processes import MarkedProcesses
 
 REPOSITORY = Path(__file__).parents[2]
-SMALL = "num-clients=4 fraction-train=0.5 local-epochs=1 num-server-rounds=2"
+ONE_ROUND = "num-clients=4 fraction-train=0.5 local-epochs=1 num-server-rounds=1"
+SMALL = ONE_ROUND.replace("rounds=1", "rounds=2")
 
 
 class Launch:
@@ -58,10 +59,11 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
 @pytest.mark.ray
 def test_completed_run(launch: Launch) -> None:
-    assert launch.start("-c", SMALL).wait() == 0, launch.printed()
+    assert launch.start("-c", f'{SMALL} strategy="krum"').wait() == 0, launch.printed()
     assert json.loads((launch.run_dir / "summary.json").read_text())["rounds"] == 2
     assert "round 2/2" in launch.printed()
     assert str(launch.run_dir) in launch.printed().splitlines()[-1]
+    assert launch.printed().count("fedif WARNING: Krum assumes 2f + 2 < m") == 1
     assert "round 2" in launch.log()
     assert launch.marked.alive() == []
 
@@ -76,6 +78,16 @@ def test_run_that_fails_in_the_server_app(launch: Launch) -> None:
     assert str(launch.run_dir / "flwr.log") in last
     assert "Traceback" not in launch.printed()
     assert "Traceback" in launch.log()
+    assert launch.marked.alive() == []
+
+
+@pytest.mark.ray
+def test_a_run_whose_last_round_failed_is_reported_and_counts_as_failed(launch: Launch) -> None:
+    process = launch.start("-c", f"{ONE_ROUND} learning-rate=1e38")
+    assert process.wait() == 1, launch.printed()
+    assert "fedif WARNING: round 1: 0 valid replies, 1 needed" in launch.printed()
+    assert "1, the last among them" in launch.printed()
+    assert "error: TrainingFailedError: the last round failed" in launch.printed()
     assert launch.marked.alive() == []
 
 

@@ -63,3 +63,23 @@ def test_the_command_line_says_what_is_wrong_in_one_line(overrides, message, tmp
     assert result.returncode == 1
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_command_line_shows_warnings_and_fails_if_the_last_round_did(tmp_path):
+    settings = "num-clients=4 fraction-train=0.5 local-epochs=1 num-server-rounds=1"
+    command = [sys.executable, str(PROJECT / "simulation.py"), "run"]
+    result = subprocess.run(
+        [*command, "-c", f"{settings} learning-rate=1e38"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    assert "1, the last among them" in result.stdout
+    lines = result.stderr.splitlines()
+    assert lines[0] == (
+        "fedif WARNING: round 1: 0 valid replies, 1 needed; the model stays as it was"
+    )
+    assert sum("has NaN or Inf" in line for line in lines) == 2
+    assert lines[-1].startswith("error: the last round failed, as 1 of 1 did; results: ")

@@ -40,26 +40,32 @@ def test_the_wheel_holds_the_package_alone(wheel):
 def test_fedif_runs_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    pip = [sys.executable, "-m", "pip", "--python", python, "install"]
+    subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", wheel], check=True)
     site = next((environment / "lib").glob("python3*")) / "site-packages"
     # The dependencies of this environment, but not its checkout of the package.
     (site / "dependencies.pth").write_text(dependencies() + "\n")
-    zipfile.ZipFile(wheel).extractall(site)
     empty = tmp_path / "empty"
     empty.mkdir()
-    code = "import fedif_flower, fedif_flower.cli as c; print(fedif_flower.__file__); c.main()"
-    command = [environment / "bin" / "python", "-I", "-c", code, "run"]
+    where = [python, "-c", "import fedif_flower; print(fedif_flower.__file__)"]
+    found = subprocess.run(where, cwd=empty, env=own, capture_output=True, text=True, check=True)
+    assert found.stdout.startswith(str(site))
     settings = "num-server-rounds=2 num-clients=4 fraction-train=0.5 local-epochs=1"
     result = subprocess.run(
-        [*command, "-c", settings],
+        [environment / "bin" / "fedif", "run", "-c", f'{settings} strategy="krum"'],
         cwd=empty,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        env=own,
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.splitlines()[0].startswith(str(site))
     assert "round 2/2" in result.stdout
+    # Warnings of this very package are seen, and each once.
+    assert result.stderr.count("fedif WARNING: Krum assumes 2f + 2 < m") == 1
+    assert "Traceback" not in result.stderr
     [run_dir] = (empty / "runs").iterdir()
     assert (run_dir / "summary.json").exists()
 

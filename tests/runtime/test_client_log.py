@@ -104,6 +104,4 @@ def test_a_warning_in_ray_s_actors_is_shown_once_and_nothing_of_ray_s(shown_logs
             assert len(list(grid.send_and_receive(messages(1000, 1001, 1002, 1003)))) == 4
 
     run_on_ray(main, make_app(), num_clients=4)
-    assert capfd.readouterr().err.splitlines() == [
-        "fedif WARNING: in a client: cifar10 is damaged"
-    ]
+    assert capfd.readouterr().err.splitlines() == ["fedif WARNING: in a client: cifar10 is damaged"]

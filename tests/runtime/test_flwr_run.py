@@ -140,6 +140,8 @@ def test_warnings_in_flowers_log_are_shown_once(tmp_path: Path) -> None:
             b"ING: cut in two\nfedif INFO: a round\n",
             b"\x1b[36m(ClientAppActor pid=5)\x1b[0m fedif ERROR: from [a] client\n",
             b"fedif WARNING: no guarantee holds\n",
+            b"(ClientAppActor pid=6) fedif ERROR: from [a] client\x1b[32m [repeated 2x across "
+            b"cluster]\x1b[0m\n",
         ):
             log.write(written)
             log.flush()

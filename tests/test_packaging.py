@@ -1,0 +1,88 @@
+"""What is declared in pyproject.toml is what the code needs, and what nodes get is no more."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+PROJECT = Path(__file__).parents[1]
+PACKAGE = PROJECT / "fedif_flower"
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield every module that a file imports, wherever in it; of ``from a import b``, ``a.b``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def canonical(name: str) -> str:
+    """Return a distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_package_that_is_imported_is_declared_and_none_besides():
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    declared = {canonical(re.split(r"[\[<>=~! ]", d)[0]) for d in project["dependencies"]}
+    tops = {name.split(".")[0] for path in PACKAGE.rglob("*.py") for name in imports(path)}
+    outside = tops - set(sys.stdlib_module_names) - {"fedif_flower"}
+    distributions = packages_distributions()
+    # Ray comes with flwr[simulation], in the version that Flower wants.
+    needed = {canonical(distributions[top][0]) for top in outside - {"ray"}}
+    assert needed == declared
+
+
+def test_no_module_of_one_operating_system_is_imported():
+    everywhere = {name.split(".")[0] for path in PACKAGE.rglob("*.py") for name in imports(path)}
+    assert not everywhere & {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios", "winreg"}
+
+
+@pytest.fixture(scope="module")
+def bundle() -> set[str]:
+    """The files that `flwr build` puts into the bundle for the server and the nodes."""
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(PROJECT))) as fab:
+        return set(fab.namelist())
+
+
+def test_the_bundle_holds_the_two_apps_and_the_rooms_they_use(bundle):
+    own = {name for name in bundle if not name.startswith("fedif_flower/")}
+    assert own == {".info/CONTENT", "README.md", "client_app.py", "pyproject.toml", "server_app.py"}
+    rooms = {name.split("/")[1] for name in bundle - own if name.count("/") > 1}
+    assert rooms == {
+        *("aggregators", "attacks", "client", "messages", "run", "strategies", "tasks"),
+        "valuation",
+    }
+
+
+def test_nothing_in_the_bundle_imports_what_is_not_in_it(bundle):
+    missing = {
+        (name, module)
+        for name in bundle
+        if name.endswith(".py")
+        for module in imports(PROJECT / name)
+        if module.split(".")[0] == "fedif_flower" and not is_in(bundle, module)
+    }
+    assert not missing
+
+
+def is_in(bundle: set[str], module: str) -> bool:
+    """Return whether a module, or the module that a name is imported from, is in the bundle."""
+    path = module.replace(".", "/")
+    candidates = (f"{path}.py", f"{path}/__init__.py", f"{path.rpartition('/')[0]}.py")
+    parent = f"{path.rpartition('/')[0]}/__init__.py"
+    if (PACKAGE.parent / path).with_suffix(".py").exists() or (PACKAGE.parent / path).is_dir():
+        return bool(bundle & set(candidates[:2]))  # a module: its parent alone is not enough
+    return bool(bundle & {*candidates, parent})
