@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.run.recorder import read_rows
+from fedif_flower.tasks.data import dirichlet_partition, load_dataset
 from tests.integration.deployed import (
     REPOSITORY,
     SCRIPT,
@@ -48,10 +49,25 @@ RUN_CONFIG = {
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with Deployment(tmp_path_factory.mktemp("deployment")) as deployed:
         deployed.start_superlink()
+        damaged = cache_with_damaged_partitions(deployed.directory / "cache-of-bob")
         for name, partition_id in PARTITIONS.items():
             attack = " attack='gradient-noise'" if name == "cyd" else ""
-            deployed.start_node(name, f"partition-id={partition_id} num-partitions=3{attack}")
+            deployed.start_node(
+                name,
+                f"partition-id={partition_id} num-partitions=3{attack}",
+                environment={"XDG_CACHE_HOME": str(damaged)} if name == "bob" else None,
+            )
         yield deployed
+
+
+def cache_with_damaged_partitions(folder: Path) -> Path:
+    """Return a cache for one node alone, with a file in it that its client must make again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        dirichlet_partition(load_dataset("digits", ""), 3, 1.0, 0)
+    [partitions] = folder.rglob("partitions-*.npz")
+    partitions.write_bytes(b"cut off")
+    return folder
 
 
 @dataclass(frozen=True)
@@ -101,6 +117,14 @@ def story(deployment: Deployment) -> Story:
     outcome = deployment.outcome(second)
     saved = int(checkpoint.removeprefix("round-").removesuffix(".pt"))
     return Story(run_dir, saved, done, interrupted, outcome, deployment.run_log(second))
+
+
+def test_what_a_client_warns_of_is_in_its_supernode_s_log(
+    deployment: Deployment, story: Story
+) -> None:
+    warned = [line for line in deployment.log("bob").splitlines() if "fedif WARNING" in line]
+    assert len(warned) == 1
+    assert warned[0].endswith("drawing the partitions again")
 
 
 def test_the_run_completes_with_the_report_of_a_simulation(story: Story) -> None:
