@@ -191,3 +191,12 @@ def test_a_cell_whose_last_round_failed_is_named_every_time(tmp_path):
         assert not run_cells([cell], launches, console, jobs=1)
         assert "failed: cell: the last round failed, as 1 of 2 did" in printed(console)
     assert is_complete(cell.config.run_dir)
+
+
+def test_a_label_that_cannot_be_written_is_one_sentence(tmp_path):
+    cell, console = small_cell(tmp_path), silent_console()
+    in_the_way = cell.config.run_dir / "cell.json"
+    in_the_way.mkdir(parents=True)
+    assert not run_cells([cell], Launches(), console)
+    assert f"failed: cell: cannot write {in_the_way}: Is a directory" in printed(console)
+    assert "Traceback" not in printed(console)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fedif_flower.errors import StorageError
 from fedif_flower.sweeps.measurements import (
     Accuracy,
     find_measurements,
@@ -14,7 +15,8 @@ from fedif_flower.sweeps.measurements import (
     to_row,
     write_csv,
 )
-from tests.sweeps.small import write_result
+from fedif_flower.sweeps.report import report_sweep
+from tests.sweeps.small import silent_console, write_result
 
 
 def test_three_figures_of_a_run():
@@ -90,3 +92,13 @@ def test_the_machine_in_words(tmp_path):
     summary["machine"] = {"cores": 16, "processor": "x86_64", "gpu": "H200", "torch": "2.15"}
     (run_dir / "summary.json").write_text(json.dumps(summary))
     assert read_measurement(run_dir).machine == "16 cores, x86_64, H200, torch 2.15"
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
+    run = write_result(tmp_path / "runs" / "a", {"strategy": "krum"}, [0.5, 0.6])
+    (tmp_path / "file").touch()
+    measured = find_measurements([run])
+    with pytest.raises(StorageError, match=r"^cannot write .*file/sweep: Not a directory$"):
+        report_sweep("sweep", measured, tmp_path / "file", silent_console())
+    with pytest.raises(StorageError, match=r"^cannot write .*file: File exists$"):
+        write_csv(tmp_path / "file" / "rows.csv", [])
