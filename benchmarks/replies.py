@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from fedif_flower.attacks.label_noise import flip_labels
 from fedif_flower.client.training import train_local
-from fedif_flower.round import RoundUpdates
+from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.seeding import numpy_generator, torch_generator
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.data import Normalization, load_dataset, to_pixels
@@ -166,27 +168,15 @@ def _floating_buffers(model: nn.Module) -> dict[str, Tensor]:
 def _round(
     model: nn.Module, received: tuple[Tensor, Tensor], replies: list[tuple[Tensor, Tensor]]
 ) -> RoundUpdates:
-    shapes = {name: value.shape for name, value in _floating_buffers(model).items()}
-
-    def split(buffers: Tensor) -> dict[str, Tensor]:
-        sizes = [shape.numel() for shape in shapes.values()]
-        pieces = torch.split(buffers, sizes, dim=-1) if shapes else ()
-        return {
-            name: piece.view(*piece.shape[:-1], *shape)
-            for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
-        }
-
     params, buffers = received
     updates = torch.stack([reply for reply, _ in replies]) - params
     return RoundUpdates(
         server_round=1,
         client_ids=tuple(range(NUM_CLIENTS)),
         num_examples=torch.full((NUM_CLIENTS,), float(_PER_CLIENT), dtype=torch.float64),
-        global_params=params,
+        model=ModelVectors(params, buffers),
         client_updates=updates,
         squared_norms=updates.double().square().sum(dim=1),
-        global_buffers=buffers,
         buffer_updates=torch.stack([reply for _, reply in replies]) - buffers,
-        named_buffers=split(buffers),
-        split_buffers=split,
+        names=ParameterLayout.from_arrays(model_arrays(model), trainable_names(model)),
     )

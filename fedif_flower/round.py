@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
+
+
+@dataclass(frozen=True)
+class ModelVectors:
+    """A model as vectors: ``params`` [d], ``buffers`` [b] and the integer arrays by name."""
+
+    params: Tensor  # [d]
+    buffers: Tensor  # [b]
+    counters: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class BufferNames(Protocol):
+    """Knows the arrays of a model that are not trained by name."""
+
+    def named_buffers(self, vectors: ModelVectors) -> Mapping[str, Tensor]:
+        """Return a model's buffers by name, counters included."""
+        ...
+
+    def split_buffers(self, buffers: Tensor) -> Mapping[str, Tensor]:
+        """Return buffers ``[..., b]`` by name, ``[..., *shape]`` each."""
+        ...
+
+
+class NoBuffers:
+    """The names of a model all of which is trained."""
+
+    def named_buffers(self, vectors: ModelVectors) -> Mapping[str, Tensor]:
+        """Return the counters, if there are any."""
+        return dict(vectors.counters)
+
+    def split_buffers(self, buffers: Tensor) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Return nothing."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -21,36 +55,51 @@ class RoundUpdates:
     server_round : int
         The round t, from 1.
     client_ids : tuple of int
-        The m clients' node ids: the key of every score that is kept.
+        The m clients' lasting ids: the key of every score that is kept.
     num_examples : Tensor
         ``[m]``, float64: the examples each client says it trained on.
-    global_params : Tensor
-        ``[d]``: the model w_{t-1} that the clients received.
+    model : ModelVectors
+        The model w_{t-1} that the clients received, params ``[d]`` and buffers ``[b]``.
     client_updates : Tensor
         ``[m, d]``: w_i - w_{t-1} for the models w_i that they sent back.
     squared_norms : Tensor
         ``[m]``, float64: of the updates.
-    global_buffers, buffer_updates : Tensor
-        ``[b]`` and ``[m, b]``: floating-point arrays that are not trained, and their changes.
-    named_buffers : mapping of str to Tensor
-        The received model's buffers by name, counters included.
-    split_buffers : callable
-        Returns buffers ``[..., b]`` by name, ``[..., *shape]`` each.
+    buffer_updates : Tensor
+        ``[m, b]``: the changes of floating-point arrays that are not trained.
     counters : sequence of mapping of str to Tensor
         The integer arrays that each of the m clients sent back, by name.
+    names : BufferNames
+        What the buffers are called.
     """
 
     server_round: int
     client_ids: tuple[int, ...]
     num_examples: Tensor
-    global_params: Tensor
+    model: ModelVectors
     client_updates: Tensor
     squared_norms: Tensor
-    global_buffers: Tensor
     buffer_updates: Tensor
-    named_buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    split_buffers: Callable[[Tensor], Mapping[str, Tensor]] = lambda _: {}
     counters: Sequence[Mapping[str, Tensor]] = ()
+    names: BufferNames = field(default_factory=NoBuffers)
+
+    @property
+    def global_params(self) -> Tensor:
+        """The model w_{t-1}, ``[d]``."""
+        return self.model.params
+
+    @property
+    def global_buffers(self) -> Tensor:
+        """The buffers of w_{t-1}, ``[b]``."""
+        return self.model.buffers
+
+    @property
+    def named_buffers(self) -> Mapping[str, Tensor]:
+        """The buffers of w_{t-1} by name, counters included."""
+        return self.names.named_buffers(self.model)
+
+    def split_buffers(self, buffers: Tensor) -> Mapping[str, Tensor]:
+        """Return buffers ``[..., b]`` by name, ``[..., *shape]`` each."""
+        return self.names.split_buffers(buffers)
 
     @property
     def num_clients(self) -> int:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
 
-from fedif_flower.round import RoundUpdates, combine, largest_counters
+import torch
+from torch import Tensor
+
+from fedif_flower.round import ModelVectors, RoundUpdates, combine, largest_counters
 
 GLOBAL = torch.tensor([1.0, 2.0])
 CLIENTS = torch.tensor([[3.0, 0.0], [5.0, 4.0]]) - GLOBAL
@@ -37,30 +40,40 @@ def test_counters_may_be_of_any_integer_type():
     assert largest["on"].item() is True
 
 
-def two_clients(**more) -> RoundUpdates:
+class Mean:
+    """One buffer, called mean."""
+
+    def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
+        return {**self.split_buffers(vectors.buffers), **vectors.counters}
+
+    def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
+        return {"mean": buffers}
+
+
+def two_clients(sent: Mapping[str, Tensor] | None = None, received=()) -> RoundUpdates:
     return RoundUpdates(
         server_round=1,
         client_ids=(1000, 1001),
         num_examples=torch.ones(2),
-        global_params=GLOBAL,
+        model=ModelVectors(GLOBAL, torch.tensor([0.5]), sent or {}),
         client_updates=CLIENTS,
         squared_norms=CLIENTS.square().sum(dim=1),
-        global_buffers=torch.tensor([0.5]),
         buffer_updates=torch.tensor([[0.25], [0.75]]),
-        **more,
+        counters=received,
+        names=Mean(),
     )
 
 
 def test_state_updates_are_changes_of_everything_that_was_sent():
     updates = two_clients(
-        named_buffers={"mean": torch.tensor([0.5]), "seen": torch.tensor(100)},
-        counters=[{"seen": torch.tensor(130)}, {"seen": torch.tensor(195)}],
+        {"seen": torch.tensor(100)},
+        received=[{"seen": torch.tensor(130)}, {"seen": torch.tensor(195)}],
     )
     assert updates.state_updates().tolist() == [[2.0, -2.0, 0.25, 30.0], [4.0, 2.0, 0.75, 95.0]]
     # A flag is no number that torch subtracts.
     updates = two_clients(
-        named_buffers={"on": torch.tensor(False)},
-        counters=[{"on": torch.tensor(False)}, {"on": torch.tensor(True)}],
+        {"on": torch.tensor(False)},
+        received=[{"on": torch.tensor(False)}, {"on": torch.tensor(True)}],
     )
     assert updates.state_updates()[:, -1].tolist() == [0.0, 1.0]
     # A model without counters.

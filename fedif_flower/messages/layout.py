@@ -23,18 +23,10 @@ from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
 from fedif_flower.messages.integers import measure_advance
 from fedif_flower.messages.statistics import check_variance, is_statistic, is_variance
+from fedif_flower.round import ModelVectors
 
 # A block of a model and of an update stay in the cache between two passes over them.
 _BLOCK = 1 << 16
-
-
-@dataclass(frozen=True)
-class ModelVectors:
-    """A model as vectors: ``params`` [d], ``buffers`` [b] and the integer arrays by name."""
-
-    params: Tensor  # [d]
-    buffers: Tensor  # [b]
-    counters: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class UnpackedUpdate(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.integers import refuse_advances
-from fedif_flower.messages.layout import ModelVectors, ParameterLayout
+from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.metrics import (
     ClientRecords,
     ReplyLimits,
@@ -22,9 +22,11 @@ from fedif_flower.messages.metrics import (
     screen_records,
 )
 from fedif_flower.messages.text import printable
+from fedif_flower.round import ModelVectors
 
 # Beyond this a model is absurd, and squares of its 10^8 values would leave float32.
 MAX_MAGNITUDE = 1e15
+_APP_RAISED = 2  # Flower's code for it.
 NO_REPLY = "no reply before the deadline"
 
 
@@ -47,11 +49,15 @@ class AcceptedReply:
 
 @dataclass(frozen=True)
 class RefusedReply:
-    """A client without a usable reply: it ``failed``, or its reply was refused for ``reason``."""
+    """A client without a usable reply: it ``failed``, or its reply was refused for ``reason``.
+
+    ``raised`` says that its app raised an error, as opposed to being away or too late.
+    """
 
     node: ClientNode
     reason: str
     failed: bool = False
+    raised: bool = False
 
     def __post_init__(self) -> None:
         """Make the reason fit for logs and tables, whatever the client put in it."""
@@ -148,7 +154,8 @@ def screen_replies(
         answered.add(node.node_id)
         if reply.has_error():
             reason = f"client error {reply.error.code}: {reply.error.reason}"
-            refused.append(RefusedReply(node, reason, failed=True))
+            raised = reply.error.code == _APP_RAISED
+            refused.append(RefusedReply(node, reason, failed=True, raised=raised))
             return
         row = rows[node.node_id]
         try:

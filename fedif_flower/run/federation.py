@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
@@ -25,12 +23,14 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.evaluation import ServerEvaluation
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.recorder import OnRow, RunRecorder
 from fedif_flower.run.report import troubles, write_report
 from fedif_flower.run.resume import ResumableRun, require_space
 from fedif_flower.settings import AUTO
 from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -114,7 +114,7 @@ def _held_out(
     return held_out(validation), held_out(test)
 
 
-def build_strategy(server: Server, recorder: RunRecorder) -> ScreenedStrategy:
+def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> ScreenedStrategy:
     """Return the strategy that the run config names."""
     config = server.config
     base = BaseArguments(
@@ -132,7 +132,7 @@ def build_strategy(server: Server, recorder: RunRecorder) -> ScreenedStrategy:
         max_num_examples=config.max_num_examples or server.num_train,
         update_clipping=config.update_clipping,
         device=config.device,
-        on_round=recorder.on_round,
+        callbacks=callbacks,
     )
     parts = StrategyParts(
         config=config,
@@ -161,7 +161,12 @@ def marks(config: RunConfig) -> Callable[[ClientNode], bool]:
     return is_malicious
 
 
-def run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None = None) -> Path:
+def run_federation(
+    grid: Grid,
+    config: RunConfig,
+    on_row: OnRow | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Path:
     """Run one federation to its end and return the directory of its results.
 
     Parameters
@@ -172,6 +177,8 @@ def run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None = None) -
         Everything else.
     on_row : callable, optional
         Called after each round with its line of ``rounds.csv``.
+    callbacks : sequence of Callback
+        Told of each round and model after the run's own records: trackers, early stopping ...
 
     Raises
     ------
@@ -182,10 +189,12 @@ def run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None = None) -
     """
     with hold_directory(config.run_dir):
         # Nodes are asked who they are before the strategy starts.
-        return _run_federation(screened(grid), config, on_row)
+        return _run_federation(screened(grid), config, on_row, callbacks)
 
 
-def _run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None) -> Path:
+def _run_federation(
+    grid: Grid, config: RunConfig, on_row: OnRow | None, callbacks: Sequence[Callback]
+) -> Path:
     """Run one federation in a directory of its own."""
     server = build_server(config)
     config = server.config
@@ -195,35 +204,14 @@ def _run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None) -> Path
     recorder = RunRecorder(config, marks(config), on_row)
     arrays = model_arrays(server.model)
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1)
-    strategy = build_strategy(server, recorder)
+    strategy = build_strategy(server)
     run = ResumableRun(checkpoints, strategy, recorder, every=config.checkpoint_every)
+    evaluation = ServerEvaluation(server.validation, server.test, recorder)
+    strategy.callbacks += [recorder, evaluation, *callbacks, run]
     if checkpoint is None:
         checkpoints.remove_after(-1)
     else:
         arrays = run.restore(checkpoint, grid, arrays)
-
-    def evaluate(flower_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        server_round = flower_round + strategy.completed_rounds
-        if server_round and not flower_round:
-            return None  # the model that was resumed from was evaluated at its time
-        metrics = measure(server_round, arrays)
-        run.completed(server_round, arrays)
-        return metrics
-
-    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if server_round % config.eval_every and server_round != config.num_server_rounds:
-            recorder.on_evaluation(server_round, None, None, 0.0)
-            return None
-        started = time.perf_counter()
-        vectors = strategy.vectors(arrays)
-        buffers = strategy.layout.named_buffers(vectors)
-        validation = server.validation.evaluate(vectors.params, buffers)
-        test = server.test.evaluate(vectors.params, buffers)
-        recorder.on_evaluation(server_round, test, validation, time.perf_counter() - started)
-        return MetricRecord(
-            {"test-accuracy": test.accuracy, "validation-accuracy": validation.accuracy}
-        )
-
     try:
         result = strategy.start(
             grid=grid,
@@ -233,7 +221,6 @@ def _run_federation(grid: Grid, config: RunConfig, on_row: OnRow | None) -> Path
             train_config=instructions(
                 config.part(ClientConfig), server.normalization, server.classes
             ),
-            evaluate_fn=evaluate,
         )
     except Exception:
         run.stopped()

@@ -27,6 +27,7 @@ from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.run.config import RunConfig
 from fedif_flower.storage import write_atomically, writing
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import Evaluation
 
@@ -105,7 +106,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
-class RunRecorder:
+class RunRecorder(Callback):
     """Writes one run's results as its rounds come in.
 
     Parameters
@@ -177,11 +178,16 @@ class RunRecorder:
     def on_evaluation(
         self,
         server_round: int,
-        test: Evaluation | None,
-        validation: Evaluation | None,
-        evaluation_seconds: float,
+        test: Evaluation | None = None,
+        validation: Evaluation | None = None,
+        *,
+        evaluation_seconds: float = 0.0,
+        reason: str = "",
     ) -> None:
-        """Write a round's line once its model is evaluated (``None``: not this round)."""
+        """Write a round's line once its model is evaluated; without, where it is not its turn.
+
+        ``reason`` says why there is no evaluation although there should be one.
+        """
         report = (
             self._report if self._report and self._report.server_round == server_round else None
         )
@@ -201,7 +207,7 @@ class RunRecorder:
             failed=report.num_failed if report else 0,
             evaluations=report.evaluations if report else 0,
             round_failed=report.failed if report else False,
-            reason=report.reason if report else "",
+            reason="; ".join(filter(None, (report.reason if report else "", reason))),
         )
         self.rounds.append(row)
         self._append("rounds.csv", [row])

@@ -15,12 +15,14 @@ from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedErro
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.recorder import RunRecorder
+from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.screened import ScreenedStrategy
 
 logger = logging.getLogger(__name__)
 
 
-class ResumableRun:
+class ResumableRun(Callback):
     """Ties a strategy and its records to checkpoints.
 
     Parameters
@@ -110,9 +112,9 @@ class ResumableRun:
                     )
         return arrays
 
-    def completed(self, server_round: int, arrays: ArrayRecord) -> None:
+    def on_model(self, server_round: int, model: GlobalModel) -> None:
         """Take note of a round whose lines are written; save it if it is due."""
-        self._last = server_round, arrays, self.strategy.state_dict()
+        self._last = server_round, model.record, self.strategy.state_dict()
         last = server_round == self.num_rounds
         if self.every and server_round and (last or server_round % self.every == 0):
             self._save()

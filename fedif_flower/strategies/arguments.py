@@ -15,8 +15,8 @@ from typing import Literal, TypedDict
 import torch
 
 from fedif_flower.messages.means import MetricsAggregation
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import Identify
-from fedif_flower.strategies.reports import OnRound
 
 
 class BaseArguments(TypedDict, total=False):
@@ -44,4 +44,4 @@ class BaseArguments(TypedDict, total=False):
     max_examples_ratio: float
     update_clipping: float | Literal["auto"]
     device: str | torch.device
-    on_round: OnRound | None
+    callbacks: Sequence[Callback]

@@ -22,7 +22,6 @@ class ClientEvaluation(FlowerFedAvg):
     """
 
     seed: int
-    completed_rounds: int
     nodes: NodeDirectory
     failures: MemberFailures
     limits: ReplyLimits
@@ -34,7 +33,6 @@ class ClientEvaluation(FlowerFedAvg):
         """Draw the clients that evaluate the new model, from (seed, round) too."""
         if self.fraction_evaluate == 0.0:
             return []
-        server_round += self.completed_rounds
         needed = max(self.min_evaluate_nodes, 1)
         nodes = self.nodes.online(grid, needed)
         sampled = sample_clients(
@@ -49,7 +47,9 @@ class ClientEvaluation(FlowerFedAvg):
         self._asked_to_evaluate = tuple(node.node_id for node in sampled)
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self._construct_messages(record, list(self._asked_to_evaluate), MessageType.EVALUATE)
+        return [
+            Message(record, node_id, MessageType.EVALUATE) for node_id in self._asked_to_evaluate
+        ]
 
     def aggregate_evaluate(
         self,

@@ -101,6 +101,10 @@ class MemberFailures:
         self._poor_rounds = state["poor_rounds"]
         self._failed_rounds = state["failed_rounds"]
 
+    def errors(self, node: ClientNode) -> int:
+        """Return how often in a row a member gave no usable reply."""
+        return self._of(node).errors
+
     def _of(self, node: ClientNode) -> _Record:
         return self._members.get(node.client_id, _Record())
 

@@ -24,10 +24,9 @@ from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.messages.layout import ModelVectors
 from fedif_flower.messages.metrics import scalar
 from fedif_flower.messages.screening import AcceptedReply
-from fedif_flower.round import Aggregation, RoundUpdates, combine, largest_counters
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, combine, largest_counters
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
@@ -96,26 +95,26 @@ class FlowerRule(ScreenedStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Let the rule see the model and add to ``config``; then draw clients as ever."""
-        self.vectors(arrays)  # The layout is read off the first model.
+        self.model.receive(arrays)  # The layout is read off the first model.
         if self._is_optimizer:
             # FedAvgM would go on from a model of its own, even if the round then failed.
             self.inner.current_arrays = None  # type: ignore[attr-defined]
         try:
             self.inner.fraction_train = 0.0  # It draws nobody.
             handed = ArrayRecord(self._handed(arrays))
-            self.inner.configure_train(server_round + self.completed_rounds, handed, config, grid)
+            self.inner.configure_train(server_round, handed, config, grid)
         finally:
             self.inner.fraction_train = self.fraction_train
         return super().configure_train(server_round, arrays, config, grid)
 
-    def _combine(
-        self, server_round: int, accepted: Sequence[AcceptedReply]
+    def merge(
+        self, updates: RoundUpdates, accepted: Sequence[AcceptedReply]
     ) -> tuple[ModelVectors, Aggregation]:
+        """Let Flower's rule make a model of the replies; it gives no weights, NaN."""
         # The rule works coordinate by coordinate: NaN says that no client has a weight of its own.
         weights = torch.full((len(accepted),), float("nan"))
         counters = largest_counters([reply.counters for reply in accepted], weights)
         before = self.rule_state.remember()
-        updates = self._updates(server_round, accepted)
         try:
             vectors = self._apply(updates, accepted)
         except Exception as error:  # Flower's rules raise what they like: the round fails
@@ -132,16 +131,15 @@ class FlowerRule(ScreenedStrategy):
         """Return what the rule makes of the replies; what it did not see is as it was sent."""
         bounded = updates.global_buffers + updates.buffer_updates  # [m, b]
         messages = [
-            self._message(reply, self.layout.pack_buffers(buffers))
+            self._message(reply, self.model.layout.pack_buffers(buffers))
             for reply, buffers in zip(accepted, bounded, strict=True)
         ]
         with _cheap_collections():
             arrays, _ = self.inner.aggregate_train(updates.server_round, messages)
         if arrays is None:
             raise ValuationError("it returned nothing")
-        received = {} if self._record is None else self._record
-        vectors = self.layout.cast({**received, **arrays})
-        self.layout.check_variances(self.layout.to_arrays(vectors), vectors)
+        vectors = self.model.layout.cast({**self.model.record, **arrays})
+        self.model.layout.check_variances(self.model.layout.to_arrays(vectors), vectors)
         return vectors
 
     def _message(self, reply: AcceptedReply, buffers: Mapping[str, Array]) -> Message:
@@ -162,9 +160,9 @@ class FlowerRule(ScreenedStrategy):
         Constants stay away: the distance between two masks of -inf is NaN.
         """
         if not self._is_optimizer:
-            constants = self.layout.constants
+            constants = self.model.layout.constants
             return {name: array for name, array in arrays.items() if name not in constants}
-        return {spec.name: arrays[spec.name] for spec in self.layout.trainable}
+        return {spec.name: arrays[spec.name] for spec in self.model.layout.trainable}
 
 
 @contextmanager

@@ -12,9 +12,8 @@ from typing import Any, Literal, Unpack, get_args
 
 from fedif_flower.aggregators.krum import krum_scores, select_lowest
 from fedif_flower.errors import require
-from fedif_flower.messages.layout import ModelVectors
 from fedif_flower.messages.screening import AcceptedReply
-from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 
@@ -81,13 +80,13 @@ class Krum(ScreenedStrategy):
         weights = select_lowest(scores, min(self.num_selected, m))
         return Aggregation(weights=weights.cpu(), scores=-scores.cpu())
 
-    def _combine(
-        self, server_round: int, accepted: Sequence[AcceptedReply]
+    def merge(
+        self, updates: RoundUpdates, accepted: Sequence[AcceptedReply]
     ) -> tuple[ModelVectors, Aggregation]:
         """Take the one chosen model's parameters as they came: a sum of updates rounds them."""
-        vectors, aggregation = super()._combine(server_round, accepted)
+        vectors, aggregation = super().merge(updates, accepted)
         if self.keep_arrays:
             arrays = accepted[int(aggregation.weights.argmax())].arrays
             assert arrays is not None  # keep_arrays
-            vectors = replace(vectors, params=self.layout.to_vectors(arrays).params)
+            vectors = replace(vectors, params=self.model.layout.to_vectors(arrays).params)
         return vectors, aggregation

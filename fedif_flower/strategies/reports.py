@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +53,6 @@ class RoundReport:
     aggregation_seconds: float
     evaluations: int
     reason: str = ""
-
-
-OnRound = Callable[[RoundReport], None]
 
 
 def round_report(

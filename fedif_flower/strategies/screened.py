@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,25 +22,23 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedif_flower.aggregators.spread import bound_by_spread
 from fedif_flower.devices import select_device
 from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.layout import ModelVectors, ParameterLayout
 from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, average_metrics
 from fedif_flower.messages.metrics import ReplyLimits
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace, screen_replies
 from fedif_flower.messages.text import printable
-from fedif_flower.round import (
-    Aggregation,
-    RoundUpdates,
-    largest_counters,
-)
+from fedif_flower.messages.updates import round_updates
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
+from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.nodes import Identify, NodeDirectory
-from fedif_flower.strategies.reports import OnRound, log_remarks, round_report
+from fedif_flower.strategies.reports import log_remarks, round_report
+from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.summary import SettingsSummary
@@ -94,8 +93,9 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         :attr:`default_clipping`, 0 unless the strategy says otherwise.
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
-    on_round : callable, optional
-        Called with a :class:`~fedif_flower.strategies.reports.RoundReport` after each round.
+    callbacks : sequence of Callback
+        Told of each round and of each new model, in this order (see
+        :class:`~fedif_flower.strategies.callbacks.Callback`).
     """
 
     default_clipping = 0.0  # What ``update_clipping="auto"`` stands for.
@@ -126,7 +126,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         max_examples_ratio: float = 10.0,
         update_clipping: float | Literal["auto"] = "auto",
         device: str | torch.device = "auto",
-        on_round: OnRound | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         super().__init__(
             fraction_train=fraction_train,
@@ -140,8 +140,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             train_metrics_aggr_fn=train_metrics_aggr_fn or average_metrics,
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or average_metrics,
         )
-        self.trainable_keys = trainable_keys
-        self.tied_keys = tied_keys
+        self.model = GlobalModel(trainable_keys, tied_keys)
         self.seed = seed
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
@@ -151,20 +150,17 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         )
         self.bounds = StepBounds(self.update_clipping)
         self.device = select_device(device)
-        self.on_round = on_round
+        self.callbacks = list(callbacks)
         self.failures = MemberFailures(max_failed_rounds, max_paused_turns)
-        # Rounds of an earlier process: Flower counts those of this one, from 1.
-        self.completed_rounds = 0
-        self._workspace: Workspace | None = None
-        self._record: ArrayRecord | None = None
-        self._vectors: ModelVectors | None = None
-        self._proven: ArrayRecord | None = None  # The last model from which a round succeeded.
+        self.completed_rounds = 0  # By earlier processes.
         self._online: list[ClientNode] = []
         self._asked: dict[int, ClientNode] = {}
         self._started = 0.0
-        self._reason = ""  # Why the last round failed.
 
-    # -- what subclasses override ---------------------------------------------------------------
+    @cached_property
+    def workspace(self) -> Workspace:
+        """Room for the clients' updates."""
+        return Workspace(self.model.layout)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients with which the round's models are combined."""
@@ -198,8 +194,6 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         """Return the parts that remember earlier rounds, by name."""
         return {"nodes": self.nodes, "failures": self.failures, "bounds": self.bounds}
 
-    # -- a run that goes on ---------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the model needed to go on."""
         return {name: part.state_dict() for name, part in self.stateful().items()}
@@ -209,14 +203,25 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         for name, part in self.stateful().items():
             part.load_state_dict(state[name])
 
-    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFunction | None = None,
+    ) -> Result:
         """Run the rounds, as in Flower's ``Strategy``, over a grid on which no reply is believed.
 
-        See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`.
+        See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid` and
+        :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
-        return super().start(screened(grid), *args, **kwargs)
-
-    # -- Flower's hooks -------------------------------------------------------------------------
+        loop = RoundLoop(self, evaluate_fn)
+        return loop.run(
+            screened(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -224,145 +229,114 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         """Draw the round's clients and send them the model."""
         if self.fraction_train == 0.0:
             return []
-        server_round += self.completed_rounds
-        vectors = self.vectors(arrays)  # A model that cannot be averaged is refused right here.
+        vectors = self.model.receive(arrays)  # What cannot be averaged is refused right here.
         needed = max(self.min_train_nodes, 1)
         begun = self._asked or self.completed_rounds
         nodes = self.nodes.online(grid, needed if begun else max(needed, self.min_available_nodes))
         self._online = nodes
         sampled = self.select(self.failures.available(nodes, server_round, needed), server_round)
         self._asked = {node.node_id: node for node in sampled}
-        self.prepare(vectors.params, self.layout.named_buffers(vectors))
+        self.prepare(vectors.params, self.model.named_buffers)
         logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         self._started = time.perf_counter()
-        return self._construct_messages(record, list(self._asked), MessageType.TRAIN)
+        return [Message(record, node_id, MessageType.TRAIN) for node_id in self._asked]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies, weigh them, and combine them into the new model."""
-        server_round += self.completed_rounds
         if not self._asked:
             return None, None
-        if self._workspace is None or self._vectors is None:
-            raise RuntimeError("aggregate_train was called before configure_train")
         screening = screen_replies(
             replies,
             self._asked,
-            self._vectors,
-            self._workspace,
+            self.model.vectors,
+            self.workspace,
             self.limits,
             asked_at=self._started,
             keep_arrays=self.keep_arrays,
         )
         started = time.perf_counter() - screening.seconds
-        arrays, aggregation = self._aggregate(server_round, screening)
+        blamed = self._clients_blame_the_model(screening)
+        outcome = self._aggregate(server_round, screening, blamed=blamed)
         report = round_report(
             server_round,
             screening,
-            aggregation,
-            reason=self._reason,
+            outcome.aggregation,
+            reason=outcome.reason,
             round_seconds=started - self._started,
             aggregation_seconds=time.perf_counter() - started,
         )
         log_remarks(report)
-        if self.on_round is not None:
-            self.on_round(report)
-        enough = len(screening.accepted) >= self.min_valid_replies
-        self.failures.update(
-            server_round,
-            screening,
-            self._asked.values(),
-            self._online,
-            failed=enough and aggregation is None,
-        )
-        if aggregation is None:
-            return arrays, None
-        records = [reply.reported.records for reply in screening.accepted]
-        return arrays, aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
-
-    # -- the round ------------------------------------------------------------------------------
-
-    @property
-    def layout(self) -> ParameterLayout:
-        """Where the arrays of the global model lie in the vectors."""
-        if self._workspace is None:
-            raise RuntimeError("the layout is known from the first round on")
-        return self._workspace.layout
-
-    def vectors(self, arrays: ArrayRecord) -> ModelVectors:
-        """Return a record as vectors; the one last produced or sent is not unpacked again."""
-        if self._workspace is None:
-            layout = ParameterLayout.from_arrays(arrays, self.trainable_keys, self.tied_keys)
-            self._workspace = Workspace(layout)
-        if arrays is not self._record or self._vectors is None:
-            self._vectors, self._record = self.layout.to_vectors(arrays), arrays
-        return self._vectors
-
-    def _aggregate(
-        self, server_round: int, screening: Screening
-    ) -> tuple[ArrayRecord | None, Aggregation | None]:
-        accepted = screening.accepted
-        self._reason = ""
-        if len(accepted) < self.min_valid_replies:
-            self._reason = f"{len(accepted)} valid replies, {self.min_valid_replies} needed"
-            logger.warning(
-                "round %d: %d valid replies, %d needed; the model stays as it was",
-                server_round,
-                len(accepted),
-                self.min_valid_replies,
+        for callback in self.callbacks:
+            callback.on_round(report)
+        failed = outcome.aggregation is None
+        if not blamed:
+            enough = len(screening.accepted) >= self.min_valid_replies
+            asked = self._asked.values()
+            self.failures.update(
+                server_round, screening, asked, self._online, failed=enough and failed
             )
-            # Where nonsense is all that came, the model that was sent may be why.
-            nonsense = not accepted and screening.num_failed < len(screening.refused)
-            return self._take_back(server_round) if nonsense else None, None
-        try:
-            vectors, aggregation = self._combine(server_round, accepted)
-        except Exception as error:  # out of a user's model or loss, as likely as not
-            known = isinstance(error, ValuationError)
-            self._reason = printable(str(error) if known else repr(error))
-            logger.error("round %d: %s; the model stays as it was", server_round, self._reason)
-            # An unknown error may come from the model that was sent: an older one is known to work.
-            suspect = not known or isinstance(error, DivergedError)
-            return self._take_back(server_round) if suspect else None, None
-        self._proven = self._record
-        self._vectors, self._record = vectors, self.layout.to_arrays(vectors)
-        return self._record, aggregation
+        if failed:
+            return outcome.arrays, None
+        records = [reply.reported.records for reply in screening.accepted]
+        metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
+        return outcome.arrays, metrics
 
-    def _take_back(self, server_round: int) -> ArrayRecord | None:
-        """Return to the last model from which a round succeeded, if that is another one."""
-        if self._proven is None or self._proven is self._record:
-            return None
-        logger.error("round %d: the model goes back to the last one that worked", server_round)
-        self.vectors(self._proven)
-        return self._proven
-
-    def _combine(
-        self, server_round: int, accepted: Sequence[AcceptedReply]
+    def merge(
+        self,
+        updates: RoundUpdates,
+        accepted: Sequence[AcceptedReply],  # noqa: ARG002 (for rules that need more than updates)
     ) -> tuple[ModelVectors, Aggregation]:
-        updates = self._updates(server_round, accepted)
+        """Return the model that a round's updates lead to, and the weights they were given.
+
+        A subclass overrides it where weights do not tell all, else :meth:`weigh`. ``accepted`` are
+        the replies as they came, in the order of ``updates``; any error fails the round.
+        """
         aggregation = self.weigh(updates)
-        weights = aggregation.weights
-        params, buffers = self.bounds.settle(updates, weights)
-        counters = largest_counters(updates.counters, weights)
+        params, buffers = self.bounds.settle(updates, aggregation.weights)
+        counters = largest_counters(updates.counters, aggregation.weights)
         return ModelVectors(params, buffers, counters), aggregation
 
-    def _updates(self, server_round: int, accepted: Sequence[AcceptedReply]) -> RoundUpdates:
-        m, vectors, workspace = len(accepted), self._vectors, self._workspace
-        assert vectors is not None  # both are set by configure_train
-        assert workspace is not None
-        bound_by_spread(workspace.buffer_updates[:m])
-        return RoundUpdates(
-            server_round=server_round,
-            client_ids=tuple(reply.node.client_id for reply in accepted),
-            num_examples=torch.tensor([r.num_examples for r in accepted], dtype=torch.float64),
-            global_params=vectors.params.to(self.device),
-            client_updates=workspace.updates[:m].to(self.device),
-            squared_norms=torch.tensor([r.squared_norm for r in accepted], dtype=torch.float64),
-            global_buffers=vectors.buffers.to(self.device),
-            buffer_updates=workspace.buffer_updates[:m].to(self.device),
-            named_buffers=self.layout.named_buffers(vectors),
-            split_buffers=self.layout.split_buffers,
-            counters=[reply.counters for reply in accepted],
-        )
+    def _aggregate(self, server_round: int, screening: Screening, *, blamed: bool) -> _Outcome:
+        """Advance the global model by the accepted replies, if they allow it."""
+        accepted = screening.accepted
+        if blamed:
+            return self._failed(server_round, "most clients fail on this model", suspect=True)
+        if len(accepted) < self.min_valid_replies:
+            reason = f"{len(accepted)} valid replies, {self.min_valid_replies} needed"
+            # Where nonsense is all that came, the model that was sent may be why.
+            nonsense = not accepted and screening.num_failed < len(screening.refused)
+            return self._failed(server_round, reason, suspect=nonsense)
+        try:
+            updates = round_updates(
+                server_round, accepted, self.workspace, self.model.vectors, self.device
+            )
+            vectors, aggregation = self.merge(updates, accepted)
+        except Exception as error:  # out of a user's model or loss, as likely as not
+            known = isinstance(error, ValuationError)
+            # An unknown error may come from the model that was sent: an older one is known to work.
+            suspect = not known or isinstance(error, DivergedError)
+            return self._failed(server_round, str(error) if known else repr(error), suspect=suspect)
+        return _Outcome(self.model.advance(vectors), aggregation)
+
+    def _failed(self, server_round: int, reason: str, *, suspect: bool) -> _Outcome:
+        """Keep the model, or take it back if it is suspected to be the cause."""
+        reason = printable(reason)
+        logger.error("round %d: %s; the model stays as it was", server_round, reason)
+        return _Outcome(self.model.take_back() if suspect else None, None, reason)
+
+    def _clients_blame_the_model(self, screening: Screening) -> bool:
+        """Tell whether most clients raise an error on the model just made, and did not before."""
+        newly = [r for r in screening.refused if r.raised and not self.failures.errors(r.node)]
+        return not self.model.is_proven and 2 * len(newly) > len(self._asked)
+
+
+class _Outcome(NamedTuple):
+    """What a round led to: a model if it is another one, the weights, or why it failed."""
+
+    arrays: ArrayRecord | None
+    aggregation: Aggregation | None
+    reason: str = ""

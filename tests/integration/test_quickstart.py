@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from fedif_flower import FedIF, Validation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.simulation import run_on_ray
+from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from tests.integration.quickstart import task
 from tests.integration.quickstart.hostile import BAD_INDEX, NOT_A_NUMBER, app
@@ -34,7 +35,7 @@ def learn(grid: LocalGrid) -> None:
         fraction_evaluate=1.0,
         device="cpu",
         max_paused_turns=0,  # Both are refused in every round.
-        on_round=reports.append,
+        callbacks=[OnRound(reports.append)],
     )
     result = strategy.start(
         grid=grid,

@@ -8,8 +8,9 @@ from torch import nn
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.layout import ModelVectors, ParameterLayout
+from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.round import ModelVectors
 from fedif_flower.tasks.modules import tied_names, trainable_names
 
 

@@ -53,11 +53,11 @@ def report(server_round: int, contributions: dict[int, float], rejected: str = "
 
 def recorded(tmp_path: Path) -> RunRecorder:
     recorder = RunRecorder(run_config(tmp_path), lambda node: node.partition_id % 2 == 1)
-    recorder.on_evaluation(0, Evaluation(2.0, 0.1), Evaluation(2.0, 0.1), 0.1)
+    recorder.on_evaluation(0, Evaluation(2.0, 0.1), Evaluation(2.0, 0.1), evaluation_seconds=0.1)
     recorder.on_round(report(1, {0: 0.3, 1: 0.0, 2: 0.2}, rejected="NaN, of course"))
-    recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), 0.1)
+    recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), evaluation_seconds=0.1)
     recorder.on_round(report(2, {0: 0.4, 1: 0.1, 3: 0.35}))
-    recorder.on_evaluation(2, Evaluation(0.5, 0.8), Evaluation(0.5, 0.7), 0.1)
+    recorder.on_evaluation(2, Evaluation(0.5, 0.8), Evaluation(0.5, 0.7), evaluation_seconds=0.1)
     return recorder
 
 
@@ -151,7 +151,9 @@ def test_a_full_disk_is_one_sentence(tmp_path, name):
 
     def a_round() -> None:
         recorder.on_round(report(1, {0: 0.3}))
-        recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), 0.1)
+        recorder.on_evaluation(
+            1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), evaluation_seconds=0.1
+        )
 
     with pytest.raises(StorageError, match=rf"^cannot write .*/{name}: No space left on device$"):
         a_round()
@@ -173,12 +175,12 @@ def test_a_cell_that_a_spreadsheet_would_execute_is_quoted(tmp_path, start):
 
 def test_failed_rounds_and_unnamed_members_are_counted_and_shown(tmp_path, capsys):
     recorder = RunRecorder(run_config(tmp_path), lambda node: False)
-    recorder.on_evaluation(0, Evaluation(2.0, 0.1), Evaluation(2.0, 0.1), 0.1)
+    recorder.on_evaluation(0, Evaluation(2.0, 0.1), Evaluation(2.0, 0.1), evaluation_seconds=0.1)
     recorder.on_round(report(1, {-1: 0.3, 1: 0.1}))
-    recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), 0.1)
+    recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), evaluation_seconds=0.1)
     # One of three answered: the model moved on, but most clients failed.
     recorder.on_round(dataclasses.replace(report(2, {1: 0.4}), num_failed=2))
-    recorder.on_evaluation(2, Evaluation(0.5, 0.8), Evaluation(0.5, 0.7), 0.1)
+    recorder.on_evaluation(2, Evaluation(0.5, 0.8), Evaluation(0.5, 0.7), evaluation_seconds=0.1)
     summary = recorder.finish({"w": torch.zeros(1)})
     counted = {k: summary[k] for k in ("failed_rounds", "last_round_failed", "unnamed_members")}
     assert counted == {"failed_rounds": 1, "last_round_failed": True, "unnamed_members": 1}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.valuation import Validation
@@ -73,7 +74,7 @@ def play(
 ) -> tuple[Tensor, list[RoundReport]]:
     """Run rounds with all clients; return the new parameters ``[d]`` and the reports."""
     reports: list[RoundReport] = []
-    strategy.on_round = reports.append
+    strategy.callbacks = [OnRound(reports.append)]
     grid = LocalGrid(movers, len(movers.steps))
     result = strategy.start(grid, model_arrays(model), num_rounds=rounds)
     arrays = [torch.from_numpy(array.numpy()).flatten() for array in result.arrays.values()]

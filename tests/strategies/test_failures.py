@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord
 from fedif_flower import FedAvg
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.sampling import sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
 
@@ -29,7 +30,7 @@ def run(erring, num_nodes, rounds, clients=None, kind=explode, **settings):
             "fraction_evaluate": 0.0,
             "min_train_nodes": 1,
             "device": "cpu",
-            "on_round": reports.append,
+            "callbacks": [OnRound(reports.append)],
         }
         | settings
     )

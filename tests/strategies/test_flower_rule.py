@@ -16,6 +16,7 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import FedAvg, FlowerRule
+from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.tasks.modules import trainable_names
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply, step_reply
@@ -89,7 +90,9 @@ def test_the_model_is_flowers_own(rule):
 def test_an_optimiser_learns_beside_a_client_that_sends_nan(rule):
     clients = honest() | {NUM_CLIENTS: lambda m, _: spoiled_reply(m, HOSTILE["nan"])}
     reports: list[RoundReport] = []
-    _, result = screened(rule, clients, num_clients=NUM_CLIENTS + 1, on_round=reports.append)
+    _, result = screened(
+        rule, clients, num_clients=NUM_CLIENTS + 1, callbacks=[OnRound(reports.append)]
+    )
     _, expected = screened(rule)
     np.testing.assert_array_equal(values(result), values(expected))
     assert not any(report.failed for report in reports)
@@ -115,7 +118,7 @@ def test_batch_norm_statistics_are_averaged_not_stepped(rule):
         dict.fromkeys(range(NUM_CLIENTS), shrinking),
         arrays=model_arrays(model),
         trainable_keys=trainable_names(model),
-        on_round=reports.append,
+        callbacks=[OnRound(reports.append)],
     )
     assert [report.failed for report in reports] == [False] * 4
     np.testing.assert_allclose(result.arrays["1.running_var"].numpy(), 1e-4, rtol=1e-5)
@@ -149,7 +152,7 @@ def test_the_rule_may_add_to_what_clients_are_told():
 def test_qfedavg_refuses_replies_without_a_loss_and_takes_either_spelling():
     clients = honest("train-loss") | {4: going_to(5.0, "other")}
     reports: list[RoundReport] = []
-    _, result = screened("QFedAvg", clients, rounds=1, on_round=reports.append)
+    _, result = screened("QFedAvg", clients, rounds=1, callbacks=[OnRound(reports.append)])
     (refused,) = (client for client in reports[0].clients if client.rejection)
     assert refused.rejection == "metric 'train_loss' is None; required: a number >= 0"
     assert len(result.arrays) == 2
@@ -164,7 +167,9 @@ def test_what_a_rule_raises_fails_the_round_and_keeps_the_model():
             return super().aggregate_train(server_round, replies)
 
     reports: list[RoundReport] = []
-    strategy = FlowerRule(Broken(), fraction_evaluate=0.0, on_round=reports.append, device="cpu")
+    strategy = FlowerRule(
+        Broken(), fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], device="cpu"
+    )
     result = strategy.start(LocalGrid(Clients(honest()), NUM_CLIENTS), zeros(), num_rounds=3)
     assert [report.failed for report in reports] == [False, True, False]
     assert np.isfinite(values(result)).all()

@@ -25,6 +25,7 @@ from fedif_flower import FedAvg, FedIF, Krum, Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.hostile import Clients, honest_parts
 from tests.strategies.test_registry import config, run
@@ -106,7 +107,7 @@ def model() -> nn.Module:
 
 
 def build(rule: str, reports: list[RoundReport]):
-    base = {"fraction_evaluate": 0.0, "on_round": reports.append, "device": "cpu"}
+    base = {"fraction_evaluate": 0.0, "callbacks": [OnRound(reports.append)], "device": "cpu"}
     if rule == "fedavg":
         return FedAvg(**base)
     if rule == "krum":

@@ -17,6 +17,7 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.round import hold_within
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.hostile import Clients, honest_parts
@@ -80,7 +81,7 @@ def test_one_client_of_five_moves_no_index(strategy, name, value):
     clients[1] = lambda message, _: reply(message, {name: value})
     reports: list[RoundReport] = []
     validation = Validation(model, torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
-    base = {"fraction_evaluate": 0.0, "on_round": reports.append, "device": "cpu"}
+    base = {"fraction_evaluate": 0.0, "callbacks": [OnRound(reports.append)], "device": "cpu"}
     result = STRATEGIES[strategy](validation, base).start(
         LocalGrid(Clients(clients), 5), model_arrays(model), num_rounds=2
     )
@@ -194,7 +195,7 @@ def test_what_nobody_trains_stays_to_the_bit(strategy):
 
 def test_a_variance_beyond_all_measure_is_refused_by_name():
     reports: list[RoundReport] = []
-    strategy = FedAvg(fraction_evaluate=0.0, on_round=reports.append, device="cpu")
+    strategy = FedAvg(fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], device="cpu")
     grid = LocalGrid(trains_and_sends("running_var", 1e12), 3)
     strategy.start(grid, model_arrays(normalised()), num_rounds=1)
     reason = "array '2.running_var' has a variance of 1e+12, where the model sent had 1"

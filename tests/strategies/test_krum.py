@@ -9,7 +9,7 @@ from torch import nn
 from fedif_flower import Krum
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.round import RoundUpdates
+from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients, _fill, spoiled_reply
 
@@ -27,12 +27,12 @@ def a_round(*clients: Client) -> RoundUpdates:
         server_round=1,
         client_ids=tuple(range(m)),
         num_examples=torch.ones(m),
-        global_params=torch.zeros(1),
+        model=ModelVectors(
+            torch.zeros(1), torch.zeros(0), {"num_batches_tracked": torch.tensor(500)}
+        ),
         client_updates=updates,
         squared_norms=updates.square().sum(dim=1),
-        global_buffers=torch.zeros(0),
         buffer_updates=torch.zeros(m, 0),
-        named_buffers={"num_batches_tracked": torch.tensor(500)},
         counters=[{"num_batches_tracked": torch.tensor(500 + c.steps)} for c in clients],
     )
 

@@ -26,6 +26,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.tasks.modules import tied_names
 from tests.strategies.hostile import step_reply
@@ -106,7 +107,7 @@ def test_tied_parameters_and_odd_buffers_go_through_a_round(name):
         lambda **base: RULES[name](tied_keys=tied_names(model()), **base)
     )
     reports: list = []
-    strategy = build(device="cpu", fraction_evaluate=0.0, on_round=reports.append)
+    strategy = build(device="cpu", fraction_evaluate=0.0, callbacks=[OnRound(reports.append)])
     sent = model_arrays(model())
     result = strategy.start(LocalGrid(client, 6), sent, num_rounds=2)
     for report in reports:

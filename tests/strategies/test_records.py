@@ -15,6 +15,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.callbacks import OnRound
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.lines import Threshold, threshold_validation
 
@@ -26,7 +27,7 @@ def zeros(size: int = 1) -> ArrayRecord:
 def run(clients, num_nodes=3, rounds=1, **settings):
     """Run FedAvg, or ``strategy``; return Flower's result and the reports."""
     reports = []
-    base = {"fraction_evaluate": 0.0, "device": "cpu", "on_round": reports.append}
+    base = {"fraction_evaluate": 0.0, "device": "cpu", "callbacks": [OnRound(reports.append)]}
     strategy = settings.pop("strategy", FedAvg)(**base | settings)
     grid = LocalGrid(clients, num_nodes)
     return strategy.start(grid, zeros(), num_rounds=rounds), reports
@@ -204,7 +205,7 @@ def test_the_first_round_waits_for_min_train_nodes_too():
         min_available_nodes=1,
         min_train_nodes=4,
         device="cpu",
-        on_round=reports.append,
+        callbacks=[OnRound(reports.append)],
     )
     strategy.start(Growing(Clients(), 6), zeros(), num_rounds=1)
     assert len(reports[0].clients) == 4
@@ -218,11 +219,11 @@ def test_the_first_round_waits_for_min_available_nodes_though_the_model_was_eval
         min_available_nodes=4,
         min_train_nodes=1,
         device="cpu",
-        on_round=reports.append,
+        callbacks=[OnRound(reports.append)],
     )
 
     def evaluate(server_round, arrays):
-        strategy.vectors(arrays)
+        strategy.model.receive(arrays)
 
     grid = Growing(Clients(), 6)
     strategy.start(grid, zeros(), num_rounds=1, evaluate_fn=evaluate)

@@ -9,6 +9,7 @@ from fedif_flower import FedAvg, FedIF, Krum, Validation
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.nodes import identify_by_query
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.sampling import sample_clients
@@ -50,7 +51,7 @@ def test_floating_buffers_are_averaged_and_counters_take_the_maximum():
 @pytest.mark.parametrize("rule", ["fedavg", "fedif", "krum"])
 def test_a_hostile_reply_is_refused_alone(kind, rule):
     reports: list[RoundReport] = []
-    base = {"fraction_evaluate": 0.0, "on_round": reports.append, "device": "cpu"}
+    base = {"fraction_evaluate": 0.0, "callbacks": [OnRound(reports.append)], "device": "cpu"}
     validation = Validation(model(), torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
     strategy = {
         "fedavg": lambda: FedAvg(**base),
@@ -76,7 +77,7 @@ def test_a_client_that_raises_or_is_silent_counts_as_failed():
         raise RuntimeError("boom")
 
     reports: list[RoundReport] = []
-    strategy = FedAvg(fraction_evaluate=0.0, on_round=reports.append)
+    strategy = FedAvg(fraction_evaluate=0.0, callbacks=[OnRound(reports.append)])
     start(strategy, Clients({0: explode}), num_nodes=5, silent=[4])
     assert (reports[0].num_accepted, reports[0].num_failed) == (3, 2)
     reasons = [client.rejection for client in reports[0].clients[-2:]]
@@ -86,7 +87,9 @@ def test_a_client_that_raises_or_is_silent_counts_as_failed():
 
 def test_second_reply_and_stranger_are_refused():
     reports: list[RoundReport] = []
-    strategy = FedAvg(fraction_evaluate=0.0, fraction_train=0.5, on_round=reports.append)
+    strategy = FedAvg(
+        fraction_evaluate=0.0, fraction_train=0.5, callbacks=[OnRound(reports.append)]
+    )
 
     class Doubling(LocalGrid):
         def pull_messages(self, message_ids):
@@ -120,7 +123,9 @@ def test_second_reply_and_stranger_are_refused():
 def test_old_model_stays_when_nothing_valid_came():
     clients = Clients({p: lambda m, _: spoiled_reply(m, HOSTILE["nan"]) for p in range(3)})
     reports: list[RoundReport] = []
-    strategy = FedAvg(fraction_evaluate=0.0, on_round=reports.append, max_failed_rounds=3)
+    strategy = FedAvg(
+        fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], max_failed_rounds=3
+    )
     result = start(strategy, clients, rounds=2)
     assert len(result.arrays) == 0  # no round ever produced a model
     assert [report.failed for report in reports] == [True, True]
@@ -208,7 +213,12 @@ def test_fedif_prefers_the_client_that_goes_downhill():
     )
     reports: list[RoundReport] = []
     strategy = FedIF(
-        validation, gamma=0.3, fraction_evaluate=0.0, on_round=reports.append, device="cpu"
+        validation,
+        gamma=0.3,
+        fraction_evaluate=0.0,
+        update_clipping=0.0,
+        callbacks=[OnRound(reports.append)],
+        device="cpu",
     )
     clients = Clients({1: lambda message, _: step_reply(message, -1.0)})
     result = strategy.start(LocalGrid(clients, 3), model_arrays(line), num_rounds=1)

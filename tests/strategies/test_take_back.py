@@ -12,6 +12,7 @@ from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.hostile import Clients, honest_parts, spoiled_reply, step_reply
 
@@ -54,7 +55,7 @@ def test_fedif_goes_on_from_the_last_model_that_worked():
         validation(line()),
         fraction_evaluate=0.0,
         update_clipping=0.0,
-        on_round=reports.append,
+        callbacks=[OnRound(reports.append)],
         device="cpu",
     )
     arrays = run(strategy, huge_in(1), rounds=5)
@@ -76,17 +77,65 @@ def test_nothing_but_nonsense_blames_the_model_that_was_sent():
     assert arrays["1.weight"].numpy().item() == pytest.approx(3.0)
 
 
+class SilentInRound(LocalGrid):
+    """Three nodes that do not answer in one round."""
+
+    def __init__(self, client_app, silent_round: int) -> None:
+        super().__init__(client_app, 3)
+        self._left = silent_round
+
+    def pull_messages(self, message_ids):
+        message_ids = list(message_ids)
+        self._left -= bool(message_ids)  # Nobody is asked to evaluate.
+        return [] if self._left == 0 else super().pull_messages(message_ids)
+
+
+def one_more(message: Message, context: Context) -> Message:
+    return step_reply(message, 1.0)
+
+
 def test_silence_does_not_blame_the_model():
-    strategy = FedAvg(fraction_evaluate=0.0, device="cpu")
-    silent_round = 2
+    strategy = FedAvg(fraction_evaluate=0.0, device="cpu", max_paused_turns=0)
+    grid = SilentInRound(Clients(dict.fromkeys(range(3), one_more)), silent_round=2)
+    arrays = strategy.start(grid, model_arrays(line()), num_rounds=3).arrays
+    assert arrays["0.weight"].numpy().item() == pytest.approx(2.0)
+
+
+def unable_beyond(limit: float):
+    """A client whose app raises where a weight of the model it received is beyond a limit."""
 
     def reply(message: Message, context: Context) -> Message:
-        if message.content.config_records["config"]["server-round"] == silent_round:
-            raise OSError("out of reach")
-        return step_reply(message, 1.0)
+        arrays, _ = honest_parts(message, 0.0)
+        if max(abs(array.numpy()).max() for array in arrays.values()) > limit:
+            raise IndexError("this model is none that I can train")
+        return huge_in(1).special[0](message, context)
 
-    arrays = run(strategy, Clients(dict.fromkeys(range(3), reply)), rounds=3)
-    assert arrays["0.weight"].numpy().item() == pytest.approx(2.0)
+    return reply
+
+
+def test_clients_that_all_fail_on_the_model_just_made_blame_it():
+    reports: list[RoundReport] = []
+    strategy = FedAvg(fraction_evaluate=0.0, device="cpu", callbacks=[OnRound(reports.append)])
+    arrays = run(strategy, Clients(dict.fromkeys(range(3), unable_beyond(1e6))), rounds=4)
+    assert [report.failed for report in reports] == [False, True, False, False]
+    assert reports[1].reason == "most clients fail on this model"
+    assert arrays["1.weight"].numpy().item() == pytest.approx(2.0)
+
+
+def test_the_few_that_do_not_fail_make_no_model_of_it():
+    # Partition 1 sent the huge update, and answers it happily.
+    clients = Clients({0: unable_beyond(1e6), 1: huge_in(1).special[1], 2: unable_beyond(1e6)})
+    strategy = FedAvg(fraction_evaluate=0.0, device="cpu")
+    assert run(strategy, clients, rounds=3)["1.weight"].numpy().item() == pytest.approx(1.0)
+
+
+def test_clients_that_always_fail_do_not_blame_the_model():
+    def failing(message: Message, context: Context) -> Message:
+        raise OSError("no data here")
+
+    strategy = FedAvg(fraction_evaluate=0.0, device="cpu", max_paused_turns=0)
+    arrays = run(strategy, Clients({0: failing, 1: one_more, 2: one_more}), rounds=3)
+    assert arrays["0.weight"].numpy().item() == pytest.approx(3.0)
 
 
 def test_a_first_model_that_is_bad_has_nothing_to_go_back_to():
@@ -108,8 +157,8 @@ def test_negative_variances_are_refused():
     reports: list[RoundReport] = []
     held_out = Validation(model, torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
     for strategy in (
-        FedIF(held_out, fraction_evaluate=0.0, on_round=reports.append, device="cpu"),
-        FedAvg(fraction_evaluate=0.0, on_round=reports.append, device="cpu"),
+        FedIF(held_out, fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], device="cpu"),
+        FedAvg(fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], device="cpu"),
     ):
         strategy.start(LocalGrid(clients, 3), model_arrays(model), num_rounds=1)
     for report in reports:
@@ -134,7 +183,7 @@ def test_an_error_out_of_the_users_loss_fails_the_round_and_not_the_run():
         held_out,
         fraction_evaluate=0.0,
         update_clipping=0.0,
-        on_round=reports.append,
+        callbacks=[OnRound(reports.append)],
         device="cpu",
     )
     arrays = run(strategy, huge_in(1), rounds=4)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.round import RoundUpdates
+from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.valuation import InfluenceValuation, Validation
 from fedif_flower.valuation.influence import project_updates, round_influence
 
@@ -94,10 +94,9 @@ def test_valuation_on_a_quadratic(overlap):
         server_round=1,
         client_ids=(1, 2),
         num_examples=torch.ones(2),
-        global_params=torch.tensor([1.0]),
+        model=ModelVectors(torch.tensor([1.0]), torch.empty(0)),
         client_updates=torch.tensor([[1.0], [-0.5]]),
         squared_norms=torch.tensor([1.0, 0.25], dtype=torch.float64),
-        global_buffers=torch.empty(0),
         buffer_updates=torch.empty(2, 0),
     )
     valuation.prepare(updates.global_params, {})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedif_flower.round import RoundUpdates
+from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.step_bounds import WARY_ROUNDS, StepBounds
 
@@ -39,10 +39,9 @@ def settle(bounds: StepBounds, server_round: int, start: float, *steps: float) -
             server_round=server_round,
             client_ids=tuple(range(m)),
             num_examples=torch.ones(m),
-            global_params=torch.tensor([start]),
+            model=ModelVectors(torch.tensor([start]), torch.zeros(0)),
             client_updates=updates,
             squared_norms=updates.double().square().sum(dim=1),
-            global_buffers=torch.zeros(0),
             buffer_updates=torch.zeros(m, 0),
         ),
         torch.full((m,), 1 / m, dtype=torch.float64),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.round import RoundUpdates
+from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
@@ -30,23 +30,28 @@ def validation() -> Validation:
     return Validation(Threshold(), inputs, torch.ones(4, dtype=torch.int64), device="cpu")
 
 
+class Shift:
+    """One buffer, called shift."""
+
+    def named_buffers(self, vectors: ModelVectors) -> Mapping[str, Tensor]:
+        return self.split_buffers(vectors.buffers)
+
+    def split_buffers(self, buffers: Tensor) -> Mapping[str, Tensor]:
+        return {"shift": buffers}
+
+
 def round_of(*steps: float, server_round: int = 1, shifts: Tensor | None = None) -> RoundUpdates:
     updates = torch.tensor(steps)[:, None]
-
-    def split(buffers: Tensor) -> Mapping[str, Tensor]:
-        return {"shift": buffers}
 
     return RoundUpdates(
         server_round=server_round,
         client_ids=tuple(range(len(steps))),
         num_examples=torch.ones(len(steps), dtype=torch.float64),
-        global_params=torch.zeros(1),
+        model=ModelVectors(torch.zeros(1), torch.zeros(1)),
         client_updates=updates,
         squared_norms=updates.double().square().sum(dim=1),
-        global_buffers=torch.zeros(1),
         buffer_updates=torch.zeros(len(steps), 1) if shifts is None else shifts[:, None],
-        named_buffers={"shift": torch.zeros(1)},
-        split_buffers=split,
+        names=Shift(),
     )
 
 

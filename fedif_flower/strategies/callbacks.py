@@ -1,0 +1,43 @@
+"""What goes on beside training: records, evaluation, checkpoints, and what a user adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fedif_flower.strategies.global_model import GlobalModel
+from fedif_flower.strategies.reports import RoundReport
+
+
+class StopTraining(Exception):  # noqa: N818 (as StopIteration: no error)
+    """Raised by a callback to end a run in good order after this round."""
+
+
+class Callback:
+    """Is told of every round; a subclass overrides what it needs.
+
+    An exception ends the run, except for :class:`StopTraining`, which ends it in good order.
+    """
+
+    def on_round(self, report: RoundReport) -> None:
+        """Take in a round's report, once its replies are combined or have failed."""
+
+    def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float] | None:  # noqa: ARG002
+        """Look at the global model after a round; 0: before the first.
+
+        Returns
+        -------
+        mapping of str to float, optional
+            Metrics, which Flower's result holds as ``evaluate_metrics_serverapp``.
+        """
+        return None
+
+
+class OnRound(Callback):
+    """Calls a function with each round's report, e.g. ``reports.append``."""
+
+    def __init__(self, function: Callable[[RoundReport], object]) -> None:
+        self.function = function
+
+    def on_round(self, report: RoundReport) -> None:
+        """Hand the report on."""
+        self.function(report)
