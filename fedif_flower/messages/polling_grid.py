@@ -1,11 +1,11 @@
-"""A Flower ``Grid`` that asks often, and that waits for nobody longer than it has to.
+"""A Flower ``Grid`` that looks for replies often and waits for none longer than it has to.
 
-Flower's own grid looks for replies every three seconds, and takes all of a round at once: one that
-cannot be read ends the run, and one that was announced and never uploaded keeps everybody waiting
-far beyond the deadline. This one looks five times a second and fetches each reply by the message it
-answers, in a thread of its own if it takes long, so that a bad or slow one stands alone. And it
-sees that a node was away and is back before anyone noticed: what it was doing is lost, and waiting
-for that would take the whole timeout.
+Flower's own grid looks for replies every three seconds, and fetches all replies of a round at once:
+one that cannot be read ends the run, and one that was announced but never uploaded delays the round
+far beyond its deadline. This grid looks five times a second and fetches each reply on its own, in a
+thread if that takes long, so that a bad or slow one delays no other. It also notices a node that
+was restarted between two looks: the node's work is lost, and waiting for it would take the whole
+timeout.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from threading import Thread
-from typing import Any, NoReturn
 
 import httpx
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
+
+from fedif_flower.messages.forwarding_grid import ForwardingGrid
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ NODE_UNAVAILABLE = 5
 _CONNECTION_ERRORS = (httpx.HTTPError, OSError)
 
 
-class PollingGrid(Grid):
+class PollingGrid(ForwardingGrid):
     """Hands every call on to another grid, but waits for replies in its own way.
 
     Parameters
@@ -53,39 +54,10 @@ class PollingGrid(Grid):
         restart_seconds: float = 5.0,
         sweep_seconds: float = 5.0,
     ) -> None:
-        self.inner = grid
+        super().__init__(grid)
         self._poll_seconds = poll_seconds
         self._restart_seconds = restart_seconds
         self._sweep_seconds = sweep_seconds
-
-    def set_run(self, run: Any) -> None:
-        """Set the run."""
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """The run that the grid belongs to."""
-        return self.inner.run
-
-    def create_message(self, *_args: object, **_kwargs: object) -> NoReturn:
-        """Refuse: it is deprecated in Flower."""
-        raise RuntimeError("construct a flwr.app.Message instead")
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are online."""
-        return self.inner.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Return the nodes that are online."""
-        return self.inner.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages and return their ids."""
-        return self.inner.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there."""
-        return self.inner.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
 
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.polling_grid import MESSAGE_UNAVAILABLE, PollingGrid
 
 logger = logging.getLogger(__name__)
@@ -25,13 +25,13 @@ SPARE_VALUES = 32 * 1024
 _LETTERS_PER_VALUE = 64
 
 
-class ScreenedGrid(Grid):
-    """Hands every call on to another grid, and believes nothing that replies say of themselves.
+class ScreenedGrid(ForwardingGrid):
+    """Hands calls on to another grid and checks what replies say of themselves.
 
     Messages get a random ``group_id``, which makes the ids that Flower computes from them
-    impossible to guess. A reply counts for the node that the message went to; one that claims
-    another sender, or that weighs more than the message gives it a reason to, becomes an error of
-    the node that was asked; one in the name of a node whose message it does not answer is dropped.
+    impossible to guess. A reply counts for the node that its message went to. A reply that claims
+    another sender, or that is far larger than its message, becomes an error of the node that was
+    asked. A reply in the name of a node whose message it does not answer is dropped.
 
     Parameters
     ----------
@@ -41,37 +41,12 @@ class ScreenedGrid(Grid):
     """
 
     def __init__(self, grid: Grid) -> None:
-        self.inner = grid
+        super().__init__(grid)
         self._transport = grid if _is_reliable(grid) else PollingGrid(grid)
-
-    def set_run(self, run: Any) -> None:
-        """Set the run."""
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """The run that the grid belongs to."""
-        return self.inner.run
-
-    def create_message(self, *_args: object, **_kwargs: object) -> NoReturn:
-        """Refuse: it is deprecated in Flower."""
-        raise RuntimeError("construct a flwr.app.Message instead")
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are online."""
-        return self.inner.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Return the nodes that are online."""
-        return self.inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids, which nobody can guess."""
         return self.inner.push_messages(_unguessable(messages))
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there, unchecked."""
-        return self.inner.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -147,7 +147,7 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
     return STRATEGIES[config.strategy](parts)
 
 
-def marks(config: RunConfig) -> Callable[[ClientNode], bool]:
+def malicious_marker(config: RunConfig) -> Callable[[ClientNode], bool]:
     """Return a function that tells which clients are known to misbehave."""
     malicious = (
         frozenset()
@@ -201,7 +201,7 @@ def _run_federation(
     settings = {**config.identity(), "data": server.fingerprint}
     checkpoints = CheckpointFolder(config.run_dir / "checkpoints", settings)
     checkpoint = checkpoints.find(config.resume)
-    recorder = RunRecorder(config, marks(config), on_row)
+    recorder = RunRecorder(config, malicious_marker(config), on_row)
     arrays = model_arrays(server.model)
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1)
     strategy = build_strategy(server)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import NoReturn
 
 from flwr.app import Message
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedif_flower.errors import FedIFError
+from fedif_flower.messages.forwarding_grid import ForwardingGrid
 
 _POLL_SECONDS = 0.05
 
@@ -23,7 +22,7 @@ class GridInterrupted(FedIFError):  # noqa: N818
     exit_code = 130  # as a shell reports Ctrl-C
 
 
-class SharedGrid(Grid):
+class SharedGrid(ForwardingGrid):
     """Passes every call on to another grid, from any thread, until it is stopped.
 
     Parameters
@@ -37,7 +36,7 @@ class SharedGrid(Grid):
     reliable = True  # It is used in simulations alone, whose grids are.
 
     def __init__(self, grid: Grid, stopped: Callable[[], bool]) -> None:
-        self.inner = grid
+        super().__init__(grid)
         self._stopped = stopped
         self._lock = Lock()
 
@@ -49,23 +48,10 @@ class SharedGrid(Grid):
     def set_run(self, run: Run) -> None:
         """Do nothing: the run is set where the grid comes from."""
 
-    @property
-    def run(self) -> Run:
-        """The run that the grid belongs to."""
-        return self.inner.run
-
-    def create_message(self, *_args: object, **_kwargs: object) -> NoReturn:
-        """Refuse: it is deprecated in Flower."""
-        raise RuntimeError("construct a flwr.app.Message instead")
-
     def get_node_ids(self) -> Iterable[int]:
         """Return every node's id."""
         self.check()
         return self.inner.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return what is known of every node."""
-        return self.inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Queue messages and return their ids."""
