@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _UNTOLD: tuple[object, ...] = (object.__repr__,)  # It shows an address and nothing else.
-P = ParamSpec("P")
+_Parameters = ParamSpec("_Parameters")
 logger = logging.getLogger(__name__)
 _SHOWN_AT_MOST = 100  # Characters of a value.
 
@@ -69,7 +69,7 @@ def given_settings(
     return settings
 
 
-def remembering_settings(constructor: Callable[P, None]) -> Callable[P, None]:
+def remembering_settings(constructor: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
     """Return a constructor that first keeps what it is called with, as ``_settings``.
 
     The outermost constructor keeps all arguments; those of its bases then replace what they are
@@ -78,7 +78,7 @@ def remembering_settings(constructor: Callable[P, None]) -> Callable[P, None]:
     signature = inspect.signature(constructor)
 
     @wraps(constructor)
-    def remembering(*args: P.args, **kwargs: P.kwargs) -> None:
+    def remembering(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
         strategy, *positional = args
         settings: dict[str, Any] | None = vars(strategy).get("_settings")
         if settings is None:
