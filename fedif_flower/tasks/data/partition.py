@@ -87,7 +87,7 @@ def dirichlet_partition(
     key = content_key([dataset.fingerprint, num_partitions, alpha, seed, versions], 24)
     root = cache_root(cache_dir)
     path = root / f"partitions-{key}.npz"
-    partitions = _read(path, num_partitions, total)
+    partitions = _read(path, num_partitions, total, warn=False)  # told below, once
     if partitions is None:
         with cache_errors(root), exclusive_lock(root / "partitions.lock"):
             partitions = _read(path, num_partitions, total)  # another process may have drawn it
@@ -144,7 +144,9 @@ def _write(path: Path, partitions: list[NDArray[np.int64]]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _read(path: Path, num_partitions: int, total: int) -> list[NDArray[np.int64]] | None:
+def _read(
+    path: Path, num_partitions: int, total: int, *, warn: bool = True
+) -> list[NDArray[np.int64]] | None:
     """Return the stored partitions; None if there are none, or they are damaged."""
     try:
         with np.load(path) as stored:  # checks the CRC of both arrays
@@ -157,7 +159,8 @@ def _read(path: Path, num_partitions: int, total: int) -> list[NDArray[np.int64]
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         reason = str(error)
-    logger.warning("%s is damaged (%s): drawing the partitions again", path, reason)
+    if warn:
+        logger.warning("%s is damaged (%s): drawing the partitions again", path, reason)
     return None
 
 
