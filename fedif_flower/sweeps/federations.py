@@ -150,8 +150,8 @@ class GridClock:
         """Return one line: wall time, training time per actor, and their ratio."""
         wall = time.perf_counter() - self._began
         least = train_seconds / self.actors
-        ratio = f"{wall / least:.2f} x" if least else "against"
+        ratio = f", {wall / least:.2f} times as much" if least else ""
         return (
-            f"wall time {wall:.1f} s: {ratio} {least:.1f} s "
-            f"({train_seconds:.1f} s of client training / {self.actors} actors)"
+            f"training alone: {least:.1f} s ({train_seconds:.1f} s of client training / "
+            f"{self.actors} actors); wall time: {wall:.1f} s{ratio}"
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.run.recorder import read_rows
-from fedif_flower.tasks.data import dirichlet_partition, load_dataset
+from tests.integration.damage import damage_partitions
 from tests.integration.deployed import (
     REPOSITORY,
     SCRIPT,
@@ -49,7 +49,7 @@ RUN_CONFIG = {
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with Deployment(tmp_path_factory.mktemp("deployment")) as deployed:
         deployed.start_superlink()
-        damaged = cache_with_damaged_partitions(deployed.directory / "cache-of-bob")
+        damaged = damage_partitions(deployed.directory / "cache-of-bob", 3)
         for name, partition_id in PARTITIONS.items():
             attack = " attack='gradient-noise'" if name == "cyd" else ""
             deployed.start_node(
@@ -58,16 +58,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
                 environment={"XDG_CACHE_HOME": str(damaged)} if name == "bob" else None,
             )
         yield deployed
-
-
-def cache_with_damaged_partitions(folder: Path) -> Path:
-    """Return a cache for one node alone, with a file in it that its client must make again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        dirichlet_partition(load_dataset("digits", ""), 3, 1.0, 0)
-    [partitions] = folder.rglob("partitions-*.npz")
-    partitions.write_bytes(b"cut off")
-    return folder
 
 
 @dataclass(frozen=True)
