@@ -43,7 +43,7 @@ class SuperLink:
         )
         self.task = SimpleNamespace(run_id=run_id, task_id=1)
         for name, value in (("run_id", run_id), ("task_id", 1), ("node_id", 1)):
-            monkeypatch.setattr(TaskIdentity, name, value)
+            monkeypatch.setattr(TaskIdentity, f"_{name}", value)
         # The run has a task that nobody has started: it counts as running here.
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
         self.fleet = SimpleNamespace(
