@@ -143,7 +143,7 @@ class _Turns:
             self._answer("honest", honest)
         if victim is not None:
             if self._attack is not None:
-                self._attack.join(self.played.timeout / 4)
+                self._attack.join(self.played.timeout / 3)
             self._answer("victim", victim)
 
     def _begin_attack(self) -> None:
