@@ -10,8 +10,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.logs import show_logs
-from fedif_flower.run.recorder import RoundRow
 from fedif_flower.run.report import require_last_round
+from fedif_flower.run.rows import RoundRow
 
 logger = logging.getLogger("fedif_flower")
 

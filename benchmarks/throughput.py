@@ -63,7 +63,7 @@ class Pace:
 def run_ours(strategy: str, workload: Workload) -> None:
     """Simulate in this process and print the clock."""
     from client_app import app
-    from fedif_flower.run.recorder import RoundRow
+    from fedif_flower.run.rows import RoundRow
     from fedif_flower.runtime.simulation import simulate
 
     clock = RoundClock()

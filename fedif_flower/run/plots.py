@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from fedif_flower.run.recorder import ClientRow, RoundRow
+from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.storage import write_atomically
 
 if TYPE_CHECKING:

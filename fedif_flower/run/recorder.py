@@ -9,73 +9,25 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, StorageError
-from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.rows import ClientRow, RoundRow, cell, checked_row
+from fedif_flower.run.summary import describe_machine, summarize
 from fedif_flower.storage import write_atomically, writing
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import Evaluation
-
-
-@dataclass(frozen=True)
-class RoundRow:
-    """A line of ``rounds.csv``; seconds are wall time, ``train_seconds`` the mean per client.
-
-    ``failed`` counts clients; ``round_failed`` says that the round left the model as it was,
-    and ``reason`` why.
-    """
-
-    round: int
-    test_accuracy: float | None
-    test_loss: float | None
-    validation_accuracy: float | None
-    validation_loss: float | None
-    round_seconds: float
-    train_seconds: float | None
-    aggregation_seconds: float
-    evaluation_seconds: float
-    accepted: int
-    rejected: int
-    failed: int
-    evaluations: int
-    round_failed: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class ClientRow:
-    """A line of ``clients.csv``: one client in one round."""
-
-    round: int
-    partition_id: int
-    client_id: int
-    malicious: bool
-    score: float | None
-    normalized: float | None
-    contribution: float | None
-    weight: float | None
-    accumulative_influence: float | None
-    num_examples: int | float | None
-    train_seconds: float | None
-    train_loss: float | None
-    rejection: str
-    note: str = ""
-
 
 # What a run writes, and a new run in the same place removes; nothing else there is touched.
 RESULT_FILES = (
@@ -89,21 +41,12 @@ RESULT_FILES = (
     "report.md",
 )
 
-_Row = TypeVar("_Row", "RoundRow", "ClientRow")
 OnRow = Callable[[RoundRow], None]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object atomically."""
     write_atomically(path, json.dumps(content, indent=2) + "\n")
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a CSV file; a last line cut off by a crash is left out."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
 class RunRecorder(Callback):
@@ -230,8 +173,8 @@ class RunRecorder(Callback):
         ValueError, TypeError, KeyError
             If the lines are not those of a run up to this round.
         """
-        rounds = [_row(RoundRow, row) for row in state["rounds"]]
-        clients = [_row(ClientRow, row) for row in state["clients"]]
+        rounds = [checked_row(RoundRow, row) for row in state["rounds"]]
+        clients = [checked_row(ClientRow, row) for row in state["clients"]]
         if [row.round for row in rounds] != list(range(last_round + 1)):
             raise ValueError(f"its records are not those of the rounds 0 to {last_round}")
         if not all(1 <= row.round <= last_round for row in clients):
@@ -265,108 +208,4 @@ class RunRecorder(Callback):
         path = self.run_dir / name
         with writing(path), path.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([_cell(v) for v in dataclasses.astuple(row)] for row in rows)
-
-
-def summarize(
-    config: RunConfig, rounds: list[RoundRow], clients: list[ClientRow]
-) -> dict[str, Any]:
-    """Return a run's result in a few figures.
-
-    ``malicious_weight_share`` is the share of all aggregation weight that went to malicious
-    clients; ``detection_auc`` the area under the ROC curve of "low contribution means malicious"
-    over the clients that took part, with each client's last contribution. Either is ``None``
-    where it is not defined. ``unnamed_members`` never said which partition they hold.
-    """
-    evaluated = [row for row in rounds if row.test_accuracy is not None and row.round > 0]
-    accuracies = [row.test_accuracy for row in evaluated if row.test_accuracy is not None]
-    weighed = [row for row in clients if row.weight is not None]
-    total = sum(row.weight or 0.0 for row in weighed)
-    bad = sum(row.weight or 0.0 for row in weighed if row.malicious)
-    any_malicious = any(row.malicious for row in clients)
-    trained = [row.train_seconds for row in clients if row.train_seconds is not None]
-    last = evaluated[-1] if evaluated else None
-    return {
-        "config": config.to_mapping(),
-        "rounds": max((row.round for row in rounds), default=0),
-        "test_accuracy": last.test_accuracy if last else None,
-        "test_accuracy_last_ten": statistics.fmean(accuracies[-10:]) if accuracies else None,
-        "test_accuracy_best": max(accuracies, default=None),
-        "validation_accuracy": last.validation_accuracy if last else None,
-        "malicious_weight_share": bad / total if total > 0 and any_malicious else None,
-        "detection_auc": detection_auc(clients),
-        "train_seconds_per_client": statistics.fmean(trained) if trained else None,
-        "train_seconds_total": sum(trained),
-        "aggregation_seconds_per_round": _mean(
-            row.aggregation_seconds for row in rounds if row.round
-        ),
-        "evaluations_per_round": _mean(row.evaluations for row in rounds if row.round),
-        "accepted": sum(row.accepted for row in rounds),
-        "rejected": sum(row.rejected for row in rounds),
-        "failed": sum(row.failed for row in rounds),
-        "failed_rounds": sum(map(is_failed, rounds)),
-        "last_round_failed": bool(rounds) and is_failed(rounds[-1]),
-        "unnamed_members": len(
-            {row.client_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
-        ),
-    }
-
-
-def is_failed(row: RoundRow) -> bool:
-    """Return whether a round left the model as it was, or most of its clients failed."""
-    asked = row.accepted + row.rejected + row.failed
-    return row.round_failed or 2 * row.failed > asked
-
-
-def last_contributions(clients: Iterable[ClientRow]) -> dict[int, ClientRow]:
-    """Return each client's latest row that has a contribution, by node id."""
-    return {row.client_id: row for row in clients if row.contribution is not None}
-
-
-def detection_auc(clients: Iterable[ClientRow]) -> float | None:
-    """Return how well low contributions tell malicious clients from honest ones, in [0, 1]."""
-    last = list(last_contributions(clients).values())
-    if len({row.malicious for row in last}) < 2:
-        return None
-    # Imported here: it takes a second, of every client and command line.
-    from sklearn.metrics import roc_auc_score
-
-    scores = [-(row.contribution or 0.0) for row in last]
-    return float(roc_auc_score([row.malicious for row in last], scores))
-
-
-def describe_machine(device: str) -> dict[str, Any]:
-    """Return versions and hardware, for a figure to be read with."""
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-    return {
-        "python": platform.python_version(),
-        "flwr": version("flwr"),
-        "torch": torch.__version__,
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "gpu": gpu,
-        "device": device,
-    }
-
-
-def _row(kind: type[_Row], values: Mapping[str, Any]) -> _Row:
-    """Return a line of a file from its values by column, every one of the column's type."""
-    row = kind(**values)
-    for name, wanted in get_type_hints(kind).items():
-        if not isinstance(getattr(row, name), wanted):
-            raise ValueError(f"its records have {name} = {getattr(row, name)!r}")
-    return row
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return statistics.fmean(listed) if listed else None
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, bool):
-        return int(value)
-    # A spreadsheet would take such a text, which a client may have written, for a formula.
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return "'" + value
-    return "" if value is None else value
+            writer.writerows([cell(v) for v in dataclasses.astuple(row)] for row in rows)

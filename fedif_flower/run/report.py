@@ -12,7 +12,8 @@ from rich.table import Table
 
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.run.plots import plot_accuracy, plot_contributions
-from fedif_flower.run.recorder import ClientRow, RunRecorder
+from fedif_flower.run.recorder import RunRecorder
+from fedif_flower.run.rows import ClientRow
 from fedif_flower.storage import write_atomically
 
 REPORT, SUMMARY = "report.md", "summary.json"

@@ -27,8 +27,8 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.overrides import parse_overrides
 from fedif_flower.run.progress import RoundProgress
-from fedif_flower.run.recorder import read_rows
 from fedif_flower.run.report import print_summary
+from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink
 from fedif_flower.runtime.processes import StopRequest, available_cpus
 from fedif_flower.settings import AUTO, Scalar

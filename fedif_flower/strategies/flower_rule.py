@@ -155,11 +155,9 @@ class FlowerRule(ScreenedStrategy):
         return Message(content, reply.node.node_id, MessageType.TRAIN)
 
     def _handed(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the arrays that the rule sees.
-
-        Constants stay away: the distance between two masks of -inf is NaN.
-        """
+        """Return the arrays that the rule sees."""
         if not self._is_optimizer:
+            # Constants stay away: the distance between two masks of -inf is NaN.
             constants = self.model.layout.constants
             return {name: array for name, array in arrays.items() if name not in constants}
         return {spec.name: arrays[spec.name] for spec in self.model.layout.trainable}
@@ -167,11 +165,9 @@ class FlowerRule(ScreenedStrategy):
 
 @contextmanager
 def _cheap_collections() -> Iterator[None]:
-    """Keep the garbage collector off what is alive already.
-
-    Flower calls ``gc.collect`` for every reply that Bulyan or the median unpacks, some 0.2 s each
-    beside torch: longer than the rule itself.
-    """
+    """Keep the garbage collector off what is alive already."""
+    # Flower calls gc.collect for every reply that Bulyan or the median unpacks, some 0.2 s each
+    # beside torch: longer than the rule itself.
     gc.freeze()
     try:
         yield

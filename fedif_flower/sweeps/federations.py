@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedif_flower.devices import fix_threads, torch_threads
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.logs import about_cell
-from fedif_flower.run.recorder import RoundRow
+from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
 from fedif_flower.sweeps.cells import Cell
 

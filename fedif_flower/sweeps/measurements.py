@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.sweeps.cells import LABEL, SUMMARY, is_complete

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 from fedif_flower.run.progress import SECONDS_PER_LINE
-from fedif_flower.run.recorder import RoundRow
+from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.sweeps.cells import Cell
 from fedif_flower.sweeps.federations import Outcome

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 from tests.integration.damage import damage_partitions
 from tests.integration.deployed import (
     REPOSITORY,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 
 PROJECT = Path(__file__).parents[2]
 pytestmark = pytest.mark.ray

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 from tests.integration import hostile_client
 from tests.integration.deployed import REPOSITORY, Deployment, marks
 from tests.strategies.hostile import HOSTILE

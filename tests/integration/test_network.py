@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 from tests.integration.deployed import REPOSITORY, Deployment, marks, wait_for
 from tests.integration.watch import if_killed
 

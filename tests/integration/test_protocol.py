@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 from tests.integration.deployed import marks
 from tests.integration.protocol_arena import HONEST, NAMES, PROCESSES, Arena, Played
 from tests.integration.protocol_attacks import ATTACKS, GUESSES, drawn, in_turn

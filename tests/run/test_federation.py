@@ -14,7 +14,7 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import build_server, run_federation
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.data import dirichlet_partition, load_dataset
 from fedif_flower.tasks.data.export import export_partitions

@@ -13,7 +13,7 @@ from fedif_flower.errors import StorageError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.lock import hold_directory
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.flwr_run import execute, prepare
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.sweeps.small import silent_console

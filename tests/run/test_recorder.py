@@ -10,13 +10,10 @@ import torch
 from fedif_flower.errors import ConfigError, StorageError, TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.run.recorder import (
-    RunRecorder,
-    detection_auc,
-    read_rows,
-    summarize,
-)
+from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import print_summary, require_last_round, troubles, write_report
+from fedif_flower.run.rows import read_rows
+from fedif_flower.run.summary import detection_auc, summarize
 from fedif_flower.strategies.reports import ClientReport, RoundReport
 from fedif_flower.valuation import Evaluation
 

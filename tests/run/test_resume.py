@@ -21,8 +21,9 @@ from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedErro
 from fedif_flower.run.checkpoint import CheckpointFolder, read_checkpoint
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.recorder import RunRecorder, read_rows
+from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.resume import ResumableRun
+from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 
 PROJECT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from client_app import app as client_app
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.registry import STRATEGIES
 

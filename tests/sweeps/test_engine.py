@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.devices import torch_threads
-from fedif_flower.run.recorder import read_rows
+from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
 from fedif_flower.sweeps.cells import is_complete
 from fedif_flower.sweeps.engine import default_jobs, run_cells, server_bytes

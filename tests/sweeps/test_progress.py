@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedif_flower.run.recorder import RoundRow
+from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.sweeps.federations import Outcome
 from fedif_flower.sweeps.progress import GridProgress

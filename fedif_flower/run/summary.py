@@ -1,0 +1,102 @@
+"""A run's result in a few figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.rows import ClientRow, RoundRow
+
+
+def summarize(
+    config: RunConfig, rounds: list[RoundRow], clients: list[ClientRow]
+) -> dict[str, Any]:
+    """Return a run's result in a few figures.
+
+    ``malicious_weight_share`` is the share of all aggregation weight that went to malicious
+    clients; ``detection_auc`` the area under the ROC curve of "low contribution means malicious"
+    over the clients that took part, with each client's last contribution. Either is ``None``
+    where it is not defined. ``unnamed_members`` never said which partition they hold.
+    """
+    evaluated = [row for row in rounds if row.test_accuracy is not None and row.round > 0]
+    accuracies = [row.test_accuracy for row in evaluated if row.test_accuracy is not None]
+    weighed = [row for row in clients if row.weight is not None]
+    total = sum(row.weight or 0.0 for row in weighed)
+    bad = sum(row.weight or 0.0 for row in weighed if row.malicious)
+    any_malicious = any(row.malicious for row in clients)
+    trained = [row.train_seconds for row in clients if row.train_seconds is not None]
+    last = evaluated[-1] if evaluated else None
+    return {
+        "config": config.to_mapping(),
+        "rounds": max((row.round for row in rounds), default=0),
+        "test_accuracy": last.test_accuracy if last else None,
+        "test_accuracy_last_ten": statistics.fmean(accuracies[-10:]) if accuracies else None,
+        "test_accuracy_best": max(accuracies, default=None),
+        "validation_accuracy": last.validation_accuracy if last else None,
+        "malicious_weight_share": bad / total if total > 0 and any_malicious else None,
+        "detection_auc": detection_auc(clients),
+        "train_seconds_per_client": statistics.fmean(trained) if trained else None,
+        "train_seconds_total": sum(trained),
+        "aggregation_seconds_per_round": _mean(
+            row.aggregation_seconds for row in rounds if row.round
+        ),
+        "evaluations_per_round": _mean(row.evaluations for row in rounds if row.round),
+        "accepted": sum(row.accepted for row in rounds),
+        "rejected": sum(row.rejected for row in rounds),
+        "failed": sum(row.failed for row in rounds),
+        "failed_rounds": sum(map(is_failed, rounds)),
+        "last_round_failed": bool(rounds) and is_failed(rounds[-1]),
+        "unnamed_members": len(
+            {row.client_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
+        ),
+    }
+
+
+def is_failed(row: RoundRow) -> bool:
+    """Return whether a round left the model as it was, or most of its clients failed."""
+    asked = row.accepted + row.rejected + row.failed
+    return row.round_failed or 2 * row.failed > asked
+
+
+def last_contributions(clients: Iterable[ClientRow]) -> dict[int, ClientRow]:
+    """Return each client's latest row that has a contribution, by node id."""
+    return {row.client_id: row for row in clients if row.contribution is not None}
+
+
+def detection_auc(clients: Iterable[ClientRow]) -> float | None:
+    """Return how well low contributions tell malicious clients from honest ones, in [0, 1]."""
+    last = list(last_contributions(clients).values())
+    if len({row.malicious for row in last}) < 2:
+        return None
+    # Imported here: it takes a second, of every client and command line.
+    from sklearn.metrics import roc_auc_score
+
+    scores = [-(row.contribution or 0.0) for row in last]
+    return float(roc_auc_score([row.malicious for row in last], scores))
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """Return versions and hardware, for a figure to be read with."""
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {
+        "python": platform.python_version(),
+        "flwr": version("flwr"),
+        "torch": torch.__version__,
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "gpu": gpu,
+        "device": device,
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return statistics.fmean(listed) if listed else None
