@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.runtime.processes import MarkedProcesses
+from tests.integration.damage import damage_partitions
 
 REPOSITORY = Path(__file__).parents[2]
 ONE_ROUND = "num-clients=4 fraction-train=0.5 local-epochs=1 num-server-rounds=1"
@@ -29,7 +30,9 @@ class Launch:
     def __init__(self, directory: Path) -> None:
         self.run_dir = directory / "runs" / "test"
         self._printed = directory / "printed"
-        self.marked = MarkedProcesses(os.environ, variable="FEDIF_TEST_ID")
+        self.cache = directory / "cache"
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self.cache)}
+        self.marked = MarkedProcesses(environment, variable="FEDIF_TEST_ID")
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self._printed.open("wb") as output:
@@ -59,11 +62,13 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
 @pytest.mark.ray
 def test_completed_run(launch: Launch) -> None:
+    damage_partitions(launch.cache, 4)
     assert launch.start("-c", f'{SMALL} strategy="krum"').wait() == 0, launch.printed()
     assert json.loads((launch.run_dir / "summary.json").read_text())["rounds"] == 2
     assert "round 2/2" in launch.printed()
     assert str(launch.run_dir) in launch.printed().splitlines()[-1]
     assert launch.printed().count("fedif WARNING: Krum assumes 2f + 2 < m") == 1
+    assert launch.printed().count("drawing the partitions again") == 1  # in a client
     assert "round 2" in launch.log()
     assert launch.marked.alive() == []
 
