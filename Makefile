@@ -11,8 +11,8 @@ ARGS ?=
 
 python := $(VENV)/bin/python
 ready := $(VENV)/.ready
-# A test that starts Ray or a federation stays on one process with its like.
-pytest = $(python) -m pytest --numprocesses $(WORKERS) --dist loadgroup
+# A file's tests stay on one process: they share the federation that it starts.
+pytest = $(python) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-fast lint docs bench deploy-demo format clean

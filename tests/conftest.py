@@ -13,31 +13,23 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if WORKERS > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
 
-# Tests of one of these run one after the other: each starts processes enough for a machine.
-ONE_AT_A_TIME = ("deployment", "ray")
+# Tests of these kinds start processes, and take longest.
+SLOW = ("deployment", "ray")
 
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let ``--dist loadgroup`` keep the tests that start processes on one worker, and begin there.
-
-    They mostly wait; the others fill the cores meanwhile.
-    """
-    for item in items:
-        for kind in ONE_AT_A_TIME:
-            if item.get_closest_marker(kind):
-                item.add_marker(pytest.mark.xdist_group(kind))
+    """Begin with the tests that take longest; the others fill the cores in the end."""
     if WORKERS > 1:
         items.sort(key=_begins)
 
 
 def _begins(item: pytest.Item) -> int:
-    """Place a test's group in the queue."""
-    marked = [kind for kind in ONE_AT_A_TIME if item.get_closest_marker(kind)]
-    return ONE_AT_A_TIME.index(marked[0]) if marked else len(ONE_AT_A_TIME)
+    """Place a test in the queue."""
+    marked = [kind for kind in SLOW if item.get_closest_marker(kind)]
+    return SLOW.index(marked[0]) if marked else len(SLOW)
 
 
 @pytest.fixture(autouse=True, scope="session")

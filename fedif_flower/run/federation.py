@@ -187,16 +187,16 @@ def run_federation(
     FedIFError
         Whatever else stopped the run.
     """
-    with hold_directory(config.run_dir):
+    server = build_server(config)  # What cannot be loaded leaves no directory behind.
+    with hold_directory(server.config.run_dir):
         # Nodes are asked who they are before the strategy starts.
-        return _run_federation(screened(grid), config, on_row, callbacks)
+        return _run_federation(screened(grid), server, on_row, callbacks)
 
 
 def _run_federation(
-    grid: Grid, config: RunConfig, on_row: OnRow | None, callbacks: Sequence[Callback]
+    grid: Grid, server: Server, on_row: OnRow | None, callbacks: Sequence[Callback]
 ) -> Path:
     """Run one federation in a directory of its own."""
-    server = build_server(config)
     config = server.config
     settings = {**config.identity(), "data": server.fingerprint}
     checkpoints = CheckpointFolder(config.run_dir / "checkpoints", settings)

@@ -325,7 +325,8 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
     def _failed(self, server_round: int, reason: str, *, suspect: bool) -> _Outcome:
         """Keep the model, or take it back if it is suspected to be the cause."""
         reason = printable(reason)
-        logger.error("round %d: %s; the model stays as it was", server_round, reason)
+        level = logging.ERROR if suspect else logging.WARNING
+        logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
         return _Outcome(self.model.take_back() if suspect else None, None, reason)
 
     def _clients_blame_the_model(self, screening: Screening) -> bool:

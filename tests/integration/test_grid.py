@@ -23,6 +23,7 @@ fraction-train = 0.5
 num-server-rounds = 60
 local-epochs = 3
 attack = "label-noise"
+update-clipping = 0.0
 """
 
 
