@@ -309,7 +309,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             reason = f"{len(accepted)} valid replies, {self.min_valid_replies} needed"
             # Where nonsense is all that came, the model that was sent may be why.
             nonsense = not accepted and screening.num_failed < len(screening.refused)
-            return self._failed(server_round, reason, suspect=nonsense)
+            return self._failed(server_round, reason, suspect=nonsense, level=logging.WARNING)
         try:
             updates = round_updates(
                 server_round, accepted, self.workspace, self.model.vectors, self.device
@@ -322,10 +322,11 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             return self._failed(server_round, str(error) if known else repr(error), suspect=suspect)
         return _Outcome(self.model.advance(vectors), aggregation)
 
-    def _failed(self, server_round: int, reason: str, *, suspect: bool) -> _Outcome:
+    def _failed(
+        self, server_round: int, reason: str, *, suspect: bool, level: int = logging.ERROR
+    ) -> _Outcome:
         """Keep the model, or take it back if it is suspected to be the cause."""
         reason = printable(reason)
-        level = logging.ERROR if suspect else logging.WARNING
         logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
         return _Outcome(self.model.take_back() if suspect else None, None, reason)
 

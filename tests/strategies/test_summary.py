@@ -69,6 +69,7 @@ def test_values_are_those_in_force(caplog):
 
 
 def test_flowers_own_rule_is_told_too(caplog):
+    caplog.set_level(logging.INFO, "flwr")  # Simulations in this process silence it.
     lines = told(built(strategies.FlowerRule), caplog)
     assert "inner = FedMedian" in lines
     assert any("Fraction: train" in line for line in lines)

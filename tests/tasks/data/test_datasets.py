@@ -68,7 +68,7 @@ def test_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_image_folder_needs_data_dir(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="data-dir"):
+    with pytest.raises(ConfigError, match="data_dir"):
         load_dataset("image-folder", cache_dir=tmp_path)
 
 

@@ -89,7 +89,7 @@ def test_identity_follows_every_change(tree: Path) -> None:
 
 
 def test_no_folder_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="data-dir = ''"):
+    with pytest.raises(ConfigError, match="data_dir = ''"):
         ImageFolder("", Path("unused")).identity()
 
 
