@@ -43,8 +43,9 @@ def test_fedif_runs_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     python = environment / "bin" / "python"
     own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     pip = [sys.executable, "-m", "pip", "--python", python, "install"]
-    # Not from here: pip would take the checkout's own egg-info for an installation.
-    subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", wheel], check=True, cwd=tmp_path)
+    # pip looks beside itself too, and may take the checkout's installation for one in there.
+    options = ["--quiet", "--ignore-installed", "--no-deps", "--no-index"]
+    subprocess.run([*pip, *options, wheel], check=True, cwd=tmp_path)
     site = next((environment / "lib").glob("python3*")) / "site-packages"
     # The dependencies of this environment, but not its checkout of the package.
     (site / "dependencies.pth").write_text(dependencies() + "\n")
