@@ -52,12 +52,12 @@ def cases(full: bool) -> list[Case]:
     found = [
         Case(
             "Fashion-MNIST CNN, d = 29,034",
-            build_model("cnn-fashion-mnist", (1, 28, 28), 10, seed=0),
+            build_model("cnn-batch-norm", (1, 28, 28), 10, seed=0),
             *images(2000, 1, 28, 28),
         ),
         Case(
             "CIFAR-10 CNN, d = 1,059,306",
-            build_model("cnn-cifar10", (3, 32, 32), 10, seed=0),
+            build_model("cnn", (3, 32, 32), 10, seed=0),
             *images(2000, 3, 32, 32),
         ),
     ]

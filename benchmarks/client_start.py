@@ -81,7 +81,7 @@ def main(
     config = RunConfig.from_run_config(default_run_config() | settings)
     with tempfile.TemporaryDirectory() as folder:
         loaded = load_dataset(config.dataset, config.data_dir)
-        config = config.replace(model=default_model(loaded.name, loaded.image_shape))
+        config = config.replace(model=default_model(loaded.image_shape))
         parts = dirichlet_partition(loaded, 4, config.dirichlet_alpha, config.seed)
         export_partitions(loaded, parts[:1], Path(folder) / "own")
         figures = [

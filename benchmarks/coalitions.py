@@ -27,8 +27,8 @@ from fedif_flower.valuation.coalitions import coalition_means, coalition_scores
 NUM_CLIENTS = 10
 CHUNKS = (25, 50, 200, 500, 2000)
 CASES = {
-    "CIFAR-10 CNN, 2,000 images": ("cnn-cifar10", (3, 32, 32), 2000),
-    "Fashion-MNIST CNN, 2,000 images": ("cnn-fashion-mnist", (1, 28, 28), 2000),
+    "CIFAR-10 CNN, 2,000 images": ("cnn", (3, 32, 32), 2000),
+    "Fashion-MNIST CNN, 2,000 images": ("cnn-batch-norm", (1, 28, 28), 2000),
     "MLP, 72 digits": ("mlp", (1, 8, 8), 72),
 }
 

@@ -13,7 +13,7 @@ from fedif_flower.client.training import train_local
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
 
-_model = build_model("cnn-cifar10", (3, 32, 32), 10, seed=0)
+_model = build_model("cnn", (3, 32, 32), 10, seed=0)
 
 
 def train(inputs: Tensor, labels: Tensor, epochs: int, device: str) -> float:

@@ -53,8 +53,8 @@ class Case:
 
 
 CASES = (
-    Case("CIFAR-10 CNN", "cnn-cifar10", (3, 32, 32), Net, 320, ">= 1.5"),
-    Case("Fashion-MNIST CNN", "cnn-fashion-mnist", (1, 28, 28), PlainFashionCNN, 320, ">= 1.5"),
+    Case("CIFAR-10 CNN", "cnn", (3, 32, 32), Net, 320, ">= 1.5"),
+    Case("Fashion-MNIST CNN", "cnn-batch-norm", (1, 28, 28), PlainFashionCNN, 320, ">= 1.5"),
     Case(
         *("ResNet-18", "resnet18", (3, 32, 32)),
         *(lambda: build_model("resnet18", (3, 32, 32), 10, seed=0), 48, ""),
@@ -130,7 +130,7 @@ def accuracies(data: tuple[Pair, Pair], epochs: int, seeds: int) -> list[Figure]
     for seed in range(seeds):
         config = TrainingConfig(local_epochs=epochs, learning_rate=0.01)
         for name, values in found.items():
-            model = build_model("cnn-cifar10", (3, 32, 32), 10, seed=seed)
+            model = build_model("cnn", (3, 32, 32), 10, seed=seed)
             if name == "plain":
                 params = nn.utils.parameters_to_vector(model.parameters()).detach()
                 model = Net()

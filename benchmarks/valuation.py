@@ -34,8 +34,8 @@ from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 NUM_SAMPLES = 50
 _QUICK_DRAWS = 10
 MODELS = {
-    "CIFAR-10 CNN": ("cnn-cifar10", (3, 32, 32)),
-    "Fashion-MNIST CNN": ("cnn-fashion-mnist", (1, 28, 28)),
+    "CIFAR-10 CNN": ("cnn", (3, 32, 32)),
+    "Fashion-MNIST CNN": ("cnn-batch-norm", (1, 28, 28)),
 }
 
 

@@ -84,7 +84,7 @@ class Workload:
             "dataset": "image-folder",
             "data-dir": self.data_dir,
             "output-dir": output_dir,
-            "model": "cnn-cifar10",
+            "model": "cnn",
             "strategy": strategy,
             "eval-every": self.rounds,
             "device": self.device,

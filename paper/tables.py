@@ -32,8 +32,8 @@ PROTOCOL: Settings = MappingProxyType(
 )
 DATASETS: Mapping[str, Settings] = MappingProxyType(
     {
-        "cifar10": {"dataset": "cifar10", "model": "cnn-cifar10", "gamma": 0.3},
-        "fashion-mnist": {"dataset": "fashion-mnist", "model": "cnn-fashion-mnist", "gamma": 0.4},
+        "cifar10": {"dataset": "cifar10", "model": "cnn", "gamma": 0.3},
+        "fashion-mnist": {"dataset": "fashion-mnist", "model": "cnn", "gamma": 0.4},
     }
 )
 TRAIN_IMAGES: Mapping[str, int] = MappingProxyType({"cifar10": 50_000, "fashion-mnist": 60_000})

@@ -79,7 +79,7 @@ def build_server(config: RunConfig) -> Server:
             f"{len(dataset.train.labels)} training examples of {config.dataset!r}"
         )
     if config.model == AUTO:
-        config = config.replace(model=default_model(config.dataset, dataset.image_shape))
+        config = config.replace(model=default_model(dataset.image_shape))
     model = build_model(config.model, dataset.image_shape, dataset.num_classes, seed=config.seed)
     normalization = NORMALIZATIONS[config.normalization](dataset.mean, dataset.std)
     held_out = _held_out(dataset.name, config.data_dir, config.seed, normalization)

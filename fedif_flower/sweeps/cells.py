@@ -78,7 +78,7 @@ def make_cell(
     config = RunConfig.from_run_config({**settings, **own})
     dataset = load_dataset(config.dataset, config.data_dir)
     if config.model == AUTO:
-        config = config.replace(model=default_model(config.dataset, dataset.image_shape))
+        config = config.replace(model=default_model(dataset.image_shape))
     content = f"{config.digest()} {dataset.fingerprint}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     config = config.replace(run_name=f"{name}-{digest}")

@@ -23,7 +23,8 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     ----------
     path : Path
         A TOML file of run-config keys. A list of values is an axis; ``seeds = N`` stands for
-        ``seed = [0, ..., N - 1]``; ``name`` names the sweep, else the file does.
+        ``seed = [0, ..., N - 1]``; ``name`` names the sweep, else the file does. Each table
+        ``[[cells]]`` is a grid of its own keys and those above it; without any, there is one grid.
     defaults : Mapping[str, Scalar]
         A complete run config, for every key that the file leaves out.
     output_dir : Path
@@ -43,18 +44,34 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
         raise ConfigError(f"name = {name!r}; allowed: letters, digits, '-', '_', '.'")
     if "seeds" in spec:
         spec["seed"] = _seeds(spec)
-    if unknown := sorted(set(spec) - set(defaults)):
+    grids = _grids(spec)
+    if unknown := sorted(set(spec).union(*grids) - set(defaults)):
         allowed = ", ".join([*_OWN_KEYS, *defaults])
         raise ConfigError(f"unknown key {unknown[0]!r} in {str(path)!r}; allowed: {allowed}")
     axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
     # Whole grids of one seed after the other: what is complete can be compared at any time.
-    axes = {"seed": axes.pop("seed", [spec.get("seed", defaults["seed"])]), **axes}
-    fixed = {key: value for key, value in spec.items() if key not in axes}
-    cells = []
-    for values in product(*axes.values()):
-        point = dict(zip(axes, values, strict=True))
-        cells.append(make_cell(name, _cell_name(point), {**defaults, **fixed, **point}, output_dir))
-    return cells
+    seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
+    fixed = {**defaults, **{key: value for key, value in spec.items() if key not in axes}}
+    cells: dict[str, Cell] = {}
+    for seed, grid in product(seeds, grids):
+        own = {key: value if isinstance(value, list) else [value] for key, value in grid.items()}
+        points = {**axes, **{key: _axis(key, values) for key, values in own.items()}}
+        for values in product(*points.values()):
+            point = {"seed": seed, **dict(zip(points, values, strict=True))}
+            cell = _cell_name(point)
+            if cell in cells:
+                raise ConfigError(f"{str(path)!r} names the cell {cell!r} twice")
+            cells[cell] = make_cell(name, cell, {**fixed, **point}, output_dir)
+    return list(cells.values())
+
+
+def _grids(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    grids = spec.pop("cells", [{}])
+    if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
+        raise ConfigError("cells: allowed: tables [[cells]] of run-config keys")
+    if any("seed" in grid or "seeds" in grid for grid in grids):
+        raise ConfigError("seed or seeds in [[cells]]; allowed: above them, for all")
+    return grids
 
 
 def _seeds(spec: dict[str, Any]) -> list[int]:

@@ -37,7 +37,7 @@ class Dropout(nn.Dropout):
         return inputs * kept.div_(1 - self.p).to(inputs.dtype)
 
 
-class Cifar10CNN(nn.Sequential):
+class CNN(nn.Sequential):
     """The CNN of AFedSV's authors for CIFAR-10; 1,059,306 parameters on 3x32x32, 10 classes.
 
     Two blocks of 3x3 convolution (16, 32 channels), ReLU and max-pooling; dropout 0.2; a hidden
@@ -68,7 +68,7 @@ class Cifar10CNN(nn.Sequential):
         return _multiples_of_4(image_shape)
 
 
-class FashionMNISTCNN(nn.Sequential):
+class BatchNormCNN(nn.Sequential):
     """Two 5x5 convolutions with batch norm; 29,034 parameters on 1x28x28, 10 classes."""
 
     def __init__(self, image_shape: ImageShape, num_classes: int) -> None:
@@ -205,20 +205,16 @@ class ResNet18(nn.Module):
 
 MODELS: Mapping[str, Architecture] = MappingProxyType(
     {
-        "cnn-cifar10": Cifar10CNN,
-        "cnn-fashion-mnist": FashionMNISTCNN,
+        "cnn": CNN,
+        "cnn-batch-norm": BatchNormCNN,
         "lenet5": LeNet5,
         "resnet18": ResNet18,
         "mlp": MLP,
     }
 )
 
-_DATASET_MODELS: Mapping[str, str] = MappingProxyType(
-    {"digits": "mlp", "fashion-mnist": "cnn-fashion-mnist", "cifar10": "cnn-cifar10"}
-)
-_SHAPE_MODELS: Mapping[ImageShape, str] = MappingProxyType(
-    {(3, 32, 32): "cnn-cifar10", (1, 28, 28): "cnn-fashion-mnist"}
-)
+# The images of the paper's data sets.
+_CNN_SHAPES: frozenset[ImageShape] = frozenset({(3, 32, 32), (1, 28, 28)})
 
 
 def build_model(name: str, image_shape: ImageShape, num_classes: int, *, seed: int) -> nn.Module:
@@ -258,14 +254,15 @@ def build_model(name: str, image_shape: ImageShape, num_classes: int, *, seed: i
         return MODELS[name](image_shape, num_classes)
 
 
-def default_model(dataset_name: str, image_shape: ImageShape) -> str:
+def default_model(image_shape: ImageShape) -> str:
     """Return the name of the model that ``model = "auto"`` stands for.
 
-    The data set's own model; for other data that of the same image shape, else LeNet-5, and the
-    MLP for images too small for it.
+    The paper's CNN for images as large as those of its data sets, else LeNet-5, and the MLP for
+    images too small for it.
     """
-    name = _DATASET_MODELS.get(dataset_name) or _SHAPE_MODELS.get(image_shape)
-    return name or ("lenet5" if LeNet5.fits(image_shape) else "mlp")
+    if image_shape in _CNN_SHAPES:
+        return "cnn"
+    return "lenet5" if LeNet5.fits(image_shape) else "mlp"
 
 
 def _multiples_of_4(image_shape: ImageShape) -> bool:

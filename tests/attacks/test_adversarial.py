@@ -30,7 +30,7 @@ def losses(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("name", "image_shape"),
-    [("cnn-cifar10", (3, 32, 32)), ("cnn-fashion-mnist", (1, 28, 28)), ("mlp", (1, 8, 8))],
+    [("cnn", (3, 32, 32)), ("cnn-batch-norm", (1, 28, 28)), ("mlp", (1, 8, 8))],
 )
 def test_examples_stay_in_the_ball_and_in_range_and_raise_the_loss(name, image_shape):
     model = build_model(name, image_shape, 10, seed=0)
@@ -86,7 +86,7 @@ def test_without_steps_it_is_a_random_start_within_the_ball():
 
 
 def test_the_model_is_left_exactly_as_it_was():
-    model = build_model("cnn-fashion-mnist", (1, 28, 28), 10, seed=0).train()
+    model = build_model("cnn-batch-norm", (1, 28, 28), 10, seed=0).train()
     model[1].eval()
     model[0].weight.requires_grad_(False)
     model[0].bias.grad = torch.ones(16)
@@ -105,7 +105,7 @@ def test_the_model_is_left_exactly_as_it_was():
 
 def test_it_attacks_the_model_as_it_predicts_not_as_it_trains():
     # In train mode dropout would make every gradient, and so the examples, random.
-    model = build_model("cnn-cifar10", (3, 32, 32), 10, seed=0).train()
+    model = build_model("cnn", (3, 32, 32), 10, seed=0).train()
     pixels, labels = data((3, 32, 32), 2)
     results = []
     for process_seed in (1, 2):

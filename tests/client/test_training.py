@@ -13,7 +13,7 @@ from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
 from tests.tolerance import SWITCHED_UNIT, assert_same_step, rounding
 
-SHAPES = {"cnn-cifar10": (3, 32, 32), "cnn-fashion-mnist": (1, 28, 28), "mlp": (1, 8, 8)}
+SHAPES = {"cnn": (3, 32, 32), "cnn-batch-norm": (1, 28, 28), "mlp": (1, 8, 8)}
 
 
 def examples(image_shape: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
@@ -161,13 +161,13 @@ def test_loss_weighs_a_smaller_last_batch_by_its_size():
 
 
 def test_same_generator_same_bits_dropout_included_and_random_state_untouched():
-    inputs, labels = examples(SHAPES["cnn-cifar10"], 20)
+    inputs, labels = examples(SHAPES["cnn"], 20)
     config = TrainingConfig(local_epochs=2, learning_rate=0.05)
     results = []
     for process_seed in (1, 2):
         torch.manual_seed(process_seed)
         state = torch.get_rng_state()
-        model = build_model("cnn-cifar10", SHAPES["cnn-cifar10"], 10, seed=0)
+        model = build_model("cnn", SHAPES["cnn"], 10, seed=0)
         train_local(model, inputs, labels, config, torch.Generator().manual_seed(9))
         assert torch.equal(torch.get_rng_state(), state)
         results.append(flat(model))
@@ -207,12 +207,12 @@ def test_dropout_follows_the_generator():
 
 
 def test_model_keeps_its_memory_modes_and_has_no_gradients_left():
-    model = build_model("cnn-fashion-mnist", SHAPES["cnn-fashion-mnist"], 10, seed=0)
+    model = build_model("cnn-batch-norm", SHAPES["cnn-batch-norm"], 10, seed=0)
     model.eval()
     model[1].train()
     modes = [module.training for module in model.modules()]
     memory = [parameter.data_ptr() for parameter in model.parameters()]
-    inputs, labels = examples(SHAPES["cnn-fashion-mnist"], 5)
+    inputs, labels = examples(SHAPES["cnn-batch-norm"], 5)
     config = TrainingConfig(local_epochs=1)
     train_local(model, inputs, labels, config, torch.Generator().manual_seed(0))
     assert [module.training for module in model.modules()] == modes
@@ -256,10 +256,10 @@ def batches_tracked(layer: nn.Module) -> set[int]:
 
 
 def test_bf16_moves_about_as_float32_does_and_keeps_float32_parameters():
-    inputs, labels = examples(SHAPES["cnn-cifar10"], 32)
+    inputs, labels = examples(SHAPES["cnn"], 32)
     moves = {}
     for precision in ("float32", "bf16"):
-        model = build_model("cnn-cifar10", SHAPES["cnn-cifar10"], 10, seed=0)
+        model = build_model("cnn", SHAPES["cnn"], 10, seed=0)
         before = flat(model)
         config = TrainingConfig(local_epochs=2, precision=precision)
         train_local(model, inputs, labels, config, torch.Generator().manual_seed(0))
@@ -320,7 +320,7 @@ def test_config_out_of_range_names_key_value_and_range(setting, message):
 def test_the_captured_step_trains_as_the_plain_loop_does():
     inputs, labels = (tensor.cuda() for tensor in examples((1, 28, 28), 83))
     config = TrainingConfig(local_epochs=5, batch_size=8)
-    ours = build_model("cnn-fashion-mnist", (1, 28, 28), 10, seed=0).cuda()
+    ours = build_model("cnn-batch-norm", (1, 28, 28), 10, seed=0).cuda()
     plain = copy.deepcopy(ours)
     seeded = [torch.Generator().manual_seed(1) for _ in range(2)]
     loss = train_local(ours, inputs, labels, config, seeded[0], proximal_mu=0.1)
@@ -334,7 +334,7 @@ def test_dropout_in_the_captured_step_follows_the_generator():
     inputs, labels = (tensor.cuda() for tensor in examples((3, 32, 32), 160))
     results = []
     for seed in (1, 1, 2):
-        model = build_model("cnn-cifar10", (3, 32, 32), 10, seed=0).cuda()
+        model = build_model("cnn", (3, 32, 32), 10, seed=0).cuda()
         generator = torch.Generator().manual_seed(seed)
         train_local(model, inputs, labels, TrainingConfig(), generator)
         results.append(flat(model))

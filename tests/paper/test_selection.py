@@ -106,4 +106,4 @@ def test_cells_of_two_tables_on_these_files(image_folder, tmp_path):
     assert shared.config.run_dir.parent == tmp_path / "out" / "cifar10-gradient"
     assert (first.digest, first.data) == (shared.digest, "CIFAR-10 (JPEG)")
     assert first.digest != other.digest
-    assert (first.config.num_server_rounds, first.config.model) == (3, "cnn-cifar10")
+    assert (first.config.num_server_rounds, first.config.model) == (3, "cnn")

@@ -96,7 +96,7 @@ def test_settings_of_some_cells_by_hand():
     assert cell["malicious-fraction"] == 0.6
     assert (cell["poison-ratio-min"], cell["poison-ratio-max"]) == (0.6, 0.7)
     assert (cell["strategy"], cell["gamma"]) == ("fedif", 0.4)
-    assert (cell["dataset"], cell["model"]) == ("fashion-mnist", "cnn-fashion-mnist")
+    assert (cell["dataset"], cell["model"]) == ("fashion-mnist", "cnn")
     assert settings("cifar10", "fedif", "clean")["gamma"] == 0.3
     assert settings("fashion-mnist", "afedsv", "clean")["gamma"] == 0.3
     noisy = settings("cifar10-gradient", "krum", "gradient-noise_0.6_0.05")

@@ -43,6 +43,30 @@ def test_a_list_of_seeds(tmp_path):
     assert [c.config.seed for c in cells(tmp_path, "seed = [3, 1]\n")] == [3, 1]
 
 
+def test_tables_of_cells_share_what_stands_above_them(tmp_path):
+    text = """
+        strategy = ["fedavg", "fedif"]
+        num-clients = 20
+        seeds = 2
+        [[cells]]
+        attack = "none"
+        [[cells]]
+        attack = "label-noise"
+        malicious-fraction = [0.5, 0.7]
+    """
+    found = [c.config for c in cells(tmp_path, text)]
+    assert [(c.seed, c.strategy, c.attack, c.malicious_fraction) for c in found] == [
+        (seed, strategy, attack, fraction)
+        for seed in (0, 1)
+        for attack, fractions in (("none", (0.5,)), ("label-noise", (0.5, 0.7)))
+        for strategy in ("fedavg", "fedif")
+        for fraction in fractions
+    ]
+    assert {c.num_clients for c in found} == {20}
+    name = "strategy-fedif_attack-label-noise_malicious-fraction-0.7_seed1"
+    assert found[-1].run_dir.name.startswith(name)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -55,6 +79,13 @@ def test_a_list_of_seeds(tmp_path):
         ("seeds = 0", "seeds = 0; allowed: an integer >= 1"),
         ("seeds = 2\nseed = [1]", "seeds and seed are both given"),
         ('name = "../up"', "name = '../up'; allowed: letters"),
+        ("cells = 3", r"cells: allowed: tables \[\[cells\]\]"),
+        ("[[cells]]\nseed = 1", r"seed or seeds in \[\[cells\]\]; allowed: above them"),
+        ("[[cells]]\ncolour = 1", "unknown key 'colour'"),
+        (
+            "[[cells]]\ngamma = 0.1\n[[cells]]\ngamma = 0.1",
+            "names the cell 'gamma-0.1_seed0' twice",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, text, message):

@@ -21,8 +21,8 @@ def num_params(model: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("name", "image_shape", "expected"),
     [
-        ("cnn-cifar10", CIFAR10, 1_059_306),
-        ("cnn-fashion-mnist", FASHION_MNIST, 29_034),
+        ("cnn", CIFAR10, 1_059_306),
+        ("cnn-batch-norm", FASHION_MNIST, 29_034),
         ("lenet5", FASHION_MNIST, 61_706),
         ("lenet5", CIFAR10, 62_006),
         ("resnet18", CIFAR10, 11_173_962),
@@ -49,7 +49,7 @@ def test_a_model_that_fits_maps_images_to_logits_and_gradients(name, image_shape
 
 
 def test_pooling_before_relu_is_the_textbook_cifar10_cnn():
-    model = build_model("cnn-cifar10", CIFAR10, 10, seed=3).eval()
+    model = build_model("cnn", CIFAR10, 10, seed=3).eval()
     conv1, conv2, hidden, output = [m for m in model if isinstance(m, nn.Conv2d | nn.Linear)]
     images = torch.rand(4, *CIFAR10) - 0.5
     features = functional.max_pool2d(functional.relu(conv1(images)), 2)
@@ -59,7 +59,7 @@ def test_pooling_before_relu_is_the_textbook_cifar10_cnn():
 
 
 def test_pooling_before_relu_is_the_textbook_fashion_mnist_cnn():
-    model = build_model("cnn-fashion-mnist", FASHION_MNIST, 10, seed=3)
+    model = build_model("cnn-batch-norm", FASHION_MNIST, 10, seed=3)
     conv1, conv2 = [m for m in model if isinstance(m, nn.Conv2d)]
     norm1, norm2 = [m for m in model if isinstance(m, nn.BatchNorm2d)]
     images = torch.rand(4, *FASHION_MNIST) - 0.5
@@ -93,7 +93,7 @@ def test_initial_weights_depend_on_the_seed_alone_and_leave_the_random_state():
 
 
 def test_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"model = 'vgg'; allowed: cnn-cifar10, .*, mlp"):
+    with pytest.raises(ConfigError, match=r"model = 'vgg'; allowed: cnn, .*, mlp"):
         build_model("vgg", CIFAR10, 10, seed=0)
 
 
@@ -103,19 +103,17 @@ def test_one_class_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("dataset", "image_shape", "expected"),
+    ("image_shape", "expected"),
     [
-        ("digits", DIGITS, "mlp"),
-        ("fashion-mnist", FASHION_MNIST, "cnn-fashion-mnist"),
-        ("cifar10", CIFAR10, "cnn-cifar10"),
-        ("image-folder", CIFAR10, "cnn-cifar10"),
-        ("image-folder", FASHION_MNIST, "cnn-fashion-mnist"),
-        ("image-folder", (3, 64, 48), "lenet5"),
-        ("image-folder", (3, 9, 40), "mlp"),
+        (DIGITS, "mlp"),
+        (FASHION_MNIST, "cnn"),
+        (CIFAR10, "cnn"),
+        ((3, 64, 48), "lenet5"),
+        ((3, 9, 40), "mlp"),
     ],
 )
-def test_default_model_follows_the_data_and_fits_it(dataset, image_shape, expected):
-    name = default_model(dataset, image_shape)
+def test_default_model_fits_the_images(image_shape, expected):
+    name = default_model(image_shape)
     assert name == expected
     assert MODELS[name].fits(image_shape)
 
