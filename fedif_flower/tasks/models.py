@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.seeding import derive_seed
+from fedif_flower.tasks.modules import seeded_randomness
 
 ImageShape = tuple[int, int, int]  # channels, height, width
 
@@ -249,8 +250,7 @@ def build_model(name: str, image_shape: ImageShape, num_classes: int, *, seed: i
         fitting = ", ".join(other for other in MODELS if MODELS[other].fits(image_shape))
         shape = "x".join(map(str, image_shape))
         raise ConfigError(f"model = {name!r} does not fit images of {shape}; allowed: {fitting}")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed("model", seed))
+    with seeded_randomness(derive_seed("model", seed), torch.device("cpu")):
         return MODELS[name](image_shape, num_classes)
 
 

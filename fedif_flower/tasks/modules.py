@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+# Torch's own generators belong to the process: one thread at a time may seed them.
+_randomness = RLock()
 
 
 def trainable_names(model: nn.Module) -> list[str]:
@@ -52,7 +56,15 @@ def frozen_parameters(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def seeded_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what dropout draws from, on the CPU and on ``device``; both states are restored."""
+    """Seed what dropout draws from, on the CPU and on ``device``; both states are restored.
+
+    Other threads wait until the end: federations side by side build their models as if alone.
+    """
+    with _randomness:
+        yield from _seeded(seed, device)
+
+
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     cpu_state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     device_state: Tensor | None = None

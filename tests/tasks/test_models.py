@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torchvision
@@ -95,6 +97,17 @@ def test_initial_weights_depend_on_the_seed_alone_and_leave_the_random_state():
 def test_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"model = 'vgg'; allowed: cnn, .*, mlp"):
         build_model("vgg", CIFAR10, 10, seed=0)
+
+
+def test_models_built_side_by_side_are_those_built_alone():
+    def weights(seed: int) -> torch.Tensor:
+        model = build_model("cnn", FASHION_MNIST, 10, seed=seed)
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(weights, [0, 1] * 8))
+    alone = [weights(0), weights(1)] * 8
+    assert all(map(torch.equal, together, alone))
 
 
 def test_one_class_is_refused():
