@@ -6,7 +6,7 @@ A new attack is a subclass of :class:`Behaviour` that overrides the hook it need
 
 from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
-from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
 from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.attacks.registry import (
@@ -23,6 +23,8 @@ __all__ = [
     "AttackConfig",
     "AttackFactory",
     "Behaviour",
+    "ClientRound",
+    "Colluder",
     "GradientNoise",
     "LabelNoise",
     "behaviour_of",

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 Normalize = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What a client knows once it has trained, before it replies.
+
+    Attributes
+    ----------
+    received : Tensor
+        ``[d]``, the trainable parameters that the server sent.
+    trained : Tensor
+        ``[d]``, the same after training, on the same device.
+    server_round : int
+        The round t >= 1.
+    generator : torch.Generator
+        On the CPU, another one at every round.
+    memory : mutable mapping of str to Tensor
+        What this client keeps between its rounds: empty at its first, and afterwards what the
+        attack has put there, on the CPU. A run that is resumed in a simulation begins with an
+        empty one.
+    """
+
+    received: Tensor
+    trained: Tensor
+    server_round: int
+    generator: torch.Generator
+    memory: MutableMapping[str, Tensor] = field(default_factory=dict)
 
 
 class Behaviour:
@@ -61,18 +90,36 @@ class Behaviour:
         """
         return pixels
 
-    def poison_update(
-        self,
-        params: Tensor,
-        generator: torch.Generator,  # noqa: ARG002
-    ) -> Tensor:
+    def poison_update(self, own: ClientRound) -> Tensor:
         """Return the parameters ``[d]`` to send instead of the trained ones.
 
         Parameters
         ----------
-        params : Tensor
-            ``[d]``, the trainable parameters after training.
-        generator : torch.Generator
-            Another one at every round.
+        own : ClientRound
+            This client's received and trained parameters, and what it keeps between rounds.
         """
-        return params
+        return own.trained
+
+
+class Colluder(Behaviour):
+    """A client that agrees with its accomplices on what they send.
+
+    It needs to see their updates before they are sent, which it can in a simulation alone:
+    there the accomplices of a round hand in their own updates, and :meth:`collude` says what they
+    send instead. On a real node such a client refuses to train.
+    """
+
+    @abstractmethod
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the updates ``[k, d]`` that the k accomplices of a round send.
+
+        Parameters
+        ----------
+        received : Tensor
+            ``[d]``, the trainable parameters that the server sent.
+        updates : Tensor
+            ``[k, d]``, k >= 1: each accomplice's trained parameters less the received ones, in
+            the order of their partitions.
+        generator : torch.Generator
+            On the CPU, another one at every round.
+        """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.attacks.behaviour import Behaviour, ClientRound
 
 
 def add_gaussian(params: Tensor, std: float, generator: torch.Generator) -> Tensor:
@@ -41,6 +41,6 @@ class GradientNoise(Behaviour):
     def __init__(self, std: float) -> None:
         self.std = std
 
-    def poison_update(self, params: Tensor, generator: torch.Generator) -> Tensor:
+    def poison_update(self, own: ClientRound) -> Tensor:
         """Return the parameters with noise on them (see :func:`add_gaussian`)."""
-        return add_gaussian(params, self.std, generator)
+        return add_gaussian(own.trained, self.std, own.generator)

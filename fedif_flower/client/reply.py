@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import MutableMapping
 from functools import lru_cache
 from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedif_flower.attacks import Behaviour, behaviour_of, build_behaviour
+from fedif_flower.attacks import Behaviour, ClientRound, Colluder, behaviour_of, build_behaviour
 from fedif_flower.client.data import ClientData, check_classes, client_data
+from fedif_flower.client.memory import attack_memory
 from fedif_flower.client.training import train_local
 from fedif_flower.devices import select_device, torch_threads
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import (
+    ACCOMPLICE_KEY,
+    COLLUSION_KEY,
     PROXIMAL_KEY,
     ROUND_KEY,
+    RUN_KEY,
     read_classes,
     read_config,
     read_normalization,
@@ -45,6 +51,13 @@ def train_round(message: Message, context: Context) -> Message:
     arrays = cast(ArrayRecord, message.content["arrays"])
     config = read_config(settings)
     node = NodeConfig.from_node_config(context.node_config)
+    acting = behaviour(config, node)
+    if isinstance(acting, Colluder) and not settings[COLLUSION_KEY]:
+        raise ConfigError(
+            f"attack {node.attack or config.attack!r} needs to see what the other malicious "
+            "clients are about to send, which is possible only in a simulation whose run config "
+            "names the attack"
+        )
     started = time.perf_counter()
     with torch_threads(config.threads_per_client):
         data = client_data(config, node)
@@ -52,15 +65,18 @@ def train_round(message: Message, context: Context) -> Message:
         model = _model(config.model, data.dataset.image_shape, data.dataset.num_classes)
         model.to(select_device(config.device))
         load_arrays(model, arrays)
-        loss = train_model(
-            model,
-            data,
-            config,
-            node,
-            normalize=read_normalization(settings),
-            server_round=cast(int, settings[ROUND_KEY]),
-            proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
-        )
+        with attack_memory(context.state, str(settings[RUN_KEY])) as memory:
+            loss = train_model(
+                model,
+                data,
+                config,
+                acting,
+                partition_id=node.partition_id,
+                normalize=read_normalization(settings),
+                server_round=cast(int, settings[ROUND_KEY]),
+                memory=memory,
+                proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
+            )
     metrics = MetricRecord(
         {
             "num-examples": len(data.labels),
@@ -69,6 +85,8 @@ def train_round(message: Message, context: Context) -> Message:
         }
     )
     content = RecordDict({"arrays": model_arrays(model), "metrics": metrics})
+    if isinstance(acting, Colluder):
+        content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
     return Message(content=content, reply_to=message)
 
 
@@ -89,15 +107,18 @@ def train_model(
     model: nn.Module,
     data: ClientData,
     config: ClientConfig,
-    node: NodeConfig,
+    acting: Behaviour,
     *,
+    partition_id: int,
     normalize: Normalization,
     server_round: int,
+    memory: MutableMapping[str, Tensor],
     proximal_mu: float = 0.0,
 ) -> float:
     """Train ``model`` in place as this node does in this round; return the training loss."""
     device = next(model.parameters()).device
-    acting, ids = behaviour(config, node), (config.seed, node.partition_id)
+    ids = (config.seed, partition_id)
+    received = _trainable_vector(model)  # [d]
     labels = acting.poison_labels(
         data.labels, data.dataset.num_classes, torch_generator("poison-labels", *ids)
     ).to(device)
@@ -117,14 +138,22 @@ def train_model(
         proximal_mu=proximal_mu,
     )
     with torch.no_grad():
-        trained = [p for p in model.parameters() if p.requires_grad]
-        params = parameters_to_vector(trained)
-        poisoned = acting.poison_update(
-            params, torch_generator("poison-update", *ids, server_round)
-        )
-        if poisoned is not params:
-            vector_to_parameters(poisoned.to(device), trained)
+        trained = _trainable_vector(model)
+        generator = torch_generator("poison-update", *ids, server_round)
+        own = ClientRound(received, trained, server_round, generator, memory)
+        poisoned = acting.poison_update(own)
+        if poisoned is not trained:
+            vector_to_parameters(poisoned.to(device), _trainable(model))
     return loss
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+@torch.no_grad()
+def _trainable_vector(model: nn.Module) -> Tensor:
+    return parameters_to_vector(_trainable(model))
 
 
 @lru_cache(maxsize=4)

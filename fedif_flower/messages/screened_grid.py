@@ -42,7 +42,7 @@ class ScreenedGrid(ForwardingGrid):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._transport = grid if _is_reliable(grid) else PollingGrid(grid)
+        self._transport = grid if is_reliable(grid) else PollingGrid(grid)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids, which nobody can guess."""
@@ -71,7 +71,7 @@ def screened(grid: Grid) -> Grid:
     return grid if isinstance(grid, ScreenedGrid) else ScreenedGrid(grid)
 
 
-def _is_reliable(grid: Grid) -> bool:
+def is_reliable(grid: Grid) -> bool:
     """Return whether no client can make the grid wait or raise: nothing is uploaded to it."""
     # Flower's class for simulations has no public home; this package's say it themselves.
     simulated = type(grid).__name__ == "InMemoryGrid"

@@ -22,6 +22,7 @@ from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.checkpoint import CheckpointFolder
+from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.evaluation import ServerEvaluation
 from fedif_flower.run.lock import hold_directory
@@ -188,6 +189,9 @@ def run_federation(
         Whatever else stopped the run.
     """
     server = build_server(config)  # What cannot be loaded leaves no directory behind.
+    if needs_collusion(server.config):
+        names, tied = server.validation.parameter_names, server.validation.tied_names
+        grid = ColludingGrid(grid, server.config, names, tied)
     with hold_directory(server.config.run_dir):
         # Nodes are asked who they are before the strategy starts.
         return _run_federation(screened(grid), server, on_row, callbacks)
@@ -219,7 +223,11 @@ def _run_federation(
             num_rounds=run.rounds_left,
             timeout=config.round_timeout,
             train_config=instructions(
-                config.part(ClientConfig), server.normalization, server.classes
+                config.part(ClientConfig),
+                server.normalization,
+                server.classes,
+                run=config.digest(),
+                collusion=needs_collusion(config),
             ),
         )
     except Exception:

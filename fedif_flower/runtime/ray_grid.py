@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
+from threading import Lock
 
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import ClientAppException
 from flwr.common.constant import ErrorCode
@@ -52,6 +53,7 @@ class RayGrid(LocalGrid):
         self._log = ClientLog()
         self._futures: dict[str, Future[Message]] = {}
         self._at_work: set[Future[Message]] = set()
+        self._keeping = Lock()
 
     @property
     def num_actors(self) -> int:
@@ -113,6 +115,7 @@ class RayGrid(LocalGrid):
 
     def _answer(self, message: Message) -> Message:
         node_id = message.metadata.dst_node_id
+        sent = dict(self.contexts[node_id].state)
         try:
             reply, context = self._backend.process_message(message, self.contexts[node_id])
         except Exception as error:
@@ -122,7 +125,11 @@ class RayGrid(LocalGrid):
             reason = str(getattr(error, "cause", None) or error)
             return Message(Error(code=code, reason=reason), reply_to=message)
         self._log.log(context)
-        self.contexts[node_id] = context
+        # Several runs of a sweep may ask the same node at a time: each keeps what it has changed.
+        changed = {k: v for k, v in context.state.items() if k not in sent or v != sent[k]}
+        with self._keeping:
+            context.state = RecordDict({**self.contexts[node_id].state, **changed})
+            self.contexts[node_id] = context
         return reply
 
 

@@ -8,6 +8,7 @@ from fedif_flower.attacks import (
     AdversarialSamples,
     AttackConfig,
     Behaviour,
+    ClientRound,
     GradientNoise,
     LabelNoise,
     behaviour_of,
@@ -24,7 +25,8 @@ def test_an_honest_client_returns_what_it_is_given():
     assert honest.poison_labels(labels, 10, generator) is labels
     model = torch.nn.Identity()
     assert honest.poison_inputs(model, pixels, labels, lambda x: x, generator) is pixels
-    assert honest.poison_update(params, generator) is params
+    own = ClientRound(torch.ones(5), params, 1, generator)
+    assert honest.poison_update(own) is params
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedif_flower.attacks import ClientRound
 from fedif_flower.attacks.gradient_noise import GradientNoise, add_gaussian
 
 
@@ -23,8 +24,8 @@ def test_no_standard_deviation_no_noise():
 
 def test_same_generator_same_noise_and_each_call_draws_anew():
     attack, params = GradientNoise(0.5), torch.zeros(8)
-    generator = torch.Generator().manual_seed(4)
-    first, second = (attack.poison_update(params, generator) for _ in range(2))
-    again = attack.poison_update(params, torch.Generator().manual_seed(4))
+    own, same = (ClientRound(params, params, 1, torch.Generator().manual_seed(4)) for _ in range(2))
+    first, second = (attack.poison_update(own) for _ in range(2))
+    again = attack.poison_update(same)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedif_flower.attacks import ClientRound
 from fedif_flower.attacks.label_noise import LabelNoise, flip_labels
 
 
@@ -56,5 +57,5 @@ def test_one_class_cannot_be_flipped():
 
 
 def test_only_the_labels_are_touched():
-    params = torch.ones(3)
-    assert LabelNoise(1.0).poison_update(params, torch.Generator()) is params
+    own = ClientRound(torch.zeros(3), torch.ones(3), 1, torch.Generator())
+    assert LabelNoise(1.0).poison_update(own) is own.trained

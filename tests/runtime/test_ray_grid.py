@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import time
-from threading import Event
+from copy import deepcopy
+from threading import Barrier, Event
 
 import pytest
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
@@ -158,3 +159,28 @@ def test_nodes_are_known_by_their_partitions_without_asking():
 def test_clients_for_whom_no_machine_has_room():
     with pytest.raises(ConfigError, match="cpus_per_client = 100000"):
         run_on_ray(lambda _: None, client_app, num_clients=2, cpus_per_client=100_000)
+
+
+def test_two_runs_at_a_time_on_one_node_both_keep_what_they_left_there():
+    """Actors get copies of a node's state: the one that returns last must not undo the other."""
+    both = Barrier(2)
+
+    class Copies(Threads):
+        def process_message(self, message, context):
+            context = deepcopy(context)
+            return self._work(message, context), context
+
+    def work(message, context) -> Message:
+        (run,) = message.content
+        both.wait(10)
+        context.state[run] = MetricRecord({"value": 1})
+        return Message(RecordDict(), reply_to=message)
+
+    grid = RayGrid(client_app, 1, Copies(work))
+    sent = [
+        Message(RecordDict({run: MetricRecord({"value": 0})}), 1000, MessageType.TRAIN)
+        for run in ("a", "b")
+    ]
+    assert len(list(grid.send_and_receive(sent))) == 2
+    assert set(grid.contexts[1000].state) == {"a", "b"}
+    grid.close()

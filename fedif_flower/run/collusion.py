@@ -1,0 +1,120 @@
+"""The way to the clients for attackers that agree on what they send: in simulations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from fedif_flower.attacks import Colluder, build_behaviour
+from fedif_flower.errors import ConfigError, ReplyError
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.forwarding_grid import ForwardingGrid
+from fedif_flower.messages.instructions import ACCOMPLICE_KEY, ROUND_KEY
+from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.screened_grid import is_reliable
+from fedif_flower.round import ModelVectors
+from fedif_flower.seeding import torch_generator
+
+
+class ColludingGrid(ForwardingGrid):
+    """Lets the accomplices of a round see each other's updates, and rewrites their replies.
+
+    Honest clients' replies pass as they come. Those of accomplices, who say so in a record of
+    their own, wait until all that arrive are there. What they send depends on the run's seed, the
+    round and their updates alone.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid of a simulation.
+    config : ClientConfig
+        Which attack, its settings, and the seed.
+    trainable_keys : sequence of str
+        The trainable parameters, in the order of the vector.
+    tied_keys : mapping of str to str
+        Second names of arrays, and their first names.
+
+    Raises
+    ------
+    ConfigError
+        If the nodes are real: they do not show each other their updates.
+    """
+
+    reliable = True  # As the simulations that it is used in.
+
+    def __init__(
+        self,
+        grid: Grid,
+        config: ClientConfig,
+        trainable_keys: Sequence[str],
+        tied_keys: Mapping[str, str],
+    ) -> None:
+        super().__init__(grid)
+        if not is_reliable(grid):
+            raise ConfigError(
+                f"attack = {config.attack!r} needs to see what all malicious clients are about to "
+                "send, which is possible only in a simulation: these nodes are real"
+            )
+        self._config = config
+        self._keys = trainable_keys, tied_keys
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Send messages now; return an iterator over the replies, the accomplices' last."""
+        sent = list(messages)
+        return self._rewritten(sent, self.inner.send_and_receive(sent, timeout=timeout))
+
+    def _rewritten(self, sent: list[Message], replies: Iterable[Message]) -> Iterator[Message]:
+        accomplices: dict[int, Message] = {}
+        for reply in replies:
+            if reply.has_content() and ACCOMPLICE_KEY in reply.content:
+                record = cast(ConfigRecord, reply.content.pop(ACCOMPLICE_KEY))
+                accomplices[cast(int, record["partition-id"])] = reply
+            else:
+                yield reply
+        if accomplices:
+            ordered = [reply for _, reply in sorted(accomplices.items())]
+            self._collude(sent[0], ordered, partition_id=min(accomplices))
+            yield from ordered
+
+    def _collude(self, sent: Message, replies: Sequence[Message], *, partition_id: int) -> None:
+        """Replace the accomplices' trainable parameters, in place."""
+        arrays = cast(ArrayRecord, sent.content["arrays"])
+        layout = ParameterLayout.from_arrays(arrays, *self._keys)
+        received = layout.to_vectors(arrays)
+        updates, taken = [], []
+        for reply in replies:
+            update, buffers = torch.empty_like(received.params), torch.empty_like(received.buffers)
+            reply_arrays = cast(ArrayRecord, reply.content["arrays"])
+            try:
+                unpacked = layout.unpack_update(reply_arrays, received, update, buffers)
+            except ReplyError:
+                continue  # Its training diverged: it goes to the server as it is.
+            updates.append(update)
+            taken.append((reply, received.buffers + buffers, unpacked.counters))
+        if not updates:
+            return
+        behaviour = build_behaviour(self._config, partition_id=partition_id, seed=self._config.seed)
+        assert isinstance(behaviour, Colluder)  # Its own clients said so.
+        settings = cast(ConfigRecord, sent.content["config"])
+        generator = torch_generator("collusion", self._config.seed, cast(int, settings[ROUND_KEY]))
+        own = torch.stack(updates)  # [k, d]
+        agreed = behaviour.collude(received.params, own, generator)
+        if agreed.shape != own.shape:
+            raise ValueError(
+                f"attack {self._config.attack!r} must return updates of shape "
+                f"{list(own.shape)}, not {list(agreed.shape)}"
+            )
+        for (reply, buffers, counters), update in zip(taken, agreed, strict=True):
+            params = received.params + update.to(received.params)
+            reply.content["arrays"] = layout.to_arrays(ModelVectors(params, buffers, counters))
+
+
+def needs_collusion(config: ClientConfig) -> bool:
+    """Return whether a run's malicious clients agree on what they send."""
+    return isinstance(build_behaviour(config, partition_id=0, seed=config.seed), Colluder)

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+
+import pytest
+import torch
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from torch import Tensor
+
+from client_app import app as client_app
+from fedif_flower.attacks import AttackConfig, ClientRound, Colluder, malicious_partitions
+from fedif_flower.attacks import registry as attack_registry
+from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.forwarding_grid import ForwardingGrid
+from fedif_flower.messages.instructions import ACCOMPLICE_KEY
+from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.run.collusion import ColludingGrid, needs_collusion
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.shared_grid import SharedGrid
+
+
+class SwapAndDouble(Colluder):
+    """Each sends twice the update of the next one; with a draw, to see the generator."""
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        return 2 * updates.roll(-1, dims=0) + torch.rand((), generator=generator)
+
+
+class StepBefore(Behaviour):
+    """Sends the received model plus what the server changed since the client's last round."""
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        before = own.memory.get("received", own.received)
+        own.memory["received"] = own.received
+        return 2 * own.received - before
+
+
+@pytest.fixture(autouse=True)
+def more_attacks(monkeypatch):
+    own = {
+        "swap": lambda _config, _ratio: SwapAndDouble(),
+        "step-before": lambda _config, _ratio: StepBefore(),
+    }
+    attacks = MappingProxyType({**attack_registry.ATTACKS, **own})
+    monkeypatch.setattr(attack_registry, "ATTACKS", attacks)
+    for kind in (AttackConfig, ClientConfig, RunConfig, NodeConfig):
+        extra = kind.model_fields["attack"].json_schema_extra
+        monkeypatch.setitem(extra, "choices", attacks)
+
+
+def colluding_config(**values) -> ClientConfig:
+    return ClientConfig(attack="swap", seed=3, num_clients=4, **values)
+
+
+def reply_to(message: Message, values: list[float], *, accomplice: int | None) -> Message:
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({"w": Array(torch.tensor(values).numpy())}),
+            "metrics": MetricRecord({"num-examples": 1}),
+        }
+    )
+    if accomplice is not None:
+        content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": accomplice})
+    return Message(content, reply_to=message)
+
+
+def exchange(client, order=(1000, 1001, 1002, 1003)) -> dict[int, list[float]]:
+    grid = ColludingGrid(LocalGrid(client, 4), colluding_config(), ["w"], {})
+    arrays = ArrayRecord({"w": Array(torch.tensor([1.0, 1.0]).numpy())})
+    config = ConfigRecord({"server-round": 5})
+    messages = [
+        Message(RecordDict({"arrays": arrays, "config": config}), node, MessageType.TRAIN)
+        for node in order
+    ]
+    replies = list(grid.send_and_receive(messages))
+    assert all(ACCOMPLICE_KEY not in reply.content for reply in replies if reply.has_content())
+    return {
+        reply.metadata.src_node_id: reply.content["arrays"]["w"].numpy().tolist()
+        for reply in replies
+        if reply.has_content()
+    }
+
+
+def worth(message, context) -> Message:
+    """Partitions 1 and 3 collude; client p's update is [p, 10 p]."""
+    partition = context.node_config["partition-id"]
+    values = [1.0 + partition, 1.0 + 10 * partition]
+    return reply_to(message, values, accomplice=partition if partition % 2 else None)
+
+
+def test_accomplices_see_each_other_and_honest_replies_pass():
+    values = exchange(worth)
+    assert values[1000] == [1, 1]
+    assert values[1002] == [3, 21]
+    draw = values[1001][0] - 1 - 2 * 3  # the same in both: one generator for the round
+    assert 0 <= draw < 1
+    assert values[1001] == pytest.approx([1 + 6 + draw, 1 + 60 + draw])
+    assert values[1003] == pytest.approx([1 + 2 + draw, 1 + 20 + draw])
+
+
+def test_the_order_of_replies_does_not_matter():
+    assert exchange(worth) == exchange(worth, order=(1003, 1001, 1000, 1002))
+
+
+def test_a_diverged_accomplice_and_one_that_fails_stop_nobody():
+    def client(message, context):
+        partition = context.node_config["partition-id"]
+        if partition == 0:
+            raise RuntimeError("out of memory")
+        values = [float("nan"), 1.0] if partition == 1 else [1.0 + partition, 1.0]
+        return reply_to(message, values, accomplice=partition)
+
+    values = exchange(client)
+    assert set(values) == {1001, 1002, 1003}
+    assert values[1001][0] != values[1001][0]  # NaN, for the server to refuse
+    draw = values[1002][1] - 1
+    assert values[1002] == pytest.approx([1 + 2 * 3 + draw, 1 + draw])
+
+
+def test_an_attack_of_another_shape_is_named():
+    class Wrong(Colluder):
+        def collude(self, received, updates, generator):
+            return received
+
+    wrong = {**attack_registry.ATTACKS, "swap": lambda _config, _ratio: Wrong()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attack_registry, "ATTACKS", wrong)
+        with pytest.raises(
+            ValueError, match=re.escape("'swap' must return updates of shape [2, 2]")
+        ):
+            exchange(worth)
+
+
+def test_real_nodes_are_refused_before_the_run_starts():
+    class Real(ForwardingGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match=r"attack = 'swap' .* only in a simulation"):
+        ColludingGrid(Real(LocalGrid(worth, 4)), colluding_config(), ["w"], {})
+
+
+def run_config(output_dir, **overrides) -> RunConfig:
+    settings = {
+        "num-clients": 10,
+        "fraction-train": 0.5,
+        "num-server-rounds": 3,
+        "local-epochs": 1,
+        "output-dir": str(output_dir),
+        "device": "cpu",
+        "malicious-fraction": 0.4,
+    }
+    return RunConfig.from_run_config(default_run_config() | settings | overrides)
+
+
+def results(run_dir):
+    model = torch.load(run_dir / "model.pt", weights_only=True)
+    rows = read_rows(run_dir / "clients.csv")
+    columns = ("round", "partition_id", "score", "weight", "train_loss")
+    return model, [tuple(row[c] for c in columns) for row in rows]
+
+
+@pytest.mark.parametrize("attack", ["swap", "step-before"])
+def test_a_run_under_the_attack_same_seed_same_bits_on_any_grid(tmp_path, attack):
+    config = run_config(tmp_path, attack=attack)
+    runs = [
+        run_federation(grid, config.replace(run_name=name))
+        for name, grid in (
+            ("local", LocalGrid(client_app, 10)),
+            ("again", LocalGrid(client_app, 10)),
+        )
+    ]
+    models, rows = zip(*map(results, runs), strict=True)
+    assert rows[0] == rows[1]
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
+    honest, _ = results(run_federation(LocalGrid(client_app, 10), run_config(tmp_path)))
+    assert not torch.equal(honest["1.weight"], models[0]["1.weight"])
+
+
+def test_the_runs_of_a_sweep_share_nodes_but_no_memory(tmp_path):
+    configs = [run_config(tmp_path, attack="step-before", seed=s) for s in (0, 1)]
+    alone = [results(run_federation(LocalGrid(client_app, 10), c)) for c in configs]
+    shared = SharedGrid(LocalGrid(client_app, 10), lambda: False)
+    for config, (model, rows) in zip(configs, alone, strict=True):
+        again = results(run_federation(shared, config.replace(run_name=f"shared-{config.seed}")))
+        assert again[1] == rows
+        assert all(torch.equal(model[key], again[0][key]) for key in model)
+
+
+def test_a_node_told_to_collude_on_its_own_refuses(tmp_path):
+    config = run_config(tmp_path, **{"num-server-rounds": 1, "fraction-train": 1.0})
+    assert not needs_collusion(config)
+    replies = []
+
+    def client(message, context):
+        try:
+            return client_app(message, context)
+        except Exception as error:
+            replies.append((context.node_config["partition-id"], str(error.__cause__ or error)))
+            raise
+
+    grid = LocalGrid(client, 10, node_configs={4: {"attack": "swap"}})
+    run_federation(grid, config)
+    ((partition, reason),) = replies
+    assert partition == 4
+    assert "attack 'swap' needs to see what the other malicious clients are about to send" in reason
+
+
+def test_only_malicious_partitions_are_accomplices(tmp_path):
+    config = run_config(tmp_path, attack="swap", **{"num-server-rounds": 1, "fraction-train": 1.0})
+    seen = set()
+
+    def client(message, context):
+        reply = client_app(message, context)
+        if ACCOMPLICE_KEY in reply.content:
+            seen.add(context.node_config["partition-id"])
+        return reply
+
+    run_federation(LocalGrid(client, 10), config)
+    assert seen == set(malicious_partitions(10, 0.4, config.seed))
