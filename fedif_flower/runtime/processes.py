@@ -12,10 +12,12 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
+
+import psutil
 
 
 class MarkedProcesses:
@@ -68,9 +70,7 @@ class MarkedProcesses:
 
     def alive(self) -> list[int]:
         """Return the ids of the processes that carry the mark and have not ended."""
-        if Path("/proc/self/environ").exists():
-            return _marked_in_proc(self.mark.encode())
-        return _marked_in_ps(self.mark)
+        return [process.pid for process in self._marked()]
 
     def terminate(self, grace: float = 3.0) -> list[int]:
         """End every marked process: SIGTERM, then SIGKILL to what is left.
@@ -85,20 +85,25 @@ class MarkedProcesses:
         list[int]
             Processes that survived even SIGKILL; empty unless the kernel holds one.
         """
-        _signal_all(self.alive(), signal.SIGTERM)
         deadline = time.monotonic() + grace
-        while time.monotonic() < deadline:
-            if not self.alive():
-                return []
+        _signal_all(self._marked(), psutil.Process.terminate)
+        # A dying process may start another between two scans.
+        while (survivors := self._marked()) and time.monotonic() < deadline + 2.0:
+            if time.monotonic() > deadline:
+                _signal_all(survivors, psutil.Process.kill)
             time.sleep(0.1)
-        # A dying process may have started another between two scans.
-        for _ in range(20):
-            survivors = self.alive()
-            if not survivors:
-                return []
-            _signal_all(survivors, signal.SIGKILL)
-            time.sleep(0.1)
-        return self.alive()
+        return [process.pid for process in survivors]
+
+    def _marked(self) -> list[psutil.Process]:
+        return [process for process in psutil.process_iter() if self._is_marked(process)]
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        variable, value = self.mark.split("=")
+        try:
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            return not ended and process.environ().get(variable) == value
+        except (psutil.Error, OSError):  # gone meanwhile, or another user's
+            return False
 
 
 class StopRequest:
@@ -134,27 +139,9 @@ def available_cpus() -> int:
     return count
 
 
-def _signal_all(pids: Sequence[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _marked_in_proc(mark: bytes) -> list[int]:
-    found = []
-    for directory in Path("/proc").iterdir():
-        # Gone meanwhile, or another user's. A zombie's environment reads as empty.
-        with contextlib.suppress(OSError):
-            if directory.name.isdigit() and mark in (directory / "environ").read_bytes().split(
-                b"\0"
-            ):
-                found.append(int(directory.name))
-    return found
-
-
-def _marked_in_ps(mark: str) -> list[int]:
-    # BSD syntax, the same on macOS: `e` prints the environment after the command.
-    listing = subprocess.run(
-        ["ps", "axeww", "-o", "pid=,command="], capture_output=True, text=True, check=True
-    ).stdout
-    return [int(line.split(None, 1)[0]) for line in listing.splitlines() if mark in line.split()]
+def _signal_all(
+    processes: Sequence[psutil.Process], signal_one: Callable[[psutil.Process], None]
+) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            signal_one(process)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.runtime import processes
 from fedif_flower.runtime.processes import MarkedProcesses, StopRequest, available_cpus
 
 SLEEP = "import time; time.sleep(60)"
@@ -83,18 +82,6 @@ def test_others_are_left_alone(marked: MarkedProcesses, tmp_path: Path) -> None:
         assert other.alive() == [process.pid]
     finally:
         other.terminate(grace=0.0)
-
-
-def test_ps_finds_the_same_processes_as_proc(marked: MarkedProcesses, tmp_path: Path) -> None:
-    if not Path("/proc/self/environ").exists():
-        pytest.skip("no /proc here: ps is what all other tests use")
-    try:
-        subprocess.run(["ps", "-p", "1"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no ps here")
-    process = start(marked, STUBBORN, tmp_path / "output")
-    wait_for_output(tmp_path / "output")
-    assert processes._marked_in_ps(marked.mark) == marked.alive() == [process.pid]
 
 
 def test_stop_request_remembers_the_signal_and_restores_handlers() -> None:
