@@ -124,6 +124,7 @@ class RunRecorder(Callback):
         test: Evaluation | None = None,
         validation: Evaluation | None = None,
         *,
+        attack_success: float | None = None,
         evaluation_seconds: float = 0.0,
         reason: str = "",
     ) -> None:
@@ -151,6 +152,7 @@ class RunRecorder(Callback):
             evaluations=report.evaluations if report else 0,
             round_failed=report.failed if report else False,
             reason="; ".join(filter(None, (report.reason if report else "", reason))),
+            attack_success=attack_success,
         )
         self.rounds.append(row)
         self._append("rounds.csv", [row])
