@@ -11,7 +11,6 @@ from fedif_flower.attacks import ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.settings import RefusedValueError, Scalar, Settings, setting
 
-
 _HUB_DATA = "data-path"  # What apps on Flower Hub call data-dir.
 
 
@@ -29,8 +28,8 @@ class NodeConfig(Settings):
     data_dir: str | None = setting(
         None,
         "with `num-partitions`: where this node has the shared data set; without: images of its "
-        "own, a tree `train/<class>/`, all of which it trains on; `data-path`, as apps on Flower Hub "
-        "call it, is the same",
+        "own, a tree `train/<class>/`, all of which it trains on; `data-path`, as apps on Flower "
+        "Hub call it, is the same",
         allowed="a string",
     )
     attack: str | None = setting(
