@@ -135,6 +135,7 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
         max_paused_turns=config.max_paused_turns,
         max_num_examples=config.max_num_examples or server.num_train,
         update_clipping=config.update_clipping,
+        server_momentum=config.server_momentum,
         device=config.device,
         callbacks=callbacks,
     )

@@ -153,6 +153,7 @@ class RunRecorder(Callback):
             round_failed=report.failed if report else False,
             reason="; ".join(filter(None, (report.reason if report else "", reason))),
             attack_success=attack_success,
+            losses=" ".join(f"{loss:.6g}" for loss in report.losses) if report else "",
         )
         self.rounds.append(row)
         self._append("rounds.csv", [row])

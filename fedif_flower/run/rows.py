@@ -15,7 +15,8 @@ class RoundRow:
 
     ``failed`` counts clients; ``round_failed`` says that the round left the model as it was,
     and ``reason`` why. ``attack_success`` is the share of test images with a backdoor's
-    trigger that get its target class.
+    trigger that get its target class. ``losses`` are those of a descent, at its start and after
+    each step taken.
     """
 
     round: int
@@ -34,6 +35,7 @@ class RoundRow:
     round_failed: bool = False
     reason: str = ""
     attack_success: float | None = None
+    losses: str = ""
 
 
 @dataclass(frozen=True)

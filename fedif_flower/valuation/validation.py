@@ -240,15 +240,24 @@ class Validation:
         DivergedError
             If the gradient is not finite.
         """
-        with self._loaded(params, buffers):
-            total = self._model.zero_gradient()
-            for batch, size in self._batches:
-                loss = self._objective.loss(self._model.module, batch)
-                (loss * (size / self.num_examples)).backward()  # type: ignore[no-untyped-call]
-            gradient = total.clone()
+        _, gradient = self.loss_and_gradient(params, buffers)
         if not bool(torch.isfinite(gradient).all()):
             raise DivergedError("the validation gradient is not finite: the model has diverged")
         return gradient
+
+    def loss_and_gradient(
+        self, params: Tensor, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[float, Tensor]:
+        """Return loss and gradient ``[d]`` at ``params`` [d] from one pass; either may be NaN."""
+        mean = torch.zeros((), device=self.device)
+        with self._loaded(params, buffers):
+            total = self._model.zero_gradient()
+            for batch, size in self._batches:
+                loss = self._objective.loss(self._model.module, batch) * (size / self.num_examples)
+                loss.backward()  # type: ignore[no-untyped-call]
+                mean += loss.detach()
+            gradient = total.clone()
+        return float(mean), gradient
 
     def evaluate(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Evaluation:
         """Return loss, accuracy and score at ``params`` [d] from one pass over the data."""
