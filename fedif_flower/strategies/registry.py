@@ -150,9 +150,9 @@ _FLOWER_RULES: Mapping[str, Builder] = {
 
 STRATEGIES: Mapping[str, Builder] = {
     "fedif": _fedif,
-    "influence-descent": _influence_descent,
     "fedavg": lambda parts: FedAvg(**parts.base),
     "fedprox": lambda parts: FedProx(proximal_mu=parts.config.proximal_mu, **parts.base),
+    "influence-descent": _influence_descent,
     "afedsv": _afedsv,
     "fedsv": lambda parts: FedSV(parts.validation, **parts.shapley, **parts.base),
     "s-fedavg": lambda parts: SFedAvg(parts.validation, **parts.shapley, **parts.base),
