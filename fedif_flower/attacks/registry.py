@@ -9,19 +9,26 @@ from typing import Self
 from pydantic import model_validator
 
 from fedif_flower.attacks.adversarial import AdversarialSamples
+from fedif_flower.attacks.alie import Alie
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Behaviour
 from fedif_flower.attacks.distributed_trigger import DistributedTrigger
+from fedif_flower.attacks.fang import Fang
 from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
 from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.hidden_backdoor import HiddenBackdoor
+from fedif_flower.attacks.ipm import InnerProductManipulation
 from fedif_flower.attacks.label_noise import LabelNoise
+from fedif_flower.attacks.mimic import Mimic
+from fedif_flower.attacks.min_max import MinMax
+from fedif_flower.attacks.min_sum import MinSum
 from fedif_flower.attacks.model_replacement import ModelReplacement
 from fedif_flower.attacks.pixel_trigger import PixelTrigger
 from fedif_flower.attacks.random_update import RandomUpdate
 from fedif_flower.attacks.scaling import HonestScaling, Scaling
 from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.attacks.sign_flip import SignFlip
+from fedif_flower.attacks.sybils import Sybils
 from fedif_flower.settings import RefusedValueError, Settings, setting
 
 AttackFactory = Callable[["AttackConfig", float], Behaviour]
@@ -54,6 +61,15 @@ ATTACKS: Mapping[str, AttackFactory] = MappingProxyType(
         "model-replacement": lambda config, ratio: ModelReplacement(
             ratio, config.attack_target, config.strength(10)
         ),
+        "alie": lambda config, _ratio: Alie(
+            config.malicious_fraction, config.attack_strength or None
+        ),
+        "ipm": lambda config, _ratio: InnerProductManipulation(config.strength(0.5)),
+        "min-max": lambda _config, _ratio: MinMax(),
+        "min-sum": lambda _config, _ratio: MinSum(),
+        "fang": lambda config, _ratio: Fang(config.strength(3)),
+        "mimic": lambda _config, _ratio: Mimic(),
+        "sybils": lambda config, _ratio: Sybils(config.attack_strength),
     }
 )
 
