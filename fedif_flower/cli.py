@@ -30,6 +30,7 @@ CpusPerClient = Annotated[int, typer.Option(help="decides how many clients train
 GpusPerClient = Annotated[float, typer.Option(help="share of a GPU for each client")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="federations at a time; default: enough")]
 OutputDir = Annotated[Path, typer.Option(help="where results go")]
+RunDir = Annotated[Path, typer.Argument(help="a run's folder")]
 
 
 @cli.callback()
@@ -120,6 +121,53 @@ def report(
     if not measured:
         raise ConfigError("no complete run in the directories given")
     report_sweeps(measured, output_dir, Console())
+
+
+@cli.command()
+def statement(
+    run_dir: RunDir,
+    budget: Annotated[str, typer.Option(help="an amount to share out, such as 1000")] = "",
+    names: Annotated[
+        Path | None, typer.Option(help="CSV: client_id,name; default: the names at registration")
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="Ed25519 key that signs, made if missing; default: one of your own"),
+    ] = None,
+) -> None:
+    """State what each member contributed to a run: signed pages, a table, JSON."""
+    from fedif_flower.statement.bundle import make_statement, parse_budget
+    from fedif_flower.statement.records import read_names
+    from fedif_flower.statement.signing import (
+        default_key_path,
+        fingerprint,
+        load_or_make_key,
+        public_bytes,
+    )
+
+    cents = parse_budget(budget) if budget else None
+    known = read_names(names) if names is not None else None
+    signer = load_or_make_key(key or default_key_path())
+    folder = make_statement(run_dir, signer, budget_cents=cents, names=known)
+    console = Console()
+    console.print(f"Statement: {(folder / 'statement.html').absolute()}", soft_wrap=True)
+    console.print(f"Signed by: {fingerprint(public_bytes(signer))}", highlight=False)
+
+
+@cli.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
+    key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
+) -> None:
+    """Check that a statement is as it was signed, and follows from the run's records."""
+    from fedif_flower.statement.verify import verify as check
+
+    found = check(path, key)
+    console = Console()
+    console.print(f"Unchanged: {path}, made {found.manifest.made}", soft_wrap=True, highlight=False)
+    console.print(f"Signed by: {found.key}", highlight=False)
+    for name in found.not_here:
+        console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
 
 
 def main() -> None:

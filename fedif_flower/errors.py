@@ -39,6 +39,10 @@ class CheckpointError(FedIFError):
     """A checkpoint is damaged, or belongs to another configuration."""
 
 
+class StatementError(FedIFError):
+    """A statement, or a record that it rests on, is not what was signed."""
+
+
 def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigError naming the key, its value and what is allowed, unless ``is_allowed``."""
     if not is_allowed:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.statement.runs import make_run
+
 PROJECT = Path(__file__).parents[1]
 HEAVY = ("torch", "torchvision", "flwr", "ray", "sklearn", "scipy", "matplotlib", "numpy", "PIL")
 
@@ -16,7 +18,9 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("door", ["fedif_flower.cli", "simulation"])
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["sweep", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["sweep", "--help"], ["verify", "--help"]]
+)
 def test_help_imports_nothing_heavy(door, arguments):
     code = f"""
 import sys
@@ -64,6 +68,28 @@ def test_an_error_is_one_line_without_a_traceback():
     assert result.returncode == 1
     assert result.stderr.startswith("error: gamma = [2]; allowed: ")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_statement_is_made_checked_and_found_changed(tmp_path):
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5)
+    names = tmp_path / "names.csv"
+    names.write_text("client_id,name\n1,hospital-2\n")
+    main = "from fedif_flower.cli import main; main()"
+    key = ("--key", str(tmp_path / "key.pem"))
+    made = run_python(main, "statement", str(run_dir), "--budget", "9", "--names", str(names), *key)
+    assert made.returncode == 0, made.stderr
+    assert "statement.html" in made.stdout
+    table = (run_dir / "statement" / "statement.csv").read_text()
+    assert "hospital-2" in table
+    fingerprint = made.stdout.splitlines()[-1].removeprefix("Signed by: ")
+    right = run_python(main, "verify", str(run_dir), "--key", fingerprint)
+    assert right.returncode == 0, right.stderr
+    assert right.stdout.startswith(f"Unchanged: {run_dir}")
+    (run_dir / "clients.csv").write_text("")
+    wrong = run_python(main, "verify", str(run_dir))
+    assert (wrong.returncode, wrong.stderr) == (1, "error: clients.csv was changed\n")
+    refused = run_python(main, "statement", str(run_dir), "--budget", "much", *key)
+    assert refused.stderr.startswith("error: budget = 'much'; allowed: ")
 
 
 def test_a_report_on_nothing_is_refused(tmp_path):

@@ -12,14 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedif_flower.attacks import (
-    Behaviour,
-    ClientRound,
-    Colluder,
-    attacks_now,
-    behaviour_of,
-    build_behaviour,
-)
+from fedif_flower.attacks import Behaviour, ClientRound, Colluder, behaviour_of, build_behaviour
 from fedif_flower.client.data import ClientData, check_classes, client_data
 from fedif_flower.client.memory import attack_memory
 from fedif_flower.client.training import train_local
@@ -58,10 +51,7 @@ def train_round(message: Message, context: Context) -> Message:
     arrays = cast(ArrayRecord, message.content["arrays"])
     config = read_config(settings)
     node = NodeConfig.from_node_config(context.node_config)
-    server_round = cast(int, settings[ROUND_KEY])
     acting = behaviour(config, node)
-    if not attacks_now(server_round, config.attack_first_round, config.attack_period):
-        acting = Behaviour()
     if isinstance(acting, Colluder) and not settings[COLLUSION_KEY]:
         raise ConfigError(
             f"attack {node.attack or config.attack!r} needs to see what the other malicious "
@@ -83,7 +73,7 @@ def train_round(message: Message, context: Context) -> Message:
                 acting,
                 partition_id=node.partition_id,
                 normalize=read_normalization(settings),
-                server_round=server_round,
+                server_round=cast(int, settings[ROUND_KEY]),
                 memory=memory,
                 proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
             )
@@ -132,15 +122,9 @@ def train_model(
     labels = acting.poison_labels(
         data.labels, data.dataset.num_classes, torch_generator("poison-labels", *ids)
     ).to(device)
-    pixels, labels = acting.poison_examples(
-        data.pixels.to(device),
-        labels,
-        data.dataset.num_classes,
-        torch_generator("poison-examples", *ids),
-    )
     pixels = acting.poison_inputs(
         model,
-        pixels,
+        data.pixels.to(device),
         labels,
         normalize,
         torch_generator("poison-inputs", *ids, server_round),

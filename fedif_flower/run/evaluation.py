@@ -28,21 +28,12 @@ class ServerEvaluation(Callback):
         The two splits.
     recorder : RunRecorder
         Its run says how often, and how many rounds there are.
-    triggered : Validation, optional
-        Test examples with a backdoor's trigger, labelled with its target.
     """
 
-    def __init__(
-        self,
-        validation: Validation,
-        test: Validation,
-        recorder: RunRecorder,
-        triggered: Validation | None = None,
-    ) -> None:
+    def __init__(self, validation: Validation, test: Validation, recorder: RunRecorder) -> None:
         self.validation = validation
         self.test = test
         self.recorder = recorder
-        self.triggered = triggered
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float] | None:
         """Write the round's line, with accuracies where it is due, and return them."""
@@ -52,19 +43,16 @@ class ServerEvaluation(Callback):
             return None
         started = time.perf_counter()
 
-        def examine(record: ArrayRecord) -> tuple[Evaluation, Evaluation, float | None]:
+        def examine(record: ArrayRecord) -> tuple[Evaluation, Evaluation]:
             vectors = model.vectors_of(record)
             buffers = model.layout.named_buffers(vectors)
-            triggered = self.triggered
-            success = triggered.accuracy(vectors.params, buffers) if triggered else None
             return (
                 self.validation.evaluate(vectors.params, buffers),
                 self.test.evaluate(vectors.params, buffers),
-                success,
             )
 
         try:
-            validation, test, success = model.examined(examine)
+            validation, test = model.examined(examine)
         except Exception as error:  # out of the model or the loss: the run goes on
             if not server_round:
                 raise
@@ -73,11 +61,6 @@ class ServerEvaluation(Callback):
             self.recorder.on_evaluation(server_round, reason=reason)
             return None
         self.recorder.on_evaluation(
-            server_round,
-            test,
-            validation,
-            attack_success=success,
-            evaluation_seconds=time.perf_counter() - started,
+            server_round, test, validation, evaluation_seconds=time.perf_counter() - started
         )
-        metrics = {"test-accuracy": test.accuracy, "validation-accuracy": validation.accuracy}
-        return metrics if success is None else {**metrics, "attack-success": success}
+        return {"test-accuracy": test.accuracy, "validation-accuracy": validation.accuracy}

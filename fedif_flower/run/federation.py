@@ -21,13 +21,13 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
-from fedif_flower.run.backdoor import triggered_test
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.evaluation import ServerEvaluation
 from fedif_flower.run.lock import hold_directory
-from fedif_flower.run.recorder import OnRow, RunRecorder
+from fedif_flower.run.provenance import PROVENANCE, provenance
+from fedif_flower.run.recorder import OnRow, RunRecorder, write_json
 from fedif_flower.run.report import troubles, write_report
 from fedif_flower.run.resume import ResumableRun, require_space
 from fedif_flower.settings import AUTO
@@ -60,7 +60,6 @@ class Server:
     validation: Validation
     validation_data: tuple[Tensor, Tensor]
     test: Validation
-    triggered: Validation | None
     normalization: Normalization
     classes: tuple[str, ...]
     num_train: int
@@ -93,7 +92,6 @@ def build_server(config: RunConfig) -> Server:
         validation=Validation(model, *validation_data, device=config.device),
         validation_data=validation_data,
         test=Validation(model, *test_data, device=config.device),
-        triggered=triggered_test(config, dataset, normalization, model),
         normalization=normalization,
         classes=dataset.classes,
         num_train=len(dataset.train.labels),
@@ -135,7 +133,6 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
         max_paused_turns=config.max_paused_turns,
         max_num_examples=config.max_num_examples or server.num_train,
         update_clipping=config.update_clipping,
-        server_momentum=config.server_momentum,
         device=config.device,
         callbacks=callbacks,
     )
@@ -210,11 +207,13 @@ def _run_federation(
     checkpoints = CheckpointFolder(config.run_dir / "checkpoints", settings)
     checkpoint = checkpoints.find(config.resume)
     recorder = RunRecorder(config, malicious_marker(config), on_row)
+    origin = provenance(config, server.fingerprint, server.validation_data)
+    write_json(recorder.run_dir / PROVENANCE, origin)
     arrays = model_arrays(server.model)
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1)
     strategy = build_strategy(server)
     run = ResumableRun(checkpoints, strategy, recorder, every=config.checkpoint_every)
-    evaluation = ServerEvaluation(server.validation, server.test, recorder, server.triggered)
+    evaluation = ServerEvaluation(server.validation, server.test, recorder)
     strategy.callbacks += [recorder, evaluation, *callbacks, run]
     if checkpoint is None:
         checkpoints.remove_after(-1)

@@ -33,6 +33,8 @@ from fedif_flower.valuation import Evaluation
 RESULT_FILES = (
     "summary.json",
     "config.json",
+    "provenance.json",
+    "names.csv",
     "rounds.csv",
     "clients.csv",
     "model.pt",
@@ -124,7 +126,6 @@ class RunRecorder(Callback):
         test: Evaluation | None = None,
         validation: Evaluation | None = None,
         *,
-        attack_success: float | None = None,
         evaluation_seconds: float = 0.0,
         reason: str = "",
     ) -> None:
@@ -152,8 +153,6 @@ class RunRecorder(Callback):
             evaluations=report.evaluations if report else 0,
             round_failed=report.failed if report else False,
             reason="; ".join(filter(None, (report.reason if report else "", reason))),
-            attack_success=attack_success,
-            losses=" ".join(f"{loss:.6g}" for loss in report.losses) if report else "",
         )
         self.rounds.append(row)
         self._append("rounds.csv", [row])

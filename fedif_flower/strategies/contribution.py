@@ -66,9 +66,7 @@ class ContributionStrategy(ScreenedStrategy):
         base.setdefault("tied_keys", valuation.tied_names)
         super().__init__(*flower, **base)
         self.valuation = valuation
-        self.bounds = StepBounds(
-            self.update_clipping, valuation.validation, momentum=self.model.momentum
-        )
+        self.bounds = StepBounds(self.update_clipping, valuation.validation)
         self.ledger = ContributionLedger(gamma, initial=initial, smooth_update=smooth_update)
         self.round_normalization = round_normalization
         self.weight_scope = weight_scope

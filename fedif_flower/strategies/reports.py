@@ -41,10 +41,7 @@ class ClientReport:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round, accepted clients first; ``reason`` says why it failed.
-
-    ``losses`` are the validation losses at the start of a descent and after each step taken.
-    """
+    """One round, accepted clients first; ``reason`` says why it failed."""
 
     server_round: int
     clients: tuple[ClientReport, ...]
@@ -56,7 +53,6 @@ class RoundReport:
     aggregation_seconds: float
     evaluations: int
     reason: str = ""
-    losses: tuple[float, ...] = ()
 
 
 def round_report(
@@ -83,7 +79,6 @@ def round_report(
         aggregation_seconds=aggregation_seconds,
         evaluations=aggregation.evaluations if aggregation else 0,
         reason=reason,
-        losses=aggregation.losses if aggregation else (),
     )
 
 

@@ -1,0 +1,78 @@
+"""Where a result comes from: hashes of the settings, the validation set and the code.
+
+``provenance.json`` is written as a run begins; a statement signs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedif_flower.run.config import RunConfig
+
+PROVENANCE = "provenance.json"
+PACKAGE = Path(__file__).resolve().parents[1]
+# What a run's bundle leaves out: a server that got one has the same hash as a checkout.
+_NOT_IN_BUNDLES = ("cli.py", "runtime", "sweeps")
+
+
+def provenance(config: RunConfig, data: str, validation: Iterable[Tensor]) -> dict[str, Any]:
+    """Return what a run's result depends on, as hashes and versions.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Its settings.
+    data : str
+        The data set's fingerprint.
+    validation : iterable of Tensor
+        The validation set, as the model gets it.
+    """
+    return {
+        "settings_sha256": config.digest(),
+        "data_fingerprint": data,
+        "validation_sha256": tensors_hash(validation),
+        "code_sha256": code_hash(),
+        "versions": {
+            "fedif-flower": _version("fedif-flower"),
+            "flwr": version("flwr"),
+            "torch": version("torch"),
+        },
+    }
+
+
+def tensors_hash(tensors: Iterable[Tensor]) -> str:
+    """Return the SHA-256 of tensors: types, shapes and values, in whatever memory layout."""
+    import torch  # which checking a statement should not have to wait for
+
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def code_hash() -> str:
+    """Return the SHA-256 of the package's source, the parts that a run may execute."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE)
+        if name.parts[0] not in _NOT_IN_BUNDLES:
+            digest.update(f"{name.as_posix()} {path.stat().st_size}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ModuleNotFoundError:  # run from a bundle
+        return ""

@@ -1,0 +1,266 @@
+r"""What each member contributed over a run, and what it is due: numbers in, numbers out.
+
+A member's contribution is the sum of its rounds' contributions in nats of validation loss. Its
+share of what was gained is
+
+.. math:: s_i = \max(c_i, 0) / \sum_j \max(c_j, 0)
+
+so that a negative contribution is shown as such and paid 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedif_flower.statement.records import UNKNOWN_PARTITION, Reply, RunRecords
+from fedif_flower.statement.verdict import Facts, Verdict, judge
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+MIN_ROUNDS = 5  # Fewer rounds say nothing about how much depends on the rounds.
+
+
+@dataclass(frozen=True)
+class MemberAccount:
+    """One member over the whole run.
+
+    Attributes
+    ----------
+    client_id, partition_id : int
+        Its lasting id, and the part of the data that it says it holds (-1: unknown).
+    name : str
+        What pages call it.
+    asked, taken_part, refused, away : int
+        Rounds: in all, with an accepted reply, with a refused one, without any.
+    examples : float, optional
+        The most examples it claimed and was believed.
+    contribution : float
+        In nats of validation loss; negative: it raised the loss.
+    interval : tuple of float, optional
+        Its 95 % interval (see :func:`intervals`).
+    by_class : tuple of float
+        The same in each class's loss, where that was attributed.
+    share : float
+        Of what was gained, in [0, 1].
+    cents : int, optional
+        Its part of the budget.
+    weight_score : float, optional
+        Omega after its last round.
+    refusals : tuple of (str, int)
+        Why replies were refused, and how often.
+    verdict : Verdict
+        Accept, review or quarantine, and why.
+    """
+
+    client_id: int
+    partition_id: int
+    name: str
+    asked: int
+    taken_part: int
+    refused: int
+    away: int
+    examples: float | None
+    contribution: float
+    interval: tuple[float, float] | None
+    by_class: tuple[float, ...]
+    share: float
+    cents: int | None
+    weight_score: float | None
+    refusals: tuple[tuple[str, int], ...]
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Account:
+    """A run's gain, in nats of validation loss, and its members', the highest first."""
+
+    rounds: int
+    loss_before: float
+    loss_after: float
+    decrease: float
+    attributed: float
+    remainder: float
+    budget_cents: int | None
+    members: tuple[MemberAccount, ...] = field(default_factory=tuple)
+
+    @property
+    def gained(self) -> float:
+        """The sum of the positive contributions."""
+        return math.fsum(max(member.contribution, 0.0) for member in self.members)
+
+
+def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
+    """Return the account of a run.
+
+    Parameters
+    ----------
+    records : RunRecords
+        What the run left.
+    budget_cents : int, optional
+        What is shared out, in cents, >= 0; ``None``: nothing is.
+    """
+    members = list(records.members)
+    per_round = contributions_by_round(records)  # [T, n]
+    totals = [math.fsum(column) + 0.0 for column in per_round.T]
+    found = intervals(per_round)
+    shares = gain_shares(totals)
+    cents = share_out(budget_cents, shares) if budget_cents is not None else [None] * len(members)
+    replies: dict[int, list[Reply]] = {client_id: [] for client_id in members}
+    for reply in records.replies:
+        replies[reply.client_id].append(reply)
+    names = labels(records)
+    by_class = _by_class(records)
+    accounts = [
+        _member(
+            client_id,
+            records.members[client_id],
+            names[client_id],
+            replies[client_id],
+            totals[i],
+            found[i] if found is not None else None,
+            by_class.get(client_id, ()),
+            float(shares[i]),
+            cents[i],
+        )
+        for i, client_id in enumerate(members)
+    ]
+    rounds = records.rounds
+    losses = records.losses
+    return Account(
+        rounds=len(rounds),
+        loss_before=losses[0],
+        loss_after=losses[-1],
+        decrease=math.fsum(row.decrease for row in rounds),
+        attributed=math.fsum(row.attributed for row in rounds),
+        remainder=math.fsum(row.remainder for row in rounds),
+        budget_cents=budget_cents,
+        members=tuple(sorted(accounts, key=lambda m: (-m.contribution, m.client_id))),
+    )
+
+
+def contributions_by_round(records: RunRecords) -> NDArray[np.float64]:
+    """Return what each member contributed in each round, ``[T, n]``: 0 where it had no part."""
+    column = {client_id: i for i, client_id in enumerate(records.members)}
+    values = np.zeros((len(records.rounds), len(column)))
+    for part in records.parts:
+        values[part.round - 1, column[part.client_id]] += part.contribution
+    return values
+
+
+def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Return 95 % bootstrap intervals of the members' sums, over rounds.
+
+    All T rounds are drawn again with replacement, 2,000 times, whole: a round in which a member
+    had no part counts 0 for it. So a member drawn once has an interval from 0 to about three times
+    its contribution: in a third of the drawings its round is not there. The seed is fixed: whoever
+    has the records gets the same interval.
+
+    Parameters
+    ----------
+    per_round : NDArray
+        ``[T, n]``.
+
+    Returns
+    -------
+    NDArray or None
+        ``[n, 2]``; ``None`` with fewer than 5 rounds, which cannot tell.
+    """
+    rounds = per_round.shape[0]
+    if rounds < MIN_ROUNDS:
+        return None
+    generator = np.random.default_rng(0)
+    drawn = generator.multinomial(rounds, np.full(rounds, 1 / rounds), size=RESAMPLES)  # [B, T]
+    sums = drawn.astype(np.float64) @ per_round  # [B, n]
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(sums, [tail, 1 - tail], axis=0, method="inverted_cdf")
+    return np.stack([low, high], axis=1) + 0.0
+
+
+def gain_shares(contributions: Sequence[float]) -> list[Fraction]:
+    """Return each contribution's exact share of the positive ones; all 0 if none is positive."""
+    positive = [Fraction(max(value, 0.0)) for value in contributions]
+    total = sum(positive, Fraction(0))
+    return [value / total if total else Fraction(0) for value in positive]
+
+
+def share_out(cents: int, shares: Sequence[Fraction]) -> list[int]:
+    """Return whole cents by share, which add up to ``cents`` (largest remainder).
+
+    Every member gets its share rounded down; the cents left over go, one each, to the largest
+    fractions, the first of equal ones first. Where all shares are 0, nobody is paid.
+    """
+    if not any(shares):
+        return [0] * len(shares)
+    exact = [cents * share for share in shares]
+    paid = [int(value) for value in exact]
+    by_fraction = sorted(range(len(shares)), key=lambda i: (paid[i] - exact[i], i))
+    for i in by_fraction[: cents - sum(paid)]:
+        paid[i] += 1
+    return paid
+
+
+def labels(records: RunRecords) -> dict[int, str]:
+    """Return what pages call each member: its name, its partition, or its id; all different."""
+    found = {
+        client_id: records.names.get(client_id) or _unnamed(client_id, partition_id)
+        for client_id, partition_id in records.members.items()
+    }
+    counts = Counter(found.values())
+    return {i: name if counts[name] == 1 else f"{name} ({i})" for i, name in found.items()}
+
+
+def _unnamed(client_id: int, partition_id: int) -> str:
+    return f"node {client_id}" if partition_id == UNKNOWN_PARTITION else f"partition {partition_id}"
+
+
+def _by_class(records: RunRecords) -> Mapping[int, tuple[float, ...]]:
+    rows: dict[int, list[tuple[float, ...]]] = {}
+    for part in records.parts:
+        if part.by_class:
+            rows.setdefault(part.client_id, []).append(part.by_class)
+    return {i: tuple(map(math.fsum, zip(*values, strict=True))) for i, values in rows.items()}
+
+
+def _member(
+    client_id: int,
+    partition_id: int,
+    name: str,
+    replies: Sequence[Reply],
+    contribution: float,
+    interval: NDArray[np.float64] | None,
+    by_class: tuple[float, ...],
+    share: float,
+    cents: int | None,
+) -> MemberAccount:
+    away = sum(reply.away for reply in replies)
+    refused = sum(bool(reply.rejection) for reply in replies) - away
+    between = (float(interval[0]), float(interval[1])) if interval is not None else None
+    taken_part = len(replies) - away - refused
+    scores = [r.weight_score for r in replies if r.weight_score is not None]
+    claims = [r.num_examples for r in replies if r.num_examples is not None]
+    refusals = Counter(reply.rejection for reply in replies if reply.rejection)
+    return MemberAccount(
+        client_id=client_id,
+        partition_id=partition_id,
+        name=name,
+        asked=len(replies),
+        taken_part=taken_part,
+        refused=refused,
+        away=away,
+        examples=max(claims, default=None),
+        contribution=contribution,
+        interval=between,
+        by_class=by_class,
+        share=share,
+        cents=cents,
+        weight_score=scores[-1] if scores else None,
+        refusals=tuple(refusals.most_common()),
+        verdict=judge(Facts(contribution, between, taken_part, refused)),
+    )

@@ -1,0 +1,221 @@
+"""A statement's files: made from a run's folder, hashed, signed, and put there whole."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.run.provenance import code_hash
+from fedif_flower.run.rows import cell
+from fedif_flower.statement.account import Account, MemberAccount, settle
+from fedif_flower.statement.chain import chain, to_csv
+from fedif_flower.statement.manifest import (
+    ACCOUNT,
+    CHAIN,
+    FOLDER,
+    MANIFEST,
+    PAGE,
+    PAGES,
+    SIGNATURE,
+    TABLE,
+    Manifest,
+    file_hash,
+)
+from fedif_flower.statement.pages import consortium_page, member_page
+from fedif_flower.statement.records import RunRecords, read_run
+from fedif_flower.statement.signing import public_bytes
+from fedif_flower.statement.verdict import Verdict
+from fedif_flower.storage import make_folder, temporary_sibling, writing
+
+# What of a run's folder is signed where it is there. The log, the lock and checkpoints are not.
+RECORDS = (
+    "config.json",
+    "provenance.json",
+    "names.csv",
+    "rounds.csv",
+    "clients.csv",
+    "attribution.csv",
+    "attribution_rounds.csv",
+    "summary.json",
+    "report.md",
+    "accuracy.png",
+    "contributions.png",
+    "model.pt",
+)
+UPDATES = "updates"
+_BUDGET = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2})?")
+
+
+def parse_budget(text: str) -> int:
+    """Return an amount such as ``1000`` or ``1000.50`` in cents.
+
+    Raises
+    ------
+    ConfigError
+        If it is none, negative, or finer than a cent.
+    """
+    if not _BUDGET.fullmatch(text):
+        raise ConfigError(f"budget = {text!r}; allowed: an amount such as 1000 or 1000.50")
+    whole, _, cents = text.partition(".")
+    return 100 * int(whole) + int(cents.ljust(2, "0"))
+
+
+def make_statement(
+    run_dir: Path,
+    key: Ed25519PrivateKey,
+    *,
+    budget_cents: int | None = None,
+    names: Mapping[int, str] | None = None,
+) -> Path:
+    """Write ``statement/`` in a run's folder, in place of an earlier one; return it.
+
+    Parameters
+    ----------
+    run_dir : Path
+        A complete run with attribution.
+    key : Ed25519PrivateKey
+        Signs it.
+    budget_cents : int, optional
+        What is shared out.
+    names : mapping of int to str, optional
+        Members' names by client id; default: those given at registration.
+
+    Raises
+    ------
+    ConfigError, StorageError
+        If the run has no such records, or the folder cannot be written.
+    """
+    records = read_run(run_dir, names)
+    account = settle(records, budget_cents)
+    hashes = chain(records)
+    manifest = Manifest(
+        run=records.name,
+        made=datetime.now(UTC).isoformat(sep=" ", timespec="seconds"),
+        public_key=public_bytes(key).hex(),
+        chain=hashes[-1],
+        settings=str(records.provenance["settings_sha256"]),
+        validation=str(records.provenance["validation_sha256"]),
+        code=str(records.provenance["code_sha256"]),
+        made_with=code_hash(),
+        files={},
+    )
+    written = {
+        ACCOUNT: account_json(account, records).encode(),
+        TABLE: account_csv(account).encode(),
+        CHAIN: to_csv(hashes).encode(),
+        **render(account, records, manifest),
+    }
+    digests = {f"{FOLDER}/{name}": hashlib.sha256(c).hexdigest() for name, c in written.items()}
+    of_run = {name: file_hash(run_dir / name) for name in signed_records(run_dir)}
+    signed = Manifest(**(vars(manifest) | {"files": of_run | digests})).to_bytes()
+    written |= {MANIFEST: signed, SIGNATURE: key.sign(signed)}
+    _replace_folder(run_dir / FOLDER, written)
+    return run_dir / FOLDER
+
+
+def signed_records(run_dir: Path) -> list[str]:
+    """Return what of a run's folder a statement covers, by path below it."""
+    updates = sorted((run_dir / UPDATES).glob("*.pt"))
+    return [name for name in RECORDS if (run_dir / name).is_file()] + [
+        f"{UPDATES}/{path.name}" for path in updates
+    ]
+
+
+def page_names(records: RunRecords) -> dict[int, str]:
+    """Return the path of each member's page below the statement's folder, by client id.
+
+    The file's number is the member's position, not its id: members get to see these paths.
+    """
+    return {i: f"{PAGES}/{n:03}.html" for n, i in enumerate(records.members, start=1)}
+
+
+def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, bytes]:
+    """Return every page by its path below the statement's folder."""
+    names = page_names(records)
+    pages = {PAGE: consortium_page(account, records, manifest).encode()}
+    for member in account.members:
+        page = member_page(account, member, records, manifest)
+        pages[names[member.client_id]] = page.encode()
+    return pages
+
+
+def account_json(account: Account, records: RunRecords) -> str:
+    """Return an account as a JSON object, from which :func:`read_account` makes it again."""
+    names = page_names(records)
+    content = asdict(account)
+    for member in content["members"]:
+        member["page"] = names[member["client_id"]]
+    content["names"] = {str(key): name for key, name in records.names.items()}
+    return json.dumps(content, indent=2) + "\n"
+
+
+def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
+    """Return an account and the names that it was made with.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        If it is none.
+    """
+    content: dict[str, Any] = json.loads(text)
+    names = {int(key): name for key, name in content.pop("names").items()}
+    members = []
+    for values in content.pop("members"):
+        del values["page"]
+        values["verdict"] = Verdict(**values["verdict"])
+        values["interval"] = tuple(values["interval"]) if values["interval"] else None
+        values["by_class"] = tuple(values["by_class"])
+        values["refusals"] = tuple((reason, count) for reason, count in values["refusals"])
+        members.append(MemberAccount(**values))
+    return Account(**content, members=tuple(members)), names
+
+
+def account_csv(account: Account) -> str:
+    """Return the members' accounts as a table."""
+    file = StringIO()
+    columns = [f.name for f in fields(MemberAccount)]
+    columns = [c for c in columns if c not in ("interval", "by_class", "refusals", "verdict")]
+    columns[columns.index("cents")] = "amount"
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*columns, "low", "high", "verdict", "reason"])
+    for member in account.members:
+        values = vars(member) | {"amount": "" if member.cents is None else amount(member.cents)}
+        low, high = member.interval or (None, None)
+        row = [values[c] for c in columns] + [low, high, member.verdict.level]
+        writer.writerow([cell(value) for value in [*row, member.verdict.reason]])
+    return file.getvalue()
+
+
+def amount(cents: int) -> str:
+    """Return cents as an amount: ``1234.50``."""
+    return f"{cents // 100}.{cents % 100:02}"
+
+
+def _replace_folder(folder: Path, content: Mapping[str, bytes]) -> None:
+    """Put a folder with these files in place of an earlier statement, and of nothing else."""
+    if folder.exists() and not (folder / MANIFEST).is_file():
+        raise StorageError(f"{folder} is there, and is no statement: move it away")
+    fresh = temporary_sibling(folder)
+    try:
+        for name, data in content.items():
+            make_folder((fresh / name).parent)
+            with writing(fresh / name):
+                (fresh / name).write_bytes(data)
+        with writing(folder):
+            if folder.exists():
+                shutil.rmtree(folder)
+            fresh.replace(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)

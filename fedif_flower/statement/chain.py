@@ -1,0 +1,78 @@
+r"""The records' rows, chained round by round.
+
+.. math:: h_0 = H(\text{settings, validation set, code}), \quad
+          h_t = H(h_{t-1} \,\|\, \text{the rows of round } t)
+
+with SHA-256. Whoever knows :math:`h_t` knows every row up to round t; a changed row changes every
+hash from its round on, so that two who compare see which round they disagree about.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.statement.records import (
+    ATTRIBUTION,
+    ATTRIBUTION_ROUNDS,
+    CLIENTS,
+    PROVENANCE,
+    RunRecords,
+)
+
+CHAINED = (CLIENTS, ATTRIBUTION, ATTRIBUTION_ROUNDS)
+
+
+def chain(records: RunRecords) -> list[str]:
+    """Return the hashes of rounds 0 to T, in hex."""
+    return chain_of(records.run_dir, len(records.rounds), records.provenance)
+
+
+def chain_of(run_dir: Path, rounds: int, provenance: Mapping[str, object]) -> list[str]:
+    """Return the hashes of rounds 0 to ``rounds`` of the files in a run's folder.
+
+    Raises
+    ------
+    ConfigError
+        If a row names no round.
+    """
+    rows: list[list[object]] = [[] for _ in range(rounds + 1)]
+    for name in CHAINED:
+        header, *body = _read(run_dir / name)
+        rows[0].append([name, header])
+        for row in body:
+            number = row[0] if row else ""  # The round is the first column.
+            if not (number.isascii() and number.isdigit() and int(number) <= rounds):
+                raise ConfigError(f"{run_dir / name}: a row of round {number!r}")
+            rows[int(number)].append([name, row])
+    rows[0].append([PROVENANCE, dict(provenance)])
+    hashes = [hashlib.sha256(_canonical(rows[0])).hexdigest()]
+    for of_round in rows[1:]:
+        before = bytes.fromhex(hashes[-1])
+        hashes.append(hashlib.sha256(before + _canonical(of_round)).hexdigest())
+    return hashes
+
+
+def to_csv(hashes: list[str]) -> str:
+    """Return hashes as a CSV file: ``round,sha256``."""
+    file = StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([("round", "sha256"), *enumerate(hashes)])
+    return file.getvalue()
+
+
+def _read(path: Path) -> list[list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.reader(file)) or [[]]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _canonical(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

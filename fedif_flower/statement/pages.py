@@ -1,0 +1,163 @@
+"""The pages: one for the consortium, one for each member, each a single file without scripts.
+
+Everything that a member or an operator wrote is escaped; a browser that opens a page fetches
+nothing.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import DictLoader, Environment, StrictUndefined, pass_context
+from jinja2.runtime import Context
+
+from fedif_flower.statement import pictures, templates
+from fedif_flower.statement.account import MIN_ROUNDS, RESAMPLES, Account, MemberAccount
+from fedif_flower.statement.manifest import Manifest
+from fedif_flower.statement.records import RunRecords
+from fedif_flower.statement.signing import fingerprint
+from fedif_flower.statement.verdict import RULES
+
+DASH = "\N{EN DASH}"
+LARGE_REMAINDER = 0.1  # Of the fall of the loss.
+_INTERVAL = (
+    f"The rounds of the run are drawn again, with replacement, {RESAMPLES:,} times; in 95 % of the "
+    "drawings the contribution lies in the interval. A round in which a member had no part counts "
+    "0 for it, so that a member with few rounds has a wide one. With fewer than "
+    f"{MIN_ROUNDS} rounds there is none."
+)
+_SPREAD = (
+    "The interval says how much depends on which rounds there were, not how much on which "
+    "validation examples were chosen."
+)
+_OMEGA = (
+    "With it the server weighed the next updates. It ranks a member within its rounds and smooths "
+    "that over time. It does not add up, and says nothing about how much was gained: a newcomer's "
+    "first round gives at most {gamma}, and in a round of two members one gets 1 and the other 0, "
+    "however close they are."
+)
+
+
+def consortium_page(account: Account, records: RunRecords, manifest: Manifest) -> str:
+    """Return the page for the consortium: every member in one table."""
+    ends = [m.contribution for m in account.members]
+    for member in account.members:
+        ends.extend(member.interval or ())
+    scale = pictures.Scale(ends, 5, 145)
+    levels = [member.verdict.level for member in account.members]
+    paid = sum(member.cents or 0 for member in account.members)
+    return _render(
+        "consortium",
+        account,
+        records,
+        manifest,
+        title=f"Contributions: {manifest.run}",
+        drawn={
+            m.client_id: pictures.interval(m.contribution, m.interval, scale)
+            for m in account.members
+        },
+        curve=pictures.loss_curve(records.losses),
+        verdict_counts=" / ".join(
+            str(levels.count(level)) for level in ("accept", "review", "quarantine")
+        ),
+        axis_words=f"{_short(scale.low)} to {_short(scale.high)}",
+        remainder_words=_remainder_words(account),
+        total=sum(m.contribution for m in account.members),
+        shared=sum(m.share for m in account.members),
+        paid=paid,
+        paid_words="shared out below" if paid else "not shared out: nobody contributed",
+    )
+
+
+def member_page(
+    account: Account, member: MemberAccount, records: RunRecords, manifest: Manifest
+) -> str:
+    """Return a member's page: its own figures, and all contributions without names."""
+    own = {part.round: part.contribution for part in records.parts_of[member.client_id]}
+    decimals = _decimals(account)
+    values = tuple(m.contribution for m in account.members)
+    return _render(
+        "member",
+        account,
+        records,
+        manifest,
+        title=f"{member.name}: contribution to {manifest.run}",
+        member=member,
+        place=1 + sum(value > member.contribution for value in values),
+        spread=pictures.distribution(values, member.contribution, decimals),
+        rounds=pictures.by_round([own.get(row.round) for row in records.rounds], decimals),
+    )
+
+
+def _render(
+    name: str, account: Account, records: RunRecords, manifest: Manifest, **more: Any
+) -> str:
+    return (
+        _environment()
+        .get_template(name)
+        .render(
+            decimals=_decimals(account),
+            account=account,
+            config=records.config,
+            manifest=manifest,
+            key=fingerprint(bytes.fromhex(manifest.public_key)),
+            version=records.provenance.get("versions", {}).get("fedif-flower", ""),
+            verdict_rules=RULES,
+            interval_words=_INTERVAL,
+            spread_words=_SPREAD,
+            omega_words=_OMEGA.format(gamma=records.config.get("gamma", "gamma")),
+            **more,
+        )
+    )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    environment = Environment(
+        loader=DictLoader(
+            {
+                "base": templates.BASE,
+                "parts": templates.PARTS,
+                "consortium": templates.CONSORTIUM,
+                "member": templates.MEMBER,
+            }
+        ),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters.update(
+        nats=_nats,
+        loss=lambda value: f"{value:.3f}" if value >= 0.1 else f"{value:.3g}",
+        percent=lambda share: f"{100 * share:.1f} %",
+        money=lambda cents: f"{cents // 100:,}.{cents % 100:02}".replace(",", "\u202f"),
+        some=lambda value: value or DASH,
+        score=lambda value: DASH if value is None else f"{value:.3f}",
+        count=lambda value: DASH if value is None else f"{value:,.0f}".replace(",", "\u202f"),
+        date=lambda text: text.replace("+00:00", " UTC"),
+    )
+    return environment
+
+
+@pass_context
+def _nats(context: Context, value: float) -> str:
+    """Return a contribution with as many decimals as the page's others."""
+    return pictures.nats(value, context["decimals"])
+
+
+def _decimals(account: Account) -> int:
+    return pictures.decimals_for([m.contribution for m in account.members])
+
+
+def _remainder_words(account: Account) -> str:
+    if not account.decrease:
+        return "the loss did not change"
+    share = abs(account.remainder) / abs(account.decrease)
+    words = f"{100 * share:.1f} % of the fall, credited to nobody"
+    if share > LARGE_REMAINDER:
+        words += ": large; attribution = simpson makes it smaller"
+    return words
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}".replace("-", pictures.MINUS)

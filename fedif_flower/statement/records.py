@@ -1,0 +1,281 @@
+"""What a run left in its folder, read for a statement and checked."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.rows import read_rows
+
+CONFIG, SUMMARY, PROVENANCE, NAMES = "config.json", "summary.json", "provenance.json", "names.csv"
+ROUNDS, CLIENTS = "rounds.csv", "clients.csv"
+ATTRIBUTION, ATTRIBUTION_ROUNDS = "attribution.csv", "attribution_rounds.csv"
+NEEDED = (CONFIG, PROVENANCE, CLIENTS, ATTRIBUTION, ATTRIBUTION_ROUNDS)
+UNKNOWN_PARTITION = -1
+MAX_NAME = 80
+# How ``messages/screening.py`` begins the reason of a client that failed or was away.
+AWAY = ("no reply before the deadline", "client error ")
+_CLASS = "contribution_class_"
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True)
+class RoundLoss:
+    """A line of ``attribution_rounds.csv``, in nats; the losses are NaN where they diverged."""
+
+    round: int
+    loss_before: float
+    loss_after: float
+    decrease: float
+    attributed: float
+    remainder: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """A line of ``attribution.csv``: what a client put into a round, in nats; and by class."""
+
+    round: int
+    partition_id: int
+    client_id: int
+    contribution: float
+    by_class: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a statement needs of a line of ``clients.csv``."""
+
+    round: int
+    partition_id: int
+    client_id: int
+    weight_score: float | None
+    num_examples: float | None
+    rejection: str
+
+    @property
+    def away(self) -> bool:
+        """Whether no reply came, as opposed to one that was refused."""
+        return self.rejection.startswith(AWAY)
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The records of a complete run.
+
+    Attributes
+    ----------
+    run_dir : Path
+        Where they lie.
+    config, provenance : dict
+        Settings; hashes of the validation set and the code.
+    rounds : tuple of RoundLoss
+        One for each round, in order.
+    parts : tuple of Part
+        One for each client and round with a contribution.
+    replies : tuple of Reply
+        One for each client and round that it was asked in.
+    names : dict of int to str
+        What members are called, by client id.
+    """
+
+    run_dir: Path
+    config: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    rounds: tuple[RoundLoss, ...]
+    parts: tuple[Part, ...]
+    replies: tuple[Reply, ...]
+    names: Mapping[int, str]
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return self.run_dir.name
+
+    @property
+    def losses(self) -> list[float]:
+        """The validation loss before the first round and after each, where it is finite."""
+        all_of_them = [self.rounds[0].loss_before, *(row.loss_after for row in self.rounds)]
+        return [loss for loss in all_of_them if math.isfinite(loss)] or [0.0]
+
+    @cached_property
+    def parts_of(self) -> dict[int, list[Part]]:
+        """Each member's parts, by client id."""
+        found: dict[int, list[Part]] = {client_id: [] for client_id in self.members}
+        for part in self.parts:
+            found[part.client_id].append(part)
+        return found
+
+    @cached_property
+    def members(self) -> dict[int, int]:
+        """Every member that was asked or contributed: partition by client id, in that order."""
+        last = {part.client_id: part.partition_id for part in self.parts}
+        last |= {reply.client_id: reply.partition_id for reply in self.replies}
+        return dict(sorted(last.items(), key=lambda item: (item[1], item[0])))
+
+
+def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecords:
+    """Read and check a run's records.
+
+    Parameters
+    ----------
+    run_dir : Path
+        A run's folder.
+    names : mapping of int to str, optional
+        Members' names by client id; default: those given at registration (``names.csv``).
+
+    Raises
+    ------
+    ConfigError
+        If the run is not complete, was run without attribution, or a line is not as it should be;
+        the error names the file.
+    """
+    if not run_dir.is_dir():
+        raise ConfigError(f"{str(run_dir)!r} is no directory")
+    if not (run_dir / SUMMARY).is_file():
+        raise ConfigError(f"{str(run_dir)!r} holds no complete run: {SUMMARY} is missing")
+    if not (run_dir / ATTRIBUTION).is_file():
+        raise ConfigError(
+            f"{str(run_dir)!r} was run without attribution: run it with attribution = 'simpson'"
+        )
+    for name in NEEDED:
+        if not (run_dir / name).is_file():
+            raise ConfigError(f"{str(run_dir / name)!r} is missing")
+    if names is None:
+        own = run_dir / NAMES
+        names = read_names(own) if own.is_file() else {}
+    rounds = _parse(run_dir / ATTRIBUTION_ROUNDS, _round_loss)
+    parts = _parse(run_dir / ATTRIBUTION, _part)
+    replies = _parse(run_dir / CLIENTS, _reply)
+    numbers = [row.round for row in rounds]
+    if not rounds:
+        raise ConfigError(f"{run_dir / ATTRIBUTION_ROUNDS} holds no round")
+    if numbers != list(range(1, len(rounds) + 1)):
+        raise ConfigError(f"{run_dir / ATTRIBUTION_ROUNDS}: its rounds are not 1, 2, 3 ...")
+    # A second reply of a node is recorded too, as refused; a contribution is there once.
+    if len({(part.round, part.client_id) for part in parts}) < len(parts):
+        raise ConfigError(f"{run_dir / ATTRIBUTION}: a line is there twice")
+    for name, of_rounds in (
+        (ATTRIBUTION, {part.round for part in parts}),
+        (CLIENTS, {reply.round for reply in replies}),
+    ):
+        if strange := of_rounds - set(numbers):
+            raise ConfigError(f"{run_dir / name}: this run has no round {min(strange)}")
+    return RunRecords(
+        run_dir=run_dir,
+        config=_read_json(run_dir / CONFIG),
+        provenance=_read_json(run_dir / PROVENANCE),
+        rounds=rounds,
+        parts=parts,
+        replies=replies,
+        names=dict(names),
+    )
+
+
+def read_names(path: Path) -> dict[int, str]:
+    """Read members' names: a CSV file with the columns ``client_id`` and ``name``.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file and the line: an id that is no whole number, a name that is empty, longer
+        than 80 characters, not printable or given twice.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
+    names: dict[int, str] = {}
+    for line, row in enumerate(rows, start=2):
+        if set(row) != {"client_id", "name"}:
+            raise ConfigError(f"{path}: its columns must be client_id and name")
+        key, name = row["client_id"] or "", (row["name"] or "").strip()
+        if not (key.isascii() and key.isdigit()) or int(key) in names:
+            raise ConfigError(f"{path}, line {line}: client_id = {key!r}; allowed: a new number")
+        if not (0 < len(name) <= MAX_NAME and name.isprintable()):
+            raise ConfigError(
+                f"{path}, line {line}: name = {name[:MAX_NAME]!r}; allowed: 1 to {MAX_NAME} "
+                "printable characters"
+            )
+        names[int(key)] = name
+    if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
+        raise ConfigError(f"{path}: two members are called {twice[0]!r}")
+    return names
+
+
+def _parse(path: Path, read: Callable[[Mapping[str, str]], _Row]) -> tuple[_Row, ...]:
+    """Return every line of a file as ``read`` understands it."""
+    parsed = []
+    try:
+        rows = read_rows(path)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    for line, row in enumerate(rows, start=2):
+        try:
+            parsed.append(read(row))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ConfigError(f"{path}, line {line}: {error!r}") from error
+    return tuple(parsed)
+
+
+def _round_loss(row: Mapping[str, str]) -> RoundLoss:
+    return RoundLoss(
+        round=int(row["round"]),
+        loss_before=_loss(row["loss_before"]),
+        loss_after=_loss(row["loss_after"]),
+        decrease=_finite(row["decrease"]),
+        attributed=_finite(row["attributed"]),
+        remainder=_finite(row["remainder"]),
+    )
+
+
+def _part(row: Mapping[str, str]) -> Part:
+    return Part(
+        round=int(row["round"]),
+        partition_id=int(row["partition_id"]),
+        client_id=int(row["client_id"]),
+        contribution=_finite(row["contribution"]),
+        by_class=tuple(_finite(value) for key, value in row.items() if key.startswith(_CLASS)),
+    )
+
+
+def _reply(row: Mapping[str, str]) -> Reply:
+    return Reply(
+        round=int(row["round"]),
+        partition_id=int(row["partition_id"]),
+        client_id=int(row["client_id"]),
+        weight_score=_finite(row["contribution"]) if row["contribution"] else None,
+        num_examples=_finite(row["num_examples"]) if row["num_examples"] else None,
+        rejection=row["rejection"],
+    )
+
+
+def _loss(text: str) -> float:
+    value = float(text or "nan")
+    return value if math.isfinite(value) else math.nan
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not finite")
+    return value + 0.0  # -0.0 is 0.0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON object: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is no JSON object")
+    return content

@@ -1,0 +1,231 @@
+"""The pages' texts. They are Python, not files: what a server gets as a bundle is Python alone."""
+
+from __future__ import annotations
+
+from fedif_flower.messages.page import PAGE_HEAD
+from fedif_flower.statement.style import STYLE
+
+BASE = (
+    PAGE_HEAD
+    + """<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>"""
+    + STYLE
+    + """{% block style %}{% endblock %}</style>
+</head>
+<body>
+{%- block content %}{% endblock %}
+</body>
+</html>
+"""
+)
+
+PARTS = """
+{% macro contribution(member) -%}
+<span class="{{ 'negative' if member.contribution < 0 }}">{{ member.contribution | nats }}</span>
+{%- if member.interval %}<span class="between">{{ member.interval[0] | nats }} to \
+{{ member.interval[1] | nats }}</span>{% endif %}
+{%- endmacro %}
+
+{% macro rules() -%}
+<h2>The rules</h2>
+<p><b>Contribution.</b> In each round the server combined the accepted updates into one step. A
+member's
+contribution is the part of the fall of the validation loss along this step that its own update
+brought
+about, in nats; the sum over all members and rounds is the whole fall, but for the remainder. An
+update that
+changes nothing, or that was given no weight, contributes exactly 0. An owner who splits into
+several members
+gains nothing by it.</p>
+<p><b>Interval.</b> {{ interval_words }}</p>
+<p><b>Share.</b> A member's contribution over the sum of all positive contributions. A negative
+contribution is
+shown as it is, and paid 0.{% if account.budget_cents is not none %} The budget is shared out in
+whole cents:
+each share is rounded down, and the cents left over go to the largest fractions, so that the
+amounts add up to
+the budget.{% endif %}</p>
+<p><b>Verdict.</b> Advice to people, which changes no payment. The first of these that applies:</p>
+<ol>{% for rule in verdict_rules %}
+<li><span class="{{ rule.level }}">{{ rule.level }}</span>: {{ rule.words }}.</li>{% endfor %}
+</ol>
+<p><b>Weight score Ω.</b> {{ omega_words }}</p>
+{%- endmacro %}
+
+{% macro limits() -%}
+<h2>What this proves, and what it does not</h2>
+<ul>
+<li>The validation set decides what counts as a gain. It lies with the server; its hash below
+shows that it was not
+exchanged afterwards, not that it is a good one. What it does not hold, nobody is credited for.</li>
+<li>It was measured along this run: other members, another order of rounds or another seed give
+other figures.
+{{ spread_words }}</li>
+<li>A backdoor is no loss on clean data. A member whose update hides one can have a high
+contribution.</li>
+<li>The signature shows who made this statement and that it was not changed since, not that the
+records are true.
+Whoever runs the server writes the records. Where the updates were kept, <code>fedif replay</code>
+recomputes
+the contributions from them.</li>
+</ul>
+{%- endmacro %}
+
+{% macro checks(command, effect) -%}
+<section class="keep">
+<h2>Check it</h2>
+<p><code>{{ command }}</code> {{ effect }} Compare the key's fingerprint with the one that the
+operator gave you by
+another way.</p>
+<table class="hashes">
+<tr><td>signed by key</td><td>{{ key }}</td></tr>
+<tr><td>records, rounds 0 to {{ account.rounds }}</td><td>{{ manifest.chain }}</td></tr>
+<tr><td>validation set</td><td>{{ manifest.validation }}</td></tr>
+<tr><td>settings</td><td>{{ manifest.settings }}</td></tr>
+<tr><td>code {{ version }}</td><td>{{ manifest.code }}</td></tr>
+</table>
+</section>
+{%- endmacro %}
+"""
+
+CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
+{% block style %}@page { size: A4 landscape; }
+@media print { .figures { grid-template-columns: repeat(5, 1fr); } }
+{% endblock %}
+{% block content %}
+<header>
+<h1>What each member contributed</h1>
+<p>Run <b>{{ manifest.run }}</b>: {{ config.strategy }}, {{ account.rounds }} rounds, \
+{{ account.members | length }} members. Made {{ manifest.made | date }}.</p>
+</header>
+<dl class="figures">
+<div><dt>Validation loss</dt><dd>{{ account.loss_before | loss }} → {{ account.loss_after | loss }}
+<small>in nats, before and after the run</small></dd></div>
+<div><dt>Attributed to members</dt><dd>{{ account.attributed | nats }}
+<small>of a fall of {{ account.decrease | nats }}</small></dd></div>
+<div><dt>Remainder</dt><dd>{{ account.remainder | nats }}
+<small>{{ remainder_words }}</small></dd></div>
+{% if account.budget_cents is not none -%}
+<div><dt>Budget</dt><dd>{{ account.budget_cents | money }}
+<small>{{ paid_words }}</small></dd></div>{% endif %}
+<div><dt>Verdicts</dt><dd>{{ verdict_counts }}
+<small>accept / review / quarantine</small></dd></div>
+</dl>
+<h2>Members</h2>
+<table class="members">
+<colgroup><col style="width: 18%"><col style="width: 7%"><col style="width: 8%"><col style="width:
+15%">
+<col style="width: 13%"><col style="width: 7%">
+{% if account.budget_cents is not none %}<col style="width: 9%">{% endif %}
+<col style="width: 6%"><col style="width: 7%"><col style="width: 12%"></colgroup>
+<thead><tr><th>Member</th><th class="number">Rounds<span class="between">of asked</span></th>
+<th class="number">Examples<span class="between">claimed</span></th>
+<th class="number">Contribution<span class="between">nats, 95 % interval</span></th>
+<th><span class="between">{{ axis_words }}</span></th><th class="number">Share</th>
+{% if account.budget_cents is not none %}<th class="number">Amount</th>{% endif %}
+<th class="number">Ω<span class="between">score</span></th><th class="number">Refused</th>
+<th>Verdict</th></tr></thead>
+<tbody>
+{% for member in account.members -%}
+<tr><td class="name">{{ member.name }}</td><td class="number">{{ member.taken_part }} / {{
+member.asked }}</td>
+<td class="number">{{ member.examples | count }}</td>
+<td class="number">{{ parts.contribution(member) }}</td>
+<td class="picture">{{ drawn[member.client_id] }}</td><td class="number">{{ member.share | percent
+}}</td>
+{% if account.budget_cents is not none %}<td class="number">{{ member.cents | money }}</td>{%
+endif %}
+<td class="number">{{ member.weight_score | score }}</td><td class="number">{{ member.refused |
+some }}</td>
+<td><span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>\
+{% if member.verdict.level != "accept" %}<span class="reason">{{ member.verdict.reason }}</span>{%
+endif %}</td></tr>
+{% endfor -%}
+</tbody>
+<tfoot><tr><td>All</td><td></td><td></td><td class="number">{{ total | nats }}</td><td></td>
+<td class="number">{{ shared | percent }}</td>
+{% if account.budget_cents is not none %}<td class="number">{{ paid | money }}</td>{% endif %}
+<td></td><td></td><td></td></tr></tfoot>
+</table>
+<section class="keep">
+<h2>What was gained</h2>
+<figure>{{ curve }}<figcaption>Validation loss over the rounds, in nats.</figcaption></figure>
+</section>
+{{ parts.rules() }}
+{{ parts.limits() }}
+{{ parts.checks("fedif verify RUN_DIR", "recomputes these figures from the run's records, and
+names the first "
+  "thing that was changed.") }}
+{% endblock %}"""
+
+MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
+{% block content %}
+<header>
+<h1>{{ member.name }}: your contribution</h1>
+<p>Run <b>{{ manifest.run }}</b>: {{ config.strategy }}, {{ account.rounds }} rounds, \
+{{ account.members | length }} members. Made {{ manifest.made | date }}.</p>
+</header>
+<dl class="figures">
+<div><dt>Contribution</dt><dd>{{ member.contribution | nats }}
+<small>nats of validation loss{% if member.interval %}; {{ member.interval[0] | nats }} to \
+{{ member.interval[1] | nats }}{% endif %}</small></dd></div>
+<div><dt>Share of what was gained</dt><dd>{{ member.share | percent }}
+<small>place {{ place }} of {{ account.members | length }}</small></dd></div>
+{% if account.budget_cents is not none -%}
+<div><dt>Amount</dt><dd>{{ member.cents | money }}
+<small>of {{ account.budget_cents | money }}</small></dd></div>{% endif %}
+<div><dt>Rounds</dt><dd>{{ member.taken_part }} of {{ member.asked }}
+<small>taken part, of those you were asked in</small></dd></div>
+<div><dt>Examples</dt><dd>{{ member.examples | count }}
+<small>that you said you trained on</small></dd></div>
+<div><dt>Weight score Ω</dt><dd>{{ member.weight_score | score }}
+<small>not an amount: see below</small></dd></div>
+</dl>
+<p>Verdict: <span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>.
+{{ member.verdict.reason[0] | upper }}{{ member.verdict.reason[1:] }}.</p>
+<section class="keep">
+<h2>Among all members</h2>
+<figure>{{ spread }}<figcaption>One line for each member's contribution, in nats; the point is
+yours. All of them
+together lowered the validation loss from {{ account.loss_before | loss }} to {{
+account.loss_after | loss }};
+{{ account.attributed | nats }} of the fall of {{ account.decrease | nats }} is attributed, and
+the remainder is
+{{ account.remainder | nats }}.</figcaption></figure>
+</section>
+<section class="keep">
+<h2>Your rounds</h2>
+<figure>{{ rounds }}<figcaption>What you contributed in each round, in nats. A dot: you had no
+part in it.
+</figcaption></figure>
+</section>
+{% if member.by_class -%}
+<section class="keep">
+<h2>By class</h2>
+<table class="narrow"><thead><tr><th>Class</th><th class="number">Contribution to its loss,
+nats</th></tr></thead><tbody>
+{% for value in member.by_class -%}
+<tr><td>{{ loop.index0 }}</td><td class="number"><span class="{{ 'negative' if value < 0 }}">{{
+value | nats }}</span>\
+</td></tr>
+{% endfor -%}
+</tbody></table>
+</section>
+{%- endif %}
+{% if member.refusals -%}
+<section class="keep">
+<h2>Replies that did not count</h2>
+<table class="narrow"><thead><tr><th>Reason</th><th class="number">Rounds</th></tr></thead><tbody>
+{% for reason, count in member.refusals[:20] -%}
+<tr><td>{{ reason }}</td><td class="number">{{ count }}</td></tr>
+{% endfor -%}
+</tbody></table>
+</section>
+{%- endif %}
+{{ parts.rules() }}
+{{ parts.limits() }}
+{{ parts.checks("fedif verify THIS_PAGE", "checks, with manifest.json and manifest.sig beside this
+page, that it is "
+  "as it was signed. All members hold the same manifest: compare it with theirs.") }}
+{% endblock %}"""

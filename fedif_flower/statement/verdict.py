@@ -1,0 +1,110 @@
+"""Accept, review or quarantine: a table of rules, the first that applies decides.
+
+A verdict is advice to people, who look before they act. It changes no payment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["accept", "review", "quarantine"]
+MAX_REFUSED = 0.5  # Of the replies that came.
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a verdict rests on; see :class:`~fedif_flower.statement.account.MemberAccount`."""
+
+    contribution: float
+    interval: tuple[float, float] | None
+    taken_part: int
+    refused: int
+
+    @property
+    def replies(self) -> int:
+        """How many came."""
+        return self.taken_part + self.refused
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do about a member, and why."""
+
+    level: Level
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``words`` say when it applies, ``reason`` of a member that it does, with its figures."""
+
+    level: Level
+    words: str
+    applies: Callable[[Facts], bool]
+    reason: str
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "quarantine",
+        "more than half of the replies that came were refused",
+        lambda f: f.refused > MAX_REFUSED * f.replies,
+        "{refused} of its {replies} replies were refused",
+    ),
+    Rule(
+        "review",
+        "no reply was accepted",
+        lambda f: f.taken_part == 0,
+        "none of its replies was accepted",
+    ),
+    Rule(
+        "quarantine",
+        "the contribution is negative, and so is its whole interval",
+        lambda f: f.interval is not None and f.interval[1] < 0,
+        "its updates raised the loss, and its whole interval is negative",
+    ),
+    Rule(
+        "review",
+        "the contribution is exactly 0",
+        lambda f: f.contribution == 0,
+        "exactly 0: it sent no change, or was given no weight",
+    ),
+    Rule(
+        "review",
+        "the contribution is negative",
+        lambda f: f.contribution < 0,
+        "its updates raised the loss",
+    ),
+    Rule(
+        "review",
+        "the run has fewer than five rounds, so that there is no interval",
+        lambda f: f.interval is None,
+        "too few rounds for an interval",
+    ),
+    Rule(
+        "review",
+        "the interval reaches 0",
+        lambda f: f.interval is not None and f.interval[0] <= 0,
+        "its interval reaches 0; rounds taken part: {taken_part}",
+    ),
+    Rule(
+        "review",
+        "a reply was refused",
+        lambda f: f.refused > 0,
+        "{refused} of its {replies} replies were refused",
+    ),
+    Rule(
+        "accept",
+        "otherwise: the contribution and its whole interval are positive",
+        lambda _: True,
+        "its contribution and its whole interval are positive",
+    ),
+)
+
+
+def judge(facts: Facts) -> Verdict:
+    """Return the verdict of the first rule that applies."""
+    rule = next(rule for rule in RULES if rule.applies(facts))
+    return Verdict(rule.level, rule.reason.format(**vars(facts), replies=facts.replies))

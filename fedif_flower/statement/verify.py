@@ -1,0 +1,198 @@
+"""Checking a statement: signature, hashes, chain, sums; the first thing that is wrong is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedif_flower.errors import ConfigError, FedIFError, StatementError
+from fedif_flower.run.provenance import code_hash
+from fedif_flower.statement.account import settle
+from fedif_flower.statement.bundle import (
+    UPDATES,
+    account_json,
+    read_account,
+    render,
+    signed_records,
+)
+from fedif_flower.statement.chain import CHAINED, chain_of
+from fedif_flower.statement.manifest import (
+    ACCOUNT,
+    CHAIN,
+    FOLDER,
+    MANIFEST,
+    SIGNATURE,
+    Manifest,
+    file_hash,
+    read_file,
+    read_manifest,
+)
+from fedif_flower.statement.records import PROVENANCE, read_run
+from fedif_flower.statement.signing import fingerprint
+
+# Large files that others need not be given; where they are not there, that is said.
+OPTIONAL = ("model.pt", f"{UPDATES}/")
+ROUNDING = 1e-9  # Sums in another order, on another processor.
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found right.
+
+    Attributes
+    ----------
+    manifest : Manifest
+        Of the statement.
+    key : str
+        The fingerprint of the key that signed: compare it with what the operator told you.
+    not_here : tuple of str
+        Files that are signed but are not there, and so were not checked.
+    """
+
+    manifest: Manifest
+    key: str
+    not_here: tuple[str, ...] = ()
+
+
+def verify(path: Path, key: str = "") -> Verified:
+    """Check a run's statement, or a single page of one.
+
+    Parameters
+    ----------
+    path : Path
+        A run's folder, or a member's page with the manifest and its signature beside it.
+    key : str
+        The fingerprint of the key that must have signed; empty: any, which the caller compares.
+
+    Raises
+    ------
+    StatementError
+        Naming what was changed, is missing, or does not follow from the records.
+    ConfigError
+        If there is no statement.
+    """
+    if not path.exists():
+        raise ConfigError(f"{str(path)!r} does not exist")
+    is_page = path.is_file()
+    folder = path.parent if is_page else path / FOLDER
+    if not is_page and not folder.is_dir():
+        raise ConfigError(f"{str(path)!r} holds no statement: make one with `fedif statement`")
+    manifest = read_manifest(folder)
+    signer = fingerprint(bytes.fromhex(manifest.public_key))
+    if key and key.replace(" ", "") != signer.replace(" ", ""):
+        raise StatementError(f"the statement is signed by another key: {signer}")
+    if is_page:
+        _check_page(path, manifest)
+        return Verified(manifest, signer)
+    not_here = _check_files(path, manifest)
+    _check_chain(path, manifest)
+    _check_account(path, manifest)
+    return Verified(manifest, signer, not_here)
+
+
+def _check_page(page: Path, manifest: Manifest) -> None:
+    """Raise StatementError unless a page is one of the statement's."""
+    digest = hashlib.sha256(read_file(page.parent, page.name)).hexdigest()
+    pages = {h for name, h in manifest.files.items() if name.endswith(".html")}
+    if digest not in pages:
+        raise StatementError(f"{page.name} was changed: it is no page of this statement")
+
+
+def _check_files(run_dir: Path, manifest: Manifest) -> tuple[str, ...]:
+    """Return what is not there; raise StatementError for what differs, or is too much."""
+    not_here = []
+    for name, digest in manifest.files.items():
+        path = run_dir / name
+        if not path.is_file():
+            if not name.startswith(OPTIONAL):
+                raise StatementError(f"{name} is missing")
+            not_here.append(name)
+        elif _hash(path) != digest:
+            raise StatementError(f"{name} was changed{_first_round(run_dir, name)}")
+    own = [p.relative_to(run_dir).as_posix() for p in (run_dir / FOLDER).rglob("*") if p.is_file()]
+    known = {*manifest.files, f"{FOLDER}/{MANIFEST}", f"{FOLDER}/{SIGNATURE}"}
+    if unknown := sorted({*own, *signed_records(run_dir)} - known):
+        raise StatementError(f"{unknown[0]} is no part of the statement")
+    return tuple(not_here)
+
+
+def _hash(path: Path) -> str:
+    try:
+        return file_hash(path)
+    except OSError as error:
+        raise StatementError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _first_round(run_dir: Path, name: str) -> str:
+    """Return from which round on a file differs, if the chain tells."""
+    if name not in CHAINED:
+        return ""
+    try:
+        signed = _signed_chain(run_dir)
+        provenance = json.loads((run_dir / PROVENANCE).read_text())
+        found = chain_of(run_dir, len(signed) - 1, provenance)
+        number = next(i for i, (a, b) in enumerate(zip(signed, found, strict=True)) if a != b)
+    except (FedIFError, ValueError, StopIteration, OSError):
+        return ""
+    return f": the rows of round {number} are not those that were signed" if number else ""
+
+
+def _signed_chain(run_dir: Path) -> list[str]:
+    lines = (run_dir / FOLDER / CHAIN).read_text().splitlines()[1:]
+    return [line.partition(",")[2] for line in lines]
+
+
+def _check_chain(run_dir: Path, manifest: Manifest) -> None:
+    """Raise StatementError unless the chain is that of the records."""
+    signed = _signed_chain(run_dir)
+    found = chain_of(run_dir, len(signed) - 1, json.loads((run_dir / PROVENANCE).read_text()))
+    if found != signed or signed[-1] != manifest.chain:
+        raise StatementError(f"{CHAIN} does not follow from the records")
+
+
+def _check_account(run_dir: Path, manifest: Manifest) -> None:
+    """Raise StatementError unless account and pages follow from the records."""
+    content = read_file(run_dir / FOLDER, ACCOUNT)
+    try:
+        account, names = read_account(content)
+        records = read_run(run_dir, names)
+        sums = [
+            math.fsum(p.contribution for p in records.parts if p.round == row.round)
+            for row in records.rounds
+        ]
+    except (ConfigError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StatementError(f"the statement cannot be recomputed: {error}") from error
+    for row, total in zip(records.rounds, sums, strict=True):
+        scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
+        off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
+        if off > 1e-6 * scale:
+            raise StatementError(f"attribution_rounds.csv: round {row.round} does not add up")
+    again = json.loads(account_json(settle(records, account.budget_cents), records))
+    for where, told, found in _differences(json.loads(content), again, ACCOUNT):
+        raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
+    # Another version may word or draw things differently.
+    if manifest.made_with == code_hash():
+        unsigned = replace(manifest, files={})
+        for name, page in render(account, records, unsigned).items():
+            if read_file(run_dir / FOLDER, name) != page:
+                raise StatementError(f"{name} does not show what {ACCOUNT} says")
+
+
+def _differences(told: Any, found: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield where two JSON values differ by more than rounding."""
+    if isinstance(told, dict) and isinstance(found, dict) and told.keys() == found.keys():
+        for key in told:
+            yield from _differences(told[key], found[key], f"{where}: {key}")
+    elif isinstance(told, list) and isinstance(found, list) and len(told) == len(found):
+        for i, (a, b) in enumerate(zip(told, found, strict=True)):
+            yield from _differences(a, b, f"{where}[{i}]")
+    elif isinstance(told, float) and isinstance(found, float):
+        if not math.isclose(told, found, rel_tol=ROUNDING, abs_tol=1e-15):
+            yield where, told, found
+    elif told != found or type(told) is not type(found):
+        yield where, told, found

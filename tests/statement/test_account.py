@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.statement.account import gain_shares, intervals, settle, share_out
+from fedif_flower.statement.records import read_run
+from tests.statement.runs import make_run
+
+NATS = st.floats(-10, 10, allow_nan=False)
+
+
+def account(tmp_path, contributions, budget_cents=None, **more):
+    return settle(read_run(make_run(tmp_path / "run", contributions, **more)), budget_cents)
+
+
+def by_name(found):
+    return {member.name: member for member in found.members}
+
+
+def test_a_run_worked_out_by_hand(tmp_path):
+    rounds = [{0: 0.5, 1: 0.25, 2: -0.125}, {0: 0.5, 2: -0.125}]
+    found = account(tmp_path, rounds, 1000_00, remainder=0.0625, names={1: "hospital-2"})
+    assert (found.rounds, found.loss_before, found.loss_after) == (2, 2.0, 0.875)
+    assert (found.decrease, found.attributed, found.remainder) == (1.125, 1.0, 0.125)
+    assert found.gained == 1.25
+    assert [m.name for m in found.members] == ["partition 0", "hospital-2", "partition 2"]
+    first, second, third = found.members
+    assert (first.contribution, second.contribution, third.contribution) == (1.0, 0.25, -0.25)
+    assert (first.share, second.share, third.share) == (0.8, 0.2, 0.0)
+    assert (first.cents, second.cents, third.cents) == (800_00, 200_00, 0)
+    assert (first.taken_part, second.taken_part) == (2, 1)
+    assert (first.examples, first.weight_score) == (100.0, 0.5)
+
+
+def test_refusals_and_absence_are_told_apart(tmp_path):
+    away = {(1, 1): "no reply before the deadline", (2, 1): "client error 2: out of memory"}
+    refused = {(1, 2): "array 'w' is not finite", (2, 2): "array 'w' is not finite"}
+    found = by_name(account(tmp_path, [{0: 1.0}, {0: 1.0, 1: 0.0}], rejections=away | refused))
+    absent, nonsense = found["partition 1"], found["partition 2"]
+    assert (absent.asked, absent.taken_part, absent.refused, absent.away) == (3, 1, 0, 2)
+    assert (nonsense.asked, nonsense.taken_part, nonsense.refused) == (2, 0, 2)
+    assert nonsense.refusals == (("array 'w' is not finite", 2),)
+    assert nonsense.contribution == 0.0
+    assert nonsense.verdict.level == "quarantine"
+
+
+def test_what_means_away_is_what_screening_says():
+    from fedif_flower.messages.screening import NO_REPLY
+    from fedif_flower.statement.records import AWAY
+
+    assert AWAY[0] == NO_REPLY
+    assert AWAY[1] == "client error "  # tests/messages/test_screening checks the whole sentence
+
+
+def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
+    found = account(tmp_path, [{0: 1.0, -1: 0.5}], node_ids={0: 11, -1: 22})
+    assert set(by_name(found)) == {"partition 0", "node 22"}
+
+
+def test_a_member_drawn_once_has_a_wide_interval_and_one_drawn_always_a_narrow_one():
+    rounds = np.zeros((20, 3))
+    rounds[:, 0] = 0.05  # every round
+    rounds[7, 1] = 1.0  # once
+    found = intervals(rounds)
+    np.testing.assert_allclose(found[0], [1.0, 1.0])
+    np.testing.assert_allclose(found[1], [0.0, 3.0])
+    assert found[2].tolist() == [0.0, 0.0]
+
+
+def test_intervals_cover_the_sum_they_are_of():
+    # Rounds drawn from one distribution: 95 % of intervals hold the expected sum, for most.
+    generator = np.random.default_rng(1)
+    covered = 0
+    for _ in range(100):
+        low, high = intervals(generator.normal(1.0, 1.0, size=(50, 1)))[0]
+        covered += low <= 50.0 <= high
+    assert 86 <= covered <= 100
+
+
+def test_few_rounds_have_no_interval_and_the_same_records_the_same_one():
+    assert intervals(np.ones((4, 2))) is None
+    values = np.random.default_rng(0).normal(size=(30, 4))
+    assert np.array_equal(intervals(values), intervals(values))
+
+
+@given(st.lists(NATS, min_size=1, max_size=30), st.integers(0, 10**9))
+def test_amounts_add_up_to_the_budget_to_the_cent(contributions, cents):
+    shares = gain_shares(contributions)
+    paid = share_out(cents, shares)
+    if any(value > 0 for value in contributions):
+        assert sum(paid) == cents
+        assert sum(shares) == 1
+    else:
+        assert sum(paid) == 0
+    for value, share, amount in zip(contributions, shares, paid, strict=True):
+        assert abs(amount - cents * share) < 1
+        if value <= 0:
+            assert (share, amount) == (0, 0)
+
+
+@given(st.lists(NATS, min_size=2, max_size=10), st.integers(0, 10**6))
+def test_who_contributed_more_is_paid_no_less(contributions, cents):
+    paid = share_out(cents, gain_shares(contributions))
+    ranked = sorted(range(len(paid)), key=lambda i: contributions[i])
+    for low, high in pairwise(ranked):
+        if contributions[low] < contributions[high]:
+            assert paid[low] <= paid[high]
+
+
+def test_the_cents_left_over_go_to_the_largest_fractions():
+    thirds = [Fraction(1, 3)] * 3
+    assert share_out(100, thirds) == [34, 33, 33]
+    assert share_out(10, [Fraction(26, 100), Fraction(48, 100), Fraction(26, 100)]) == [3, 5, 2]
+
+
+@given(st.lists(NATS, min_size=5, max_size=12), st.integers(2, 5))
+def test_splitting_into_identities_gains_nothing(values, identities):
+    whole = gain_shares([math.fsum(values), 3.0])[0]
+    split = gain_shares([*(math.fsum(values) / identities for _ in range(identities)), 3.0])
+    assert float(sum(split[:-1])) == pytest.approx(float(whole), rel=1e-12)
+
+
+def test_classes_are_summed_over_rounds(tmp_path):
+    found = account(tmp_path, [{0: 0.5, 1: 0.25}, {0: 0.5}], by_class=2)
+    assert by_name(found)["partition 0"].by_class == (0.5, 0.5)
+    assert by_name(found)["partition 1"].by_class == (0.125, 0.125)

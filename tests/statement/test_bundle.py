@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.statement.account import settle
+from fedif_flower.statement.bundle import account_json, make_statement, parse_budget, read_account
+from fedif_flower.statement.records import read_run
+from tests.statement.runs import make_run
+
+ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}] * 6
+
+
+def test_a_statement_is_pages_a_table_json_and_what_checks_them(tmp_path, key):
+    run_dir = make_run(tmp_path / "run", ROUNDS, names={1: "hospital-2"})
+    folder = make_statement(run_dir, key, budget_cents=1000_00)
+    assert folder == run_dir / "statement"
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == {
+        *("statement.html", "statement.json", "statement.csv", "chain.csv"),
+        *("manifest.json", "manifest.sig"),
+        *(f"members/00{n}.html" for n in (1, 2, 3)),
+    }
+    with (folder / "statement.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["partition 0", "hospital-2", "partition 2"]
+    assert [row["amount"] for row in rows] == ["666.67", "333.33", "0.00"]
+    assert [row["verdict"] for row in rows] == ["accept", "accept", "quarantine"]
+    manifest = (folder / "manifest.json").read_text()
+    assert "hospital-2" not in manifest
+    assert set(json.loads(manifest)["files"]) > {"clients.csv", "model.pt", "config.json"}
+
+
+def test_an_account_is_read_back_as_it_was(tmp_path):
+    records = read_run(make_run(tmp_path / "run", ROUNDS, names={1: "hospital-2"}, by_class=3))
+    account = settle(records, 12_34)
+    assert read_account(account_json(account, records)) == (account, {1: "hospital-2"})
+
+
+def test_a_name_that_a_spreadsheet_would_execute_is_quoted(tmp_path, key):
+    run_dir = make_run(tmp_path / "run", ROUNDS, names={0: "=1+1"})
+    folder = make_statement(run_dir, key)
+    assert ",'=1+1," in (folder / "statement.csv").read_text()
+
+
+def test_a_new_statement_takes_the_place_of_an_earlier_one_and_of_nothing_else(tmp_path, key):
+    run_dir = make_run(tmp_path / "run", ROUNDS)
+    folder = make_statement(run_dir, key)
+    (folder / "left.txt").write_text("over")
+    make_statement(run_dir, key, budget_cents=5)
+    assert not (folder / "left.txt").exists()
+    (folder / "manifest.json").unlink()
+    with pytest.raises(StorageError, match="is no statement"):
+        make_statement(run_dir, key)
+    assert (folder / "statement.html").exists()
+
+
+def test_nothing_is_left_of_a_statement_that_cannot_be_made(tmp_path, key, monkeypatch):
+    run_dir = make_run(tmp_path / "run", ROUNDS)
+    before = sorted(path.name for path in run_dir.iterdir())
+    monkeypatch.setattr("pathlib.Path.replace", _full)
+    with pytest.raises(StorageError, match="No space left"):
+        make_statement(run_dir, key)
+    assert sorted(path.name for path in run_dir.iterdir()) == before
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("text", "cents"), [("1000", 100000), ("1000.5", 100050), ("0.07", 7), ("0", 0)]
+)
+def test_budgets_are_amounts(text, cents):
+    assert parse_budget(text) == cents
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "1.005", "1,000", "nan", "1" * 13, "\u0661"])
+def test_what_is_no_amount_is_refused(text):
+    with pytest.raises(ConfigError, match="budget = "):
+        parse_budget(text)

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedif_flower.messages.page import MAX_PAGE_BYTES, refuse_page
+from fedif_flower.statement.bundle import make_statement
+from fedif_flower.statement.pictures import decimals_for, nats
+from tests.statement.runs import make_run
+
+NAMES = {0: "hospital-2", 1: "St. <b>Mary's</b> & Co", 2: "Klinikum"}
+ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}] * 6
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, key) -> dict[str, str]:
+    """The pages of a statement by file."""
+    run_dir = make_run(
+        tmp_path_factory.mktemp("runs") / "run",
+        ROUNDS,
+        names=NAMES,
+        rejections={(2, 1): "<script>alert(1)</script>"},
+        by_class=2,
+        remainder=0.25,
+    )
+    folder = make_statement(run_dir, key, budget_cents=1000_00)
+    return {path.name: path.read_text() for path in folder.rglob("*.html")}
+
+
+class Tags(HTMLParser):
+    """Collects a page's tags, and checks that they are closed in order."""
+
+    VOID = ("meta", "br", "hr", "col", "line", "circle", "rect", "polyline")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.add(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "action")]
+        self.links += [name for name, _ in attrs if name.startswith("on")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def text_of(page: str) -> str:
+    return re.sub(
+        r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", page, flags=re.S))
+    )
+
+
+def test_every_page_is_one_file_that_runs_and_fetches_nothing(pages):
+    assert set(pages) == {"statement.html", "001.html", "002.html", "003.html"}
+    for page in pages.values():
+        tags = Tags()
+        tags.feed(page)
+        assert tags.open == []
+        assert tags.links == []
+        assert not tags.seen & {"script", "img", "link", "iframe", "object", "form"}
+        assert "url(" not in page
+        assert "@import" not in page
+        assert refuse_page(page.encode()) == ""
+
+
+def test_the_consortium_sees_every_member_and_the_sums(pages):
+    text = text_of(pages["statement.html"])
+    assert "hospital-2" in text
+    assert "St. &lt;b&gt;Mary" in text
+    for figure in (
+        "+3.000",
+        "+1.500",
+        "\u22120.750",
+        "66.7 %",
+        "33.3 %",
+        "0.0 %",
+        "666.67",
+        "333.33",
+    ):
+        assert figure in text
+    assert "1\u202f000.00" in pages["statement.html"]
+    assert "100.0 %" in text
+    assert "28.6 % of the fall, credited to nobody: large; attribution = simpson" in text
+
+
+def test_a_member_sees_itself_and_no_other_name(pages):
+    for number, name in ((1, "hospital-2"), (3, "Klinikum")):
+        page = pages[f"{number:03}.html"]
+        assert name in page
+        for other in NAMES.values():
+            assert other == name or other.split()[0] not in page
+        # Every contribution is drawn, one of them is its own.
+        assert page.count('<line x1="') >= len(NAMES)
+    assert "you: +3.000" in pages["001.html"]
+    assert "place 3 of 3" in text_of(pages["003.html"])
+
+
+def test_what_others_wrote_is_escaped(pages):
+    page = pages["002.html"]
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+@pytest.mark.parametrize("name", ["statement.html", "002.html"])
+def test_the_page_says_what_it_proves_and_what_not(pages, name):
+    text = text_of(pages[name])
+    for sentence in (
+        "The validation set decides what counts as a gain",
+        "It was measured along this run",
+        "A backdoor is no loss on clean data",
+        "A negative contribution is shown as it is, and paid 0",
+        "It does not add up, and says nothing about how much was gained",
+        "first round gives at most 0.3",
+        "a round of two members one gets 1 and the other 0",
+        "the amounts add up to the budget",
+    ):
+        assert sentence in text, sentence
+
+
+def test_a_run_without_budget_names_no_amount(tmp_path, key):
+    folder = make_statement(make_run(tmp_path / "run", [{0: 0.5}] * 5), key)
+    for page in folder.rglob("*.html"):
+        assert "Amount" not in page.read_text()
+        assert "Budget" not in page.read_text()
+
+
+@pytest.mark.parametrize("value", [0.0, -0.25, 1e-9])
+def test_runs_that_gained_nothing_or_little_have_pages(tmp_path, key, value):
+    folder = make_statement(make_run(tmp_path / "run", [{0: value}] * 5), key, budget_cents=100)
+    text = text_of((folder / "statement.html").read_text())
+    assert ("not shared out: nobody contributed" in text) == (value <= 0)
+
+
+def test_a_large_consortium_s_page_stays_below_what_a_node_takes(tmp_path, key):
+    rounds = [{i: 0.001 * i for i in range(300)} for _ in range(5)]
+    folder = make_statement(make_run(tmp_path / "run", rounds), key)
+    sizes = [len(page.read_bytes()) for page in Path(folder / "members").iterdir()]
+    assert len(sizes) == 300
+    assert max(sizes) < MAX_PAGE_BYTES / 4
+
+
+def test_numbers_have_a_true_minus_and_as_many_digits_as_the_largest_needs():
+    assert [nats(v, 3) for v in (0.5, -0.5, 0.0)] == ["+0.500", "\u22120.500", "0"]
+    assert [decimals_for([v]) for v in (12.0, 1.0, 0.02, 1e-20, 0.0)] == [2, 3, 5, 9, 2]
