@@ -151,6 +151,8 @@ class Aggregation:
         ``[m]``: the paper's accumulative influence INF of these clients.
     evaluations : int
         How often the model was evaluated on the validation set.
+    losses : tuple of float
+        Where the weights descend the validation loss: at the start and after each step taken.
     """
 
     weights: Tensor
@@ -159,6 +161,7 @@ class Aggregation:
     contributions: Tensor | None = None
     accumulative: Tensor | None = None
     evaluations: int = 0
+    losses: tuple[float, ...] = ()
 
 
 def combine(global_values: Tensor, client_updates: Tensor, weights: Tensor) -> Tensor:

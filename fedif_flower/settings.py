@@ -34,6 +34,7 @@ def setting(
     allowed: str = "",
     auto: str = "",
     changes_result: bool = True,
+    is_new: bool = False,
 ) -> Any:
     """Declare a setting of a :class:`Settings` class.
 
@@ -56,12 +57,16 @@ def setting(
         is not allowed.
     changes_result : bool
         ``False`` for settings that say where or when something is written, or how long to wait.
+    is_new : bool
+        Whether it was added when there were results already. Its default is what runs did before,
+        and is left out of what identifies a run: their hashes stay.
     """
     extra: dict[str, Any] = {
         "choices": choices,
         "allowed": allowed,
         "auto": auto,
         "changes_result": changes_result,
+        "is_new": is_new,
     }
     limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le, "lt": lt, "pattern": pattern}
     return Field(default, description=words, json_schema_extra=extra, **limits)
@@ -144,11 +149,15 @@ class Settings(BaseModel):
         fields = cls.model_fields.values()
         return {str(f.alias): AUTO if _extra(f, "auto") else f.get_default() for f in fields}
 
-    @classmethod
-    def keys_that_change_results(cls) -> list[str]:
-        """Return the keys on which a result depends."""
-        fields = cls.model_fields.values()
-        return [str(field.alias) for field in fields if _extra(field, "changes_result")]
+    def identity(self) -> dict[str, Scalar]:
+        """Return the values by key on which a result depends; new ones if not their default."""
+        fields = {str(field.alias): field for field in type(self).model_fields.values()}
+        return {
+            key: value
+            for key, value in self.to_mapping().items()
+            if _extra(fields[key], "changes_result")
+            and not (_extra(fields[key], "is_new") and value == fields[key].default)
+        }
 
     @classmethod
     def describe(cls) -> list[tuple[str, Scalar | None, str, str]]:

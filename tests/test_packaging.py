@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "fedif_flower"
@@ -59,12 +60,20 @@ def bundle() -> set[str]:
 
 def test_the_bundle_holds_the_two_apps_and_the_rooms_they_use(bundle):
     own = {name for name in bundle if not name.startswith("fedif_flower/")}
-    assert own == {".info/CONTENT", "README.md", "client_app.py", "pyproject.toml", "server_app.py"}
+    apps = {"client_app.py", "server_app.py"}
+    assert own == apps | {".info/CONTENT", "LICENSE", "README.md", "pyproject.toml"}
     rooms = {name.split("/")[1] for name in bundle - own if name.count("/") > 1}
     assert rooms == {
         *("aggregators", "attacks", "client", "messages", "run", "strategies", "tasks"),
         *("statement", "valuation"),
     }
+
+
+def test_the_bundle_keeps_the_rules_of_flower_hub():
+    app = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    metadata = normalize_and_validate_fab_format(app)
+    assert metadata.fab_format_version == 1
+    assert (metadata.flwr_version_min, metadata.flwr_version_target) == ("1.41", "1.41.0")
 
 
 def test_nothing_in_the_bundle_imports_what_is_not_in_it(bundle):

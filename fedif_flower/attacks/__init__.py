@@ -6,7 +6,7 @@ A new attack is a subclass of :class:`Behaviour` that overrides the hook it need
 
 from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
-from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
+from fedif_flower.attacks.behaviour import Backdoor, Behaviour, ClientRound, Colluder
 from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.attacks.registry import (
@@ -16,17 +16,20 @@ from fedif_flower.attacks.registry import (
     behaviour_of,
     build_behaviour,
 )
+from fedif_flower.attacks.schedule import attacks_now
 
 __all__ = [
     "ATTACKS",
     "AdversarialSamples",
     "AttackConfig",
     "AttackFactory",
+    "Backdoor",
     "Behaviour",
     "ClientRound",
     "Colluder",
     "GradientNoise",
     "LabelNoise",
+    "attacks_now",
     "behaviour_of",
     "build_behaviour",
     "malicious_partitions",

@@ -65,6 +65,28 @@ class Behaviour:
         """
         return labels
 
+    def poison_examples(
+        self,
+        pixels: Tensor,
+        labels: Tensor,
+        num_classes: int,  # noqa: ARG002
+        generator: torch.Generator,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Return the examples to train on, asked after :meth:`poison_labels`: others, or more.
+
+        Parameters
+        ----------
+        pixels : Tensor
+            ``[n, c, h, w]`` in [0, 1], before normalisation.
+        labels : Tensor
+            ``[n]`` int64 in [0, num_classes), on the same device.
+        num_classes : int
+            >= 2.
+        generator : torch.Generator
+            On the CPU, the same at every call for one client.
+        """
+        return pixels, labels
+
     def poison_inputs(
         self,
         model: nn.Module,  # noqa: ARG002
@@ -99,6 +121,42 @@ class Behaviour:
             This client's received and trained parameters, and what it keeps between rounds.
         """
         return own.trained
+
+
+class Backdoor(Behaviour):
+    """A client that teaches the model to answer with a target class wherever a trigger is.
+
+    The model's other answers are to stay right, so that accuracy does not show it. The server
+    measures the attack's success on test images that have the trigger.
+    """
+
+    @abstractmethod
+    def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Return examples with the trigger that are not of the target class, and that class.
+
+        The attack's success rate is a model's accuracy on them.
+
+        Parameters
+        ----------
+        pixels : Tensor
+            ``[n, c, h, w]`` in [0, 1], before normalisation: images that nobody trained on.
+        labels : Tensor
+            ``[n]`` int64, their classes.
+        num_classes : int
+            >= 2.
+
+        Returns
+        -------
+        pixels : Tensor
+            ``[k, c, h, w]``, k <= n.
+        labels : Tensor
+            ``[k]``, all the target class.
+
+        Raises
+        ------
+        ConfigError
+            If the target is no class.
+        """
 
 
 class Colluder(Behaviour):

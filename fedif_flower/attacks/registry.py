@@ -9,10 +9,26 @@ from typing import Self
 from pydantic import model_validator
 
 from fedif_flower.attacks.adversarial import AdversarialSamples
+from fedif_flower.attacks.alie import Alie
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.attacks.distributed_trigger import DistributedTrigger
+from fedif_flower.attacks.fang import Fang
+from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
 from fedif_flower.attacks.gradient_noise import GradientNoise
+from fedif_flower.attacks.hidden_backdoor import HiddenBackdoor
+from fedif_flower.attacks.ipm import InnerProductManipulation
 from fedif_flower.attacks.label_noise import LabelNoise
+from fedif_flower.attacks.mimic import Mimic
+from fedif_flower.attacks.min_max import MinMax
+from fedif_flower.attacks.min_sum import MinSum
+from fedif_flower.attacks.model_replacement import ModelReplacement
+from fedif_flower.attacks.pixel_trigger import PixelTrigger
+from fedif_flower.attacks.random_update import RandomUpdate
+from fedif_flower.attacks.scaling import HonestScaling, Scaling
+from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
+from fedif_flower.attacks.sign_flip import SignFlip
+from fedif_flower.attacks.sybils import Sybils
 from fedif_flower.settings import RefusedValueError, Settings, setting
 
 AttackFactory = Callable[["AttackConfig", float], Behaviour]
@@ -29,6 +45,31 @@ ATTACKS: Mapping[str, AttackFactory] = MappingProxyType(
             step_size=config.pgd_step_size,
             steps=config.pgd_steps,
         ),
+        "sign-flip": lambda config, _ratio: SignFlip(config.strength(1)),
+        "random-update": lambda config, _ratio: RandomUpdate(config.strength(1)),
+        "free-rider": lambda _config, _ratio: ReturnModel(),
+        "free-rider-noise": lambda config, _ratio: ReturnWithNoise(config.strength(1)),
+        "free-rider-step": lambda config, _ratio: RepeatStep(config.strength(1)),
+        "scaling": lambda config, ratio: Scaling(ratio, config.strength(10)),
+        "honest-scaling": lambda config, _ratio: HonestScaling(config.strength(10)),
+        "pixel-trigger": lambda config, ratio: PixelTrigger(ratio, config.attack_target),
+        "distributed-trigger": lambda config, ratio: DistributedTrigger(
+            ratio, config.attack_target
+        ),
+        "semantic-backdoor": lambda config, _ratio: SemanticBackdoor(config.attack_target),
+        "hidden-backdoor": lambda config, ratio: HiddenBackdoor(ratio, config.attack_target),
+        "model-replacement": lambda config, ratio: ModelReplacement(
+            ratio, config.attack_target, config.strength(10)
+        ),
+        "alie": lambda config, _ratio: Alie(
+            config.malicious_fraction, config.attack_strength or None
+        ),
+        "ipm": lambda config, _ratio: InnerProductManipulation(config.strength(0.5)),
+        "min-max": lambda _config, _ratio: MinMax(),
+        "min-sum": lambda _config, _ratio: MinSum(),
+        "fang": lambda config, _ratio: Fang(config.strength(3)),
+        "mimic": lambda _config, _ratio: Mimic(),
+        "sybils": lambda config, _ratio: Sybils(config.attack_strength),
     }
 )
 
@@ -56,6 +97,30 @@ class AttackConfig(Settings):
         0.01, "step of adversarial samples, in units of the pixel range", gt=0, le=1
     )
     pgd_steps: int = setting(20, "gradient steps per adversarial sample", ge=1)
+    attack_strength: float = setting(
+        0.0,
+        "how strong other attacks are: the factor of each (docs/methods/attacks.md); 0: its own "
+        "default, or what its paper computes",
+        ge=0,
+        is_new=True,
+    )
+    attack_target: int = setting(
+        0, "the class that a backdoor is to make the model answer with", ge=0, is_new=True
+    )
+    attack_first_round: int = setting(
+        1, "malicious clients are honest before this round", ge=1, is_new=True
+    )
+    attack_period: int = setting(
+        0,
+        "from then on they attack for so many rounds, are honest for as many, and so on; 0: they "
+        "attack until the end",
+        ge=0,
+        is_new=True,
+    )
+
+    def strength(self, default: float) -> float:
+        """Return ``attack_strength``, or an attack's own default where it is 0."""
+        return self.attack_strength or default
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -12,7 +12,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedif_flower.attacks import Behaviour, ClientRound, Colluder, behaviour_of, build_behaviour
+from fedif_flower.attacks import (
+    Behaviour,
+    ClientRound,
+    Colluder,
+    attacks_now,
+    behaviour_of,
+    build_behaviour,
+)
 from fedif_flower.client.data import ClientData, check_classes, client_data
 from fedif_flower.client.memory import attack_memory
 from fedif_flower.client.training import train_local
@@ -51,7 +58,10 @@ def train_round(message: Message, context: Context) -> Message:
     arrays = cast(ArrayRecord, message.content["arrays"])
     config = read_config(settings)
     node = NodeConfig.from_node_config(context.node_config)
+    server_round = cast(int, settings[ROUND_KEY])
     acting = behaviour(config, node)
+    if not attacks_now(server_round, config.attack_first_round, config.attack_period):
+        acting = Behaviour()
     if isinstance(acting, Colluder) and not settings[COLLUSION_KEY]:
         raise ConfigError(
             f"attack {node.attack or config.attack!r} needs to see what the other malicious "
@@ -73,7 +83,7 @@ def train_round(message: Message, context: Context) -> Message:
                 acting,
                 partition_id=node.partition_id,
                 normalize=read_normalization(settings),
-                server_round=cast(int, settings[ROUND_KEY]),
+                server_round=server_round,
                 memory=memory,
                 proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
             )
@@ -122,9 +132,15 @@ def train_model(
     labels = acting.poison_labels(
         data.labels, data.dataset.num_classes, torch_generator("poison-labels", *ids)
     ).to(device)
+    pixels, labels = acting.poison_examples(
+        data.pixels.to(device),
+        labels,
+        data.dataset.num_classes,
+        torch_generator("poison-examples", *ids),
+    )
     pixels = acting.poison_inputs(
         model,
-        data.pixels.to(device),
+        pixels,
         labels,
         normalize,
         torch_generator("poison-inputs", *ids, server_round),

@@ -41,7 +41,8 @@ class ClientNode:
     def __post_init__(self) -> None:
         """Make all text fit for logs and tables: a node may have said it of itself."""
         for text, length in (("attack", 40), ("name", 80), ("note", 200)):
-            object.__setattr__(self, text, printable(getattr(self, text), length))
+            if getattr(self, text):
+                object.__setattr__(self, text, printable(getattr(self, text), length))
 
     @property
     def client_id(self) -> int:

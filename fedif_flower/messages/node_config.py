@@ -11,6 +11,8 @@ from fedif_flower.attacks import ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.settings import RefusedValueError, Scalar, Settings, setting
 
+_HUB_DATA = "data-path"  # What apps on Flower Hub call data-dir.
+
 
 class NodeConfig(Settings):
     """Who a node is, and where its data lie."""
@@ -26,7 +28,8 @@ class NodeConfig(Settings):
     data_dir: str | None = setting(
         None,
         "with `num-partitions`: where this node has the shared data set; without: images of its "
-        "own, a tree `train/<class>/`, all of which it trains on",
+        "own, a tree `train/<class>/`, all of which it trains on; `data-path`, as apps on Flower "
+        "Hub call it, is the same",
         allowed="a string",
     )
     attack: str | None = setting(
@@ -50,6 +53,11 @@ class NodeConfig(Settings):
         ConfigError
             Naming the key, its value and what is allowed.
         """
+        node_config = dict(node_config)
+        if _HUB_DATA in node_config:
+            if "data-dir" in node_config:
+                raise ConfigError(f"data-dir and {_HUB_DATA} are both given; allowed: one of them")
+            node_config["data-dir"] = node_config.pop(_HUB_DATA)
         if unknown := sorted(set(node_config) - set(cls.key_names())):
             known = ", ".join(cls.key_names())
             raise ConfigError(f"unknown node-config key {unknown[0]!r}; known: {known}")

@@ -105,11 +105,6 @@ class RunConfig(ClientConfig, StrategyConfig):
         """Where this run writes its results, absolute."""
         return Path(self.output_dir).expanduser().absolute() / self.run_name
 
-    def identity(self) -> dict[str, Scalar]:
-        """Return every setting that can change a result (not where or when it is written)."""
-        values = self.to_mapping()
-        return {key: values[key] for key in self.keys_that_change_results()}
-
     def digest(self) -> str:
         """Return a hash of every setting that can change a result."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()

@@ -28,12 +28,21 @@ class ServerEvaluation(Callback):
         The two splits.
     recorder : RunRecorder
         Its run says how often, and how many rounds there are.
+    triggered : Validation, optional
+        Test examples with a backdoor's trigger, labelled with its target.
     """
 
-    def __init__(self, validation: Validation, test: Validation, recorder: RunRecorder) -> None:
+    def __init__(
+        self,
+        validation: Validation,
+        test: Validation,
+        recorder: RunRecorder,
+        triggered: Validation | None = None,
+    ) -> None:
         self.validation = validation
         self.test = test
         self.recorder = recorder
+        self.triggered = triggered
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float] | None:
         """Write the round's line, with accuracies where it is due, and return them."""
@@ -43,16 +52,19 @@ class ServerEvaluation(Callback):
             return None
         started = time.perf_counter()
 
-        def examine(record: ArrayRecord) -> tuple[Evaluation, Evaluation]:
+        def examine(record: ArrayRecord) -> tuple[Evaluation, Evaluation, float | None]:
             vectors = model.vectors_of(record)
             buffers = model.layout.named_buffers(vectors)
+            triggered = self.triggered
+            success = triggered.accuracy(vectors.params, buffers) if triggered else None
             return (
                 self.validation.evaluate(vectors.params, buffers),
                 self.test.evaluate(vectors.params, buffers),
+                success,
             )
 
         try:
-            validation, test = model.examined(examine)
+            validation, test, success = model.examined(examine)
         except Exception as error:  # out of the model or the loss: the run goes on
             if not server_round:
                 raise
@@ -61,6 +73,11 @@ class ServerEvaluation(Callback):
             self.recorder.on_evaluation(server_round, reason=reason)
             return None
         self.recorder.on_evaluation(
-            server_round, test, validation, evaluation_seconds=time.perf_counter() - started
+            server_round,
+            test,
+            validation,
+            attack_success=success,
+            evaluation_seconds=time.perf_counter() - started,
         )
-        return {"test-accuracy": test.accuracy, "validation-accuracy": validation.accuracy}
+        metrics = {"test-accuracy": test.accuracy, "validation-accuracy": validation.accuracy}
+        return metrics if success is None else {**metrics, "attack-success": success}

@@ -21,6 +21,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
+from fedif_flower.run.backdoor import triggered_test
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
@@ -60,6 +61,7 @@ class Server:
     validation: Validation
     validation_data: tuple[Tensor, Tensor]
     test: Validation
+    triggered: Validation | None
     normalization: Normalization
     classes: tuple[str, ...]
     num_train: int
@@ -92,6 +94,7 @@ def build_server(config: RunConfig) -> Server:
         validation=Validation(model, *validation_data, device=config.device),
         validation_data=validation_data,
         test=Validation(model, *test_data, device=config.device),
+        triggered=triggered_test(config, dataset, normalization, model),
         normalization=normalization,
         classes=dataset.classes,
         num_train=len(dataset.train.labels),
@@ -133,6 +136,7 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
         max_paused_turns=config.max_paused_turns,
         max_num_examples=config.max_num_examples or server.num_train,
         update_clipping=config.update_clipping,
+        server_momentum=config.server_momentum,
         device=config.device,
         callbacks=callbacks,
     )
@@ -213,7 +217,7 @@ def _run_federation(
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1)
     strategy = build_strategy(server)
     run = ResumableRun(checkpoints, strategy, recorder, every=config.checkpoint_every)
-    evaluation = ServerEvaluation(server.validation, server.test, recorder)
+    evaluation = ServerEvaluation(server.validation, server.test, recorder, server.triggered)
     strategy.callbacks += [recorder, evaluation, *callbacks, run]
     if checkpoint is None:
         checkpoints.remove_after(-1)

@@ -126,6 +126,7 @@ class RunRecorder(Callback):
         test: Evaluation | None = None,
         validation: Evaluation | None = None,
         *,
+        attack_success: float | None = None,
         evaluation_seconds: float = 0.0,
         reason: str = "",
     ) -> None:
@@ -153,6 +154,8 @@ class RunRecorder(Callback):
             evaluations=report.evaluations if report else 0,
             round_failed=report.failed if report else False,
             reason="; ".join(filter(None, (report.reason if report else "", reason))),
+            attack_success=attack_success,
+            losses=" ".join(f"{loss:.6g}" for loss in report.losses) if report else "",
         )
         self.rounds.append(row)
         self._append("rounds.csv", [row])

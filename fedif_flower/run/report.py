@@ -70,9 +70,12 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         summary["train_seconds_per_client"],
         summary["aggregation_seconds_per_round"],
     )
+    success = summary.get("attack_success")
+    backdoor = [] if success is None else [("attack success rate", _percent(success))]
     return [
         ("test accuracy", _percent(summary["test_accuracy"])),
         ("validation accuracy", _percent(summary["validation_accuracy"])),
+        *backdoor,
         ("weight of malicious clients", _percent(summary["malicious_weight_share"])),
         ("detection AUC", _number(summary["detection_auc"], ".3f")),
         ("training, s per client and round", _number(training, ".4f")),

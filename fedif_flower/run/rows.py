@@ -14,7 +14,9 @@ class RoundRow:
     """A line of ``rounds.csv``; seconds are wall time, ``train_seconds`` the mean per client.
 
     ``failed`` counts clients; ``round_failed`` says that the round left the model as it was,
-    and ``reason`` why.
+    and ``reason`` why. ``attack_success`` is the share of test images with a backdoor's
+    trigger that get its target class. ``losses`` are those of a descent, at its start and after
+    each step taken.
     """
 
     round: int
@@ -32,6 +34,8 @@ class RoundRow:
     evaluations: int
     round_failed: bool = False
     reason: str = ""
+    attack_success: float | None = None
+    losses: str = ""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ def summarize(
     ``malicious_weight_share`` is the share of all aggregation weight that went to malicious
     clients; ``detection_auc`` the area under the ROC curve of "low contribution means malicious"
     over the clients that took part, with each client's last contribution. Either is ``None``
-    where it is not defined. ``unnamed_members`` never said which partition they hold.
+    where it is not defined, and so is ``attack_success``: after the last round, the share of test
+    images with a backdoor's trigger that get its target class. ``unnamed_members`` never said which
+    partition they hold.
     """
     evaluated = [row for row in rounds if row.test_accuracy is not None and row.round > 0]
     accuracies = [row.test_accuracy for row in evaluated if row.test_accuracy is not None]
@@ -41,6 +43,7 @@ def summarize(
         "test_accuracy_last_ten": statistics.fmean(accuracies[-10:]) if accuracies else None,
         "test_accuracy_best": max(accuracies, default=None),
         "validation_accuracy": last.validation_accuracy if last else None,
+        "attack_success": last.attack_success if last else None,
         "malicious_weight_share": bad / total if total > 0 and any_malicious else None,
         "detection_auc": detection_auc(clients),
         "train_seconds_per_client": statistics.fmean(trained) if trained else None,

@@ -9,6 +9,7 @@ from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.fedsv import FedSV
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.fltrust import FLTrust
+from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.krum import Krum
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.rfa import RFA
@@ -27,6 +28,7 @@ __all__ = [
     "FedProx",
     "FedSV",
     "FlowerRule",
+    "InfluenceDescent",
     "Krum",
     "LeaveOneOut",
     "SFedAvg",

@@ -66,7 +66,9 @@ class ContributionStrategy(ScreenedStrategy):
         base.setdefault("tied_keys", valuation.tied_names)
         super().__init__(*flower, **base)
         self.valuation = valuation
-        self.bounds = StepBounds(self.update_clipping, valuation.validation)
+        self.bounds = StepBounds(
+            self.update_clipping, valuation.validation, momentum=self.model.momentum
+        )
         self.ledger = ContributionLedger(gamma, initial=initial, smooth_update=smooth_update)
         self.round_normalization = round_normalization
         self.weight_scope = weight_scope

@@ -51,8 +51,12 @@ class MemberFailures:
         self, nodes: Sequence[ClientNode], server_round: int, at_least: int
     ) -> list[ClientNode]:
         """Return the nodes that are not paused; all, if those were fewer than ``at_least``."""
-        free = [n for n in nodes if self._of(n).paused_until < server_round]
-        if len(free) == len(nodes) or len(free) < at_least:
+        # Few members err, however many there are.
+        paused = {i for i, m in self._members.items() if m.paused_until >= server_round}
+        free = [n for n in nodes if n.client_id not in paused] if paused else list(nodes)
+        if len(free) == len(nodes):
+            return free
+        if len(free) < at_least:
             return list(nodes)
         logger.info("round %d: %d nodes paused after errors", server_round, len(nodes) - len(free))
         return free
@@ -105,6 +109,9 @@ class MemberFailures:
         """Return how often in a row a member gave no usable reply."""
         return self._of(node).errors
 
+    def _has_failing(self) -> bool:
+        return any(member.errors >= self.maximum for member in self._members.values())
+
     def _of(self, node: ClientNode) -> _Record:
         return self._members.get(node.client_id, _Record())
 
@@ -115,6 +122,8 @@ class MemberFailures:
         num_asked: int,
         online: Sequence[ClientNode],
     ) -> None:
+        if not self._poor_rounds and not self._failed_rounds and not self._has_failing():
+            return
         tried = [self._of(node) for node in online if node.client_id in self._members]
         erring = sum(member.errors > 0 for member in tried)
         failing = sum(member.errors >= self.maximum for member in tried)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from fedif_flower.aggregators.server_momentum import ServerMomentum
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.round import ModelVectors
 
@@ -25,13 +27,18 @@ class GlobalModel:
         See :class:`~fedif_flower.messages.layout.ParameterLayout`.
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names.
+    server_momentum : float
+        How the model moves on from round to round; see
+        :class:`~fedif_flower.aggregators.server_momentum.ServerMomentum`.
     """
 
     def __init__(
         self,
         trainable_keys: Sequence[str] | None = None,
         tied_keys: Mapping[str, str] | None = None,
+        server_momentum: float = 0.0,
     ) -> None:
+        self.momentum = ServerMomentum(server_momentum)
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
         self._layout: ParameterLayout | None = None
@@ -94,7 +101,9 @@ class GlobalModel:
         return self.record if arrays is self._taken_back else arrays
 
     def advance(self, vectors: ModelVectors) -> ArrayRecord:
-        """Make a round's result the global model; the model before it has proved to work."""
+        """Move on to a round's result; the model before it has proved to work."""
+        params = self.momentum.advance(self.vectors.params, vectors.params)
+        vectors = replace(vectors, params=params)
         self._proven = self.record
         record = self.layout.to_arrays(vectors)
         self._now = record, vectors
@@ -105,6 +114,7 @@ class GlobalModel:
         if self.is_proven or self._proven is None:
             return None
         logger.error("the model goes back to the last one that worked")
+        self.momentum.take_back()
         self._taken_back = self.record
         self._now = self._proven, self.layout.to_vectors(self._proven)
         return self._proven

@@ -85,6 +85,7 @@ class NodeDirectory:
         self._known: dict[int, ClientNode] = {}
         self._questions: Counter[int] = Counter()
         self._contested: dict[int, str] = {}
+        self._online: tuple[list[int], list[ClientNode]] = ([], [])  # As of the last round.
 
     @property
     def known(self) -> list[ClientNode]:
@@ -102,6 +103,7 @@ class NodeDirectory:
             node_id: ClientNode(partition_id, node_id, *said)
             for node_id, (partition_id, *said) in state["known"].items()
         }
+        self._online = ([], [])
 
     def online(self, grid: Grid, at_least: int) -> list[ClientNode]:
         """Wait until ``at_least`` nodes are online; return them ordered by partition id.
@@ -118,13 +120,20 @@ class NodeDirectory:
                     f"{len(node_ids)} nodes online after {self._timeout:g} s, {at_least} needed"
                 )
             time.sleep(_POLL_SECONDS)
+        if node_ids == self._online[0]:
+            return self._online[1]
         unknown = [node_id for node_id in node_ids if self._is_unknown(node_id)]
         if unknown and self._identify is not None:
             self._questions.update(unknown)
             self._known.update((n.node_id, n) for n in self._identify(grid, unknown))
         for node_id in unknown:
             self._known.setdefault(node_id, ClientNode(node_id, node_id))
-        return sorted(self._claimed_once([self._known[node_id] for node_id in node_ids]))
+        online = self._claimed_once([self._known[node_id] for node_id in node_ids])
+        online.sort(key=lambda node: (node.partition_id, node.node_id))
+        # Of a million members that are still the same ones nothing has to be found out again.
+        settled = not any(map(self._is_unknown, unknown))
+        self._online = (node_ids, online) if settled else ([], [])
+        return online
 
     def label(self, client_id: int) -> str:
         """How messages name a client, known or not."""

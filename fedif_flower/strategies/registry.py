@@ -20,6 +20,7 @@ from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.fedsv import FedSV
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.fltrust import FLTrust
+from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.krum import Distances, Krum
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.rfa import RFA
@@ -111,6 +112,13 @@ def _leave_one_out(parts: StrategyParts) -> ScreenedStrategy:
     return LeaveOneOut(parts.validation, gamma=config.gamma, shapley_utility=utility, **parts.base)
 
 
+def _influence_descent(parts: StrategyParts) -> ScreenedStrategy:
+    config = parts.config
+    return InfluenceDescent(
+        parts.validation, descent_steps=config.descent_steps, gamma=config.gamma, **parts.base
+    )
+
+
 def _krum(parts: StrategyParts) -> ScreenedStrategy:
     return Krum(
         malicious_fraction=parts.config.assumed_malicious_fraction,
@@ -144,6 +152,7 @@ STRATEGIES: Mapping[str, Builder] = {
     "fedif": _fedif,
     "fedavg": lambda parts: FedAvg(**parts.base),
     "fedprox": lambda parts: FedProx(proximal_mu=parts.config.proximal_mu, **parts.base),
+    "influence-descent": _influence_descent,
     "afedsv": _afedsv,
     "fedsv": lambda parts: FedSV(parts.validation, **parts.shapley, **parts.base),
     "s-fedavg": lambda parts: SFedAvg(parts.validation, **parts.shapley, **parts.base),
@@ -181,6 +190,20 @@ class StrategyConfig(Settings):
     weight_scope: WeightScope = setting(
         "participants",
         "weights sum to 1 over the round's clients, or AFedSV's unbiased form over all",
+    )
+    descent_steps: int = setting(
+        8,
+        "influence descent: steps down the validation loss that are tried in a round",
+        ge=1,
+        is_new=True,
+    )
+    server_momentum: float = setting(
+        0.0,
+        "the model moves along a running mean of the rounds' steps, in which older ones count for "
+        "so much; 0: along each round's own",
+        ge=0,
+        lt=1,
+        is_new=True,
     )
     proximal_mu: float = setting(0.01, "FedProx's mu", ge=0)
     update_clipping: float = setting(
@@ -249,6 +272,7 @@ class StrategyConfig(Settings):
 # Strategies whose classes bound the lengths of updates by default.
 _BOUNDED: Mapping[str, type[ScreenedStrategy]] = {
     "fedif": FedIF,
+    "influence-descent": InfluenceDescent,
     "afedsv": AFedSV,
     "fedsv": FedSV,
     "s-fedavg": SFedAvg,

@@ -41,7 +41,10 @@ class ClientReport:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round, accepted clients first; ``reason`` says why it failed."""
+    """One round, accepted clients first; ``reason`` says why it failed.
+
+    ``losses`` are the validation losses at the start of a descent and after each step taken.
+    """
 
     server_round: int
     clients: tuple[ClientReport, ...]
@@ -53,6 +56,7 @@ class RoundReport:
     aggregation_seconds: float
     evaluations: int
     reason: str = ""
+    losses: tuple[float, ...] = ()
 
 
 def round_report(
@@ -79,6 +83,7 @@ def round_report(
         aggregation_seconds=aggregation_seconds,
         evaluations=aggregation.evaluations if aggregation else 0,
         reason=reason,
+        losses=aggregation.losses if aggregation else (),
     )
 
 

@@ -91,6 +91,10 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         Longer updates are shortened to so many times the usual length (see
         :class:`~fedif_flower.aggregators.clipping.LengthMemory`); 0: none is. ``"auto"``:
         :attr:`default_clipping`, 0 unless the strategy says otherwise.
+    server_momentum : float
+        The model moves along a running mean of the rounds' steps, in which the older ones count
+        for so much, in [0, 1); 0: along each round's own (see
+        :class:`~fedif_flower.aggregators.server_momentum.ServerMomentum`).
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     callbacks : sequence of Callback
@@ -125,6 +129,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         max_num_examples: float = 10_000_000,
         max_examples_ratio: float = 10.0,
         update_clipping: float | Literal["auto"] = "auto",
+        server_momentum: float = 0.0,
         device: str | torch.device = "auto",
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -140,7 +145,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             train_metrics_aggr_fn=train_metrics_aggr_fn or average_metrics,
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or average_metrics,
         )
-        self.model = GlobalModel(trainable_keys, tied_keys)
+        self.model = GlobalModel(trainable_keys, tied_keys, server_momentum)
         self.seed = seed
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
@@ -148,7 +153,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         self.update_clipping = (
             self.default_clipping if update_clipping == "auto" else update_clipping
         )
-        self.bounds = StepBounds(self.update_clipping)
+        self.bounds = StepBounds(self.update_clipping, momentum=self.model.momentum)
         self.device = select_device(device)
         self.callbacks = list(callbacks)
         self.failures = MemberFailures(max_failed_rounds, max_paused_turns)
@@ -192,7 +197,12 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
-        return {"nodes": self.nodes, "failures": self.failures, "bounds": self.bounds}
+        return {
+            "nodes": self.nodes,
+            "failures": self.failures,
+            "bounds": self.bounds,
+            "momentum": self.model.momentum,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the model needed to go on."""

@@ -51,6 +51,7 @@ def coalition_scores(
     metric: Metric,
     client_buffers: Mapping[str, Tensor] | None = None,
     global_buffers: Mapping[str, Tensor] | None = None,
+    draft: bool = False,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Tensor:
     r"""Return what the unweighted mean of each coalition's models is worth.
@@ -76,6 +77,9 @@ def coalition_scores(
         Floating-point buffers by name, ``[m, ...]`` each: averaged like the parameters.
     global_buffers : mapping of str to Tensor, optional
         The global model's, for the empty coalition.
+    draft : bool
+        Let bfloat16 count the right answers that are not close, where that is faster
+        (:meth:`Validation.num_correct <fedif_flower.valuation.validation.Validation.num_correct>`).
     memory_budget : int
         Bytes that coalition models and the threads' replicas of the model may take at a time,
         > 0; at least one coalition model is formed.
@@ -103,11 +107,10 @@ def coalition_scores(
     def score(replica: Validation, block: Tensor) -> Tensor:
         means = coalition_means(client_params, block, global_params)  # [rows, d]
         buffers = _mean_buffers(client_buffers, block, global_buffers)
-        totals = [
-            replica.totals(params, named, (metric,))
-            for params, named in zip(means, buffers, strict=True)
-        ]
-        return torch.cat(totals)  # [rows]
+        pairs = zip(means, buffers, strict=True)
+        if draft and metric == "accuracy":
+            return torch.cat([replica.num_correct(params, named) for params, named in pairs])
+        return torch.cat([replica.totals(params, named, (metric,)) for params, named in pairs])
 
     parts = masks.to(client_params.device).tensor_split(min(blocks, len(masks)))
     scores = pool.map(score, parts) if pool else [score(validation, part) for part in parts]

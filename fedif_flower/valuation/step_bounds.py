@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.clipping import LengthMemory, clipping_factors, usual_length
+from fedif_flower.aggregators.server_momentum import ServerMomentum
 from fedif_flower.round import RoundUpdates, moved
 from fedif_flower.valuation.influence import project_updates
 from fedif_flower.valuation.validation import Validation
@@ -34,7 +35,8 @@ class StepBounds:
     If it does not, this round and the next ten are *wary*. In a wary round updates that raise the
     validation loss, :math:`\langle u_i, \nabla \ell(w_{t-1}, D') \rangle \ge 0`, are left out, the
     others are bounded by half the length, and the step is halved until the loss is within its
-    bound. After four halvings the model stays as it was.
+    bound. After four halvings the model stays as it was. With server momentum :math:`w_t` is where
+    the running mean leads, and a wary round begins a new mean.
 
     A round costs one pass over the validation set; a wary one also a gradient and up to four more
     passes.
@@ -47,20 +49,27 @@ class StepBounds:
         The held-out set D' with model and loss. ``None``: lengths alone are bounded.
     tolerance : float
         :math:`\rho`, >= 0.
+    momentum : ServerMomentum, optional
+        How the model moves on; ``None``: by each round's own step.
     """
 
     def __init__(
-        self, multiple: float, validation: Validation | None = None, tolerance: float = TOLERANCE
+        self,
+        multiple: float,
+        validation: Validation | None = None,
+        tolerance: float = TOLERANCE,
+        momentum: ServerMomentum | None = None,
     ) -> None:
         self.lengths = LengthMemory(multiple)
         self.validation = validation if multiple else None
         self.tolerance = tolerance
+        self.momentum = momentum or ServerMomentum()
         self._first: float | None = None  # Loss at the start.
         self._least = math.inf
         self._wary_until = 0
 
     def settle(self, updates: RoundUpdates, weights: Tensor) -> Model:
-        """Return the parameters ``[d]`` and buffers ``[b]`` that a round leads to.
+        """Return the parameters ``[d]`` and buffers ``[b]`` that a round leads to by itself.
 
         Parameters
         ----------
@@ -74,14 +83,12 @@ class StepBounds:
         ValuationError
             If the model is not finite.
         """
-        for_buffers = weights * self._buffer_factors(updates)
+        factors, buffer_factors = self.factors(updates)
+        for_buffers = weights * buffer_factors
 
         def move(factors: Tensor) -> Model:
             return moved(updates, weights * factors, for_buffers)
 
-        factors = self.lengths.factors(
-            updates.server_round, updates.client_ids, updates.squared_norms
-        )
         if self.validation is None:
             return move(factors)
         before = (updates.global_params.cpu(), updates.global_buffers.cpu())
@@ -100,6 +107,13 @@ class StepBounds:
             )
         return self._warily(updates, move) or before
 
+    def factors(self, updates: RoundUpdates) -> tuple[Tensor, Tensor]:
+        """Return by how much each client's parameters and buffers are shortened, ``[m]`` each."""
+        lengths = self.lengths.factors(
+            updates.server_round, updates.client_ids, updates.squared_norms
+        )
+        return lengths, self._buffer_factors(updates)
+
     def _buffer_factors(self, updates: RoundUpdates) -> Tensor:
         """Return factors ``[m]`` that bound changes of buffers by the round's own median."""
         squared_norms = updates.buffer_updates.double().square().sum(dim=1).cpu()  # [m]
@@ -110,6 +124,7 @@ class StepBounds:
 
     def _warily(self, updates: RoundUpdates, move: Callable[[Tensor], Model]) -> Model | None:
         assert self.validation is not None
+        self.momentum.restart()
         gradient = self.validation.gradient(updates.global_params, updates.named_buffers)
         projections = project_updates(
             updates.client_updates,
@@ -132,7 +147,9 @@ class StepBounds:
     def _keeps(self, updates: RoundUpdates, model: Model) -> bool:
         """Tell whether a model's loss is within the bound, and remember it if it is."""
         assert self._first is not None
-        loss = self._loss(updates, model)
+        params, buffers = model
+        params = self.momentum.moved(updates.global_params.cpu(), params)
+        loss = self._loss(updates, (params, buffers))
         kept = loss <= self._least + self.tolerance * abs(self._first)
         if kept:
             self._least = min(self._least, loss)

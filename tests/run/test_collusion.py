@@ -174,7 +174,7 @@ def results(run_dir):
     return model, [tuple(row[c] for c in columns) for row in rows]
 
 
-@pytest.mark.parametrize("attack", ["swap", "step-before"])
+@pytest.mark.parametrize("attack", ["swap", "step-before", "min-max"])
 def test_a_run_under_the_attack_same_seed_same_bits_on_any_grid(tmp_path, attack):
     config = run_config(tmp_path, attack=attack)
     runs = [

@@ -147,11 +147,17 @@ def test_node_config():
     assert (node.partition_id, node.num_partitions, node.attack) == (3, 10, "none")
     own = NodeConfig.from_node_config({"partition-id": 12, "data-dir": "somewhere"})
     assert (own.partition_id, own.num_partitions, own.data_dir) == (12, None, "somewhere")
+    hub = NodeConfig.from_node_config({"partition-id": 12, "data-path": "somewhere"})
+    assert hub == own
 
 
 @pytest.mark.parametrize(
     ("node_config", "reason"),
     [
+        (
+            {"partition-id": 0, "data-dir": "a", "data-path": "b"},
+            "data-dir and data-path are both given",
+        ),
         ({}, "needs partition-id"),
         ({"data-dir": "x"}, "needs partition-id"),
         ({"partition-id": 1}, "needs num-partitions .* or data-dir"),

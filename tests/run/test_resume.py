@@ -109,7 +109,17 @@ def assert_same(resumed: Path, uninterrupted: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["fedif", "fedavg", "afedsv", "s-fedavg", "fedadp", "shapfed", "fedmedian"]
+    "strategy",
+    [
+        "fedif",
+        "influence-descent",
+        "fedavg",
+        "afedsv",
+        "s-fedavg",
+        "fedadp",
+        "shapfed",
+        "fedmedian",
+    ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, strategy):
     whole = run(run_config(tmp_path / "whole", strategy=strategy))

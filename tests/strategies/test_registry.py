@@ -24,6 +24,7 @@ NUM_CLIENTS = 10
 # Coalitions of five clients: 32, the empty one included.
 MOST_EVALUATIONS = {
     "fedif": 1,
+    "influence-descent": 9,
     "afedsv": 32,
     "fedsv": 32,
     "s-fedavg": 32,

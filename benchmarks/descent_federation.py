@@ -1,0 +1,268 @@
+"""A federation in plain PyTorch, small enough to try many aggregation rules in one process.
+
+6,000 images of Fashion-MNIST, LeNet-5, 100 clients of Dirichlet(1) partitions, ten a round. The
+test split is divided in three: D', which a rule may look at; a part by which rules are chosen; and
+the rest, which is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedif_flower.attacks.adversarial import AdversarialSamples, pgd
+from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
+from fedif_flower.attacks.label_noise import flip_labels
+from fedif_flower.client.training import evaluate, train_local
+from fedif_flower.round import combine
+from fedif_flower.seeding import numpy_generator, torch_generator
+from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.data import Normalization, load_dataset, to_pixels
+from fedif_flower.tasks.models import build_model
+from fedif_flower.valuation import Validation
+
+CLIENTS, SAMPLED, IMAGES = 100, 10, 6000
+HELD_OUT, CHOOSING = 2000, 2000  # Images of D', and of the part by which rules are chosen.
+TRAINING = TrainingConfig(local_epochs=5, batch_size=16, learning_rate=0.01, momentum=0.9)
+JUDGED_ROUNDS = 10  # At the end; their mean is the result.
+
+
+@dataclass(frozen=True)
+class Column:
+    """An attack, as in the paper's tables."""
+
+    attack: str
+    malicious: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+
+COLUMNS = {
+    "clean": Column("none"),
+    "label-noise": Column("label-noise", 0.7, 0.7, 0.8),
+    "gradient-noise": Column("gradient-noise", 0.5),
+    "pgd": Column("adversarial", 0.7, 0.7, 0.8),
+}
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What D' is: its size, the share of its labels that are wrong, classes it has none of."""
+
+    size: int = HELD_OUT
+    label_noise: float = 0.0
+    missing: tuple[int, ...] = ()
+
+
+@dataclass
+class Judge:
+    """D' in a few disjoint, stratified parts; ``passes`` counts gradients of the whole of it."""
+
+    model: nn.Module
+    inputs: Tensor
+    labels: Tensor
+    passes: float = 0.0
+    _parts: dict[int, list[Validation]] = field(default_factory=dict)
+
+    def gradient(self, params: Tensor, part: int = 0, parts: int = 1) -> tuple[float, Tensor]:
+        """Return loss and gradient on one of so many parts."""
+        self.passes += 1 / parts
+        return self._of(parts)[part % parts].loss_and_gradient(params)
+
+    def loss(self, params: Tensor, part: int = 0, parts: int = 1) -> float:
+        """Return the loss on a part; a forward pass is a third of a gradient."""
+        self.passes += 1 / 3 / parts
+        return self._of(parts)[part % parts].loss(params)
+
+    def _of(self, parts: int) -> list[Validation]:
+        if parts not in self._parts:
+            order = torch.argsort(self.labels, stable=True)  # Every k-th of each class.
+            chosen = [order[k::parts] for k in range(parts)]
+            self._parts[parts] = [
+                Validation(self.model, self.inputs[i], self.labels[i], device="cpu") for i in chosen
+            ]
+        return self._parts[parts]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a rule is given: updates ``[m, d]`` of clients ``ids``, and the judge."""
+
+    number: int
+    params: Tensor
+    updates: Tensor
+    counts: Tensor
+    ids: tuple[int, ...]
+    judge: Judge
+    mean: Tensor  # [d]: the server's running mean of steps.
+    malicious: Tensor  # [m], bool: for the oracle alone.
+    perturbed: Callable[[], Judge]
+
+    @property
+    def shares(self) -> Tensor:
+        """The shares of the examples, ``[m]``."""
+        return self.counts / self.counts.sum()
+
+
+class WeighingRule(Protocol):
+    """Weighs a round; ``beta`` is the server's momentum, ``mu`` that of FedProx's clients."""
+
+    beta: float
+    mu: float
+
+    def weigh(self, given: Round) -> Tensor:
+        """Return coefficients ``[m]``."""
+        ...
+
+
+@dataclass
+class Result:
+    """Means over the last rounds, and what the rule cost."""
+
+    validation: float
+    choosing: float
+    test: float
+    malicious_weight: float
+    auc: float
+    passes: float
+
+
+class Federation:
+    """One seed of one column, to be run with any rule."""
+
+    def __init__(
+        self, column: Column, seed: int, data_dir: str, held_out: HeldOut | None = None
+    ) -> None:
+        self.column, self.seed = column, seed
+        held_out = held_out or HeldOut()
+        dataset = load_dataset("fashion-mnist", data_dir)
+        self.normalize = Normalization(dataset.mean, dataset.std)
+        self.model = build_model("lenet5", dataset.image_shape, 10, seed=seed)
+        draw = numpy_generator("descent", seed)
+        self.clients = self._divide(dataset, draw)
+        chosen = malicious_partitions(CLIENTS, column.malicious, seed) if column.malicious else ()
+        self.malicious = frozenset(chosen)
+        order = draw.permutation(len(dataset.test.labels))
+        pixels = to_pixels(dataset.test.images[np.sort(order)], dataset.max_value)
+        inputs, labels = self.normalize(pixels), torch.from_numpy(dataset.test.labels[:].copy())
+        self._pixels = pixels
+        index = torch.from_numpy(order)
+        self._judged = (inputs, labels, index[HELD_OUT : HELD_OUT + CHOOSING])
+        self._tested = (inputs, labels, index[HELD_OUT + CHOOSING :])
+        own = self._held_out(index[:HELD_OUT], labels, held_out)
+        noisy = flip_labels(labels[own], 10, held_out.label_noise, torch_generator("noise", seed))
+        self._own, self._own_labels = own, noisy
+        self.judge = Judge(self.model, inputs[own], noisy)
+
+    @staticmethod
+    def _held_out(index: Tensor, labels: Tensor, held_out: HeldOut) -> Tensor:
+        """Return a stratified part of D' without the missing classes."""
+        present = [c for c in range(10) if c not in held_out.missing]
+        each = max(held_out.size // len(present), 1)
+        return torch.cat([index[labels[index] == c][:each] for c in present])
+
+    def _divide(self, dataset: object, draw: np.random.Generator) -> list[tuple[Tensor, Tensor]]:
+        train = dataset.train  # type: ignore[attr-defined]
+        used = np.sort(draw.permutation(len(train.labels))[:IMAGES])
+        labels = train.labels[used]
+        owner = np.empty(IMAGES, dtype=np.int64)
+        for label in range(10):
+            own = np.flatnonzero(labels == label)
+            owner[own] = draw.choice(CLIENTS, len(own), p=draw.dirichlet(np.ones(CLIENTS)))
+        pixels = to_pixels(train.images[used], dataset.max_value)  # type: ignore[attr-defined]
+        targets = torch.from_numpy(labels.copy())
+        owned = [torch.from_numpy(np.flatnonzero(owner == k)) for k in range(CLIENTS)]
+        return [(pixels[own], targets[own]) for own in owned]
+
+    def perturbed(self) -> Judge:
+        """Return D' as PGD changes it against the current model."""
+        generator = torch_generator("descent-pgd", self.seed)
+        pixels = pgd(
+            self.model,
+            self._pixels[self._own],
+            self._own_labels,
+            self.normalize,
+            generator,
+            steps=5,
+        )
+        return Judge(self.model, self.normalize(pixels), self._own_labels)
+
+    def run(self, rule: WeighingRule, rounds: int) -> Result:
+        """Train with a rule; return the means over the last rounds."""
+        params = nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
+        initial, mean = params.clone(), torch.zeros_like(params)
+        self.judge.passes = 0.0
+        accuracies, shares = [], []
+        relative: dict[int, list[float]] = {}
+        for number in range(1, rounds + 1):
+            draw = numpy_generator("descent-sample", self.seed, number)
+            ids = sorted(draw.choice(CLIENTS, SAMPLED, replace=False).tolist())
+            ids = [i for i in ids if len(self.clients[i][1]) > 1]
+            updates = torch.stack([self._train(i, params, number, rule.mu) for i in ids])
+            counts = torch.tensor([len(self.clients[i][1]) for i in ids], dtype=torch.float64)
+            malicious = torch.tensor([i in self.malicious for i in ids])
+            self._load(params)
+            given = Round(
+                *(number, params, updates, counts, tuple(ids), self.judge),
+                *(rule.beta * mean, malicious, self.perturbed),
+            )
+            weights = rule.weigh(given)
+            step = combine(torch.zeros_like(params), updates, weights)
+            mean = rule.beta * mean + (1 - rule.beta) * step
+            params = params + mean
+            total = float(weights.sum())
+            if total > 0:
+                shares.append(float(weights[malicious].sum()) / total)
+                ratios = weights / total / given.shares
+                for i, ratio in zip(ids, ratios.tolist(), strict=True):
+                    relative.setdefault(i, []).append(ratio)
+            if number > rounds - JUDGED_ROUNDS:
+                self._load(params)
+                inputs, labels = self.judge.inputs, self.judge.labels
+                parts = ((inputs, labels, torch.arange(len(labels))), self._judged, self._tested)
+                accuracies.append([evaluate(self.model, x[i], y[i])[1] for x, y, i in parts])
+        self._load(initial)
+        return Result(
+            *(float(value) for value in np.mean(accuracies, axis=0)),
+            malicious_weight=float(np.mean(shares)),
+            auc=_auc([(np.mean(v), i in self.malicious) for i, v in relative.items()]),
+            passes=self.judge.passes / rounds,
+        )
+
+    def _load(self, params: Tensor) -> None:
+        nn.utils.vector_to_parameters(params.clone(), self.model.parameters())
+
+    def _train(self, client: int, params: Tensor, number: int, mu: float) -> Tensor:
+        """Return a client's update ``[d]``."""
+        self._load(params)
+        pixels, labels = self.clients[client]
+        attack = self.column.attack if client in self.malicious else "none"
+        generator = torch_generator("descent-client", self.seed, client, number)
+        if attack in ("label-noise", "adversarial"):
+            ratio = poison_ratio(self.column.low, self.column.high, self.seed, client)
+            if attack == "label-noise":
+                once = torch_generator("descent-labels", self.seed, client)
+                labels = flip_labels(labels, 10, ratio, once)
+            else:
+                pixels = AdversarialSamples(ratio).poison_inputs(
+                    self.model, pixels, labels, self.normalize, generator
+                )
+        train_local(self.model, self.normalize(pixels), labels, TRAINING, generator, proximal_mu=mu)
+        update = nn.utils.parameters_to_vector(self.model.parameters()).detach() - params
+        if attack == "gradient-noise":
+            update += 0.1 * torch.randn(update.shape, generator=generator)
+        return update
+
+
+def _auc(found: list[tuple[float, bool]]) -> float:
+    """Return how well low relative weights tell malicious clients; NaN where there are none."""
+    if len({bad for _, bad in found}) < 2:
+        return float("nan")
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score([bad for _, bad in found], [-value for value, _ in found]))

@@ -1,0 +1,44 @@
+"""Fang's attack on means and medians by coordinate, with what the accomplices know."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Colluder
+
+
+class Fang(Colluder):
+    r"""Each sends, for every coordinate, a value beyond the honest ones on the wrong side.
+
+    .. math::
+        v_j \sim U[\mu_j + c \sigma_j, \mu_j + (c + 1) \sigma_j] \text{ if } \mu_j < 0, \quad
+        v_j \sim U[\mu_j - (c + 1) \sigma_j, \mu_j - c \sigma_j] \text{ otherwise}
+
+    with mean and standard deviation of what the accomplices trained honestly: the honest model
+    moves along :math:`\mu_j`, and they pull against it.
+
+    Parameters
+    ----------
+    distance : float
+        c > 0, in standard deviations; the paper's 3.
+
+    References
+    ----------
+    Fang et al., 2020 (Local model poisoning attacks), section 4.3, partial knowledge.
+    """
+
+    def __init__(self, distance: float = 3.0) -> None:
+        self.distance = distance
+
+    def collude(
+        self,
+        received: Tensor,  # noqa: ARG002
+        updates: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return updates ``[k, d]``, each with draws of its own."""
+        mean, std = updates.mean(dim=0), updates.std(dim=0, correction=0)  # [d], [d]
+        draws = torch.rand(updates.shape, generator=generator, dtype=updates.dtype)
+        against = torch.where(mean < 0, 1.0, -1.0).to(updates)  # [d]
+        return mean + against * std * (self.distance + draws.to(updates.device))

@@ -1,0 +1,37 @@
+"""Inner product manipulation: the accomplices' mean, turned around."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Colluder
+
+
+class InnerProductManipulation(Colluder):
+    r"""All send :math:`-\epsilon \mu`, :math:`\mu` being the mean of what they trained honestly.
+
+    A short one lies among the honest updates, and still gives the mean a negative inner product
+    with the honest direction where attackers are many enough.
+
+    Parameters
+    ----------
+    epsilon : float
+        :math:`\epsilon` > 0.
+
+    References
+    ----------
+    Xie et al., 2020 (Fall of empires), definition 5.
+    """
+
+    def __init__(self, epsilon: float = 0.5) -> None:
+        self.epsilon = epsilon
+
+    def collude(
+        self,
+        received: Tensor,  # noqa: ARG002
+        updates: Tensor,
+        generator: torch.Generator,  # noqa: ARG002
+    ) -> Tensor:
+        """Return the mean times minus epsilon, ``[k, d]``, the same for all."""
+        return (-self.epsilon * updates.mean(dim=0)).expand_as(updates)

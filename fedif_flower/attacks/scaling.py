@@ -1,0 +1,50 @@
+"""Scaling: a client makes its update longer, so that it counts for many."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Behaviour, ClientRound
+from fedif_flower.attacks.label_noise import LabelNoise
+
+
+def scaled(own: ClientRound, factor: float) -> Tensor:
+    r"""Return :math:`w_{t-1} + c (w_i - w_{t-1})`, ``[d]``."""
+    return own.received + factor * (own.trained - own.received)
+
+
+class HonestScaling(Behaviour):
+    r"""Trains honestly and sends :math:`c\,u`: to gain weight, or by a mistake of units.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0.
+    """
+
+    def __init__(self, factor: float = 10.0) -> None:
+        self.factor = factor
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the parameters with the update scaled (see :func:`scaled`)."""
+        return scaled(own, self.factor)
+
+
+class Scaling(LabelNoise):
+    r"""Trains on labels of which a share is wrong and sends :math:`c\,u`.
+
+    Parameters
+    ----------
+    ratio : float
+        Share of the labels that is replaced, in [0, 1].
+    factor : float
+        c > 0.
+    """
+
+    def __init__(self, ratio: float, factor: float = 10.0) -> None:
+        super().__init__(ratio)
+        self.factor = factor
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the parameters with the update scaled (see :func:`scaled`)."""
+        return scaled(own, self.factor)

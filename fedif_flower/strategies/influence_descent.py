@@ -1,0 +1,105 @@
+"""Influence descent: weights that go down the validation loss, step by step."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from torch import Tensor
+
+from fedif_flower.errors import require
+from fedif_flower.round import Aggregation, RoundUpdates, combine_buffers
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.state import Stateful
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.descent import descend_weights
+from fedif_flower.valuation.ledger import ContributionLedger
+from fedif_flower.valuation.step_bounds import StepBounds
+
+
+class InfluenceDescent(ScreenedStrategy):
+    r"""Descend the validation loss of the new model over the aggregation weights.
+
+    .. math:: p = \frac{n_i}{\sum_j n_j}; \quad \text{repeat:} \quad
+              g = \nabla \ell\Big(w_{t-1} + \sum_i p_i u_i, D'\Big), \quad
+              p_i \propto p_i e^{-\eta \max(d_i / \sigma, -2)}, \quad
+              d_i = \langle u_i, g \rangle - \sum_j p_j \langle u_j, g \rangle
+
+    with :math:`\sigma^2 = \sum_j p_j d_j^2` and :math:`u_i` client i's update, shortened where
+    ``update_clipping`` says so. FedIF's influence is this slope at p = 0, before any update is
+    taken. Properties: :func:`~fedif_flower.valuation.descent.descend_weights`. Weights do not
+    depend on earlier rounds.
+
+    Scores are relative weights :math:`r_i = p_i \sum_j n_j / n_i`, 1 for a client that counts as
+    much as its examples say; contributions are their running means,
+    :math:`\Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma r_i` from :math:`\Omega_i = 1`.
+
+    Parameters
+    ----------
+    validation : Validation
+        The server's held-out set D' with model and loss.
+    descent_steps : int
+        Steps that are tried in a round, >= 1.
+    gamma : float
+        Rate of the contributions' smooth update, in (0, 1].
+    *flower, **base
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+    """
+
+    default_clipping = 2.0
+
+    def __init__(
+        self,
+        validation: Validation,
+        *flower: Any,
+        descent_steps: int = 8,
+        gamma: float = 0.3,
+        **base: Unpack[BaseArguments],
+    ) -> None:
+        require(descent_steps >= 1, "descent_steps", descent_steps, ">= 1")
+        base.setdefault("trainable_keys", validation.parameter_names)
+        base.setdefault("tied_keys", validation.tied_names)
+        super().__init__(*flower, **base)
+        self.validation = validation
+        self.descent_steps = descent_steps
+        self.bounds = StepBounds(self.update_clipping, validation, momentum=self.model.momentum)
+        self.ledger = ContributionLedger(gamma, initial=1.0)
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the parts that remember earlier rounds: the contributions too."""
+        return super().stateful() | {"ledger": self.ledger}
+
+    @property
+    def contributions(self) -> dict[str, float]:
+        r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
+        return {self.nodes.label(i): score for i, score in self.ledger.scores.items()}
+
+    def weigh(self, updates: RoundUpdates) -> Aggregation:
+        """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""
+        factors, buffer_factors = self.bounds.factors(updates)
+        shortened = updates.client_updates
+        if bool((factors < 1).any()):
+            shortened = shortened * factors.to(shortened).unsqueeze(1)
+
+        def buffers(weights: Tensor) -> dict[str, Tensor]:
+            combined = combine_buffers(
+                updates.global_buffers, updates.buffer_updates, weights * buffer_factors
+            )
+            return {**updates.named_buffers, **updates.split_buffers(combined)}
+
+        descent = descend_weights(
+            updates.global_params,
+            shortened,
+            updates.num_examples,
+            lambda params, weights: self.validation.loss_and_gradient(params, buffers(weights)),
+            loss=lambda params, weights: self.validation.loss(params, buffers(weights)),
+            steps=self.descent_steps,
+        )
+        relative = descent.weights * (updates.num_examples.sum() / updates.num_examples)
+        return Aggregation(
+            weights=descent.weights,
+            scores=relative,
+            contributions=self.ledger.update(updates.client_ids, relative),
+            losses=descent.losses,
+            evaluations=descent.evaluations,
+        )

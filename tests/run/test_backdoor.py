@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from client_app import app as client_app
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+
+
+def run(output_dir, **overrides):
+    settings = {
+        "num-clients": 8,
+        "fraction-train": 1.0,
+        "num-server-rounds": 4,
+        "eval-every": 2,
+        "output-dir": str(output_dir),
+        "device": "cpu",
+        "strategy": "fedavg",
+        "malicious-fraction": 0.5,
+    }
+    own = {key.replace("_", "-"): value for key, value in overrides.items()}
+    config = RunConfig.from_run_config(default_run_config() | settings | own)
+    return run_federation(LocalGrid(client_app, 8), config)
+
+
+def test_a_backdoors_success_is_in_rounds_summary_and_report(tmp_path):
+    run_dir = run(tmp_path, attack="pixel-trigger")
+    rows = read_rows(run_dir / "rounds.csv")
+    assert [bool(row["attack_success"]) for row in rows] == [True, False, True, False, True]
+    assert float(rows[0]["attack_success"]) < 0.5 < float(rows[-1]["attack_success"])
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["attack_success"] == float(rows[-1]["attack_success"])
+    assert summary["test_accuracy"] > 0.5  # the model is still of use
+    assert "| attack success rate |" in (run_dir / "report.md").read_text()
+
+
+def test_without_a_trigger_there_is_no_success_rate(tmp_path):
+    run_dir = run(tmp_path, attack="label-noise", num_server_rounds=1)
+    assert {row["attack_success"] for row in read_rows(run_dir / "rounds.csv")} == {""}
+    assert json.loads((run_dir / "summary.json").read_text())["attack_success"] is None
+    assert "attack success" not in (run_dir / "report.md").read_text()
+
+
+def test_a_target_that_is_no_class_stops_the_run_before_it_starts(tmp_path):
+    with pytest.raises(ConfigError, match="attack-target = 10; allowed: a class, 0 to 9"):
+        run(tmp_path, attack="distributed-trigger", attack_target=10)
+    assert not list(tmp_path.iterdir())
+
+
+def test_new_keys_at_their_defaults_leave_a_runs_hash_alone():
+    config = RunConfig.from_run_config(default_run_config())
+    for key in ("attack-strength", "attack-target", "attack-first-round", "attack-period"):
+        assert key not in config.identity()
+    assert config.replace(attack_period=3).identity()["attack-period"] == 3
+    assert config.replace(attack_period=3).digest() != config.digest()
+
+
+def test_on_off_attackers_are_honest_outside_their_rounds(tmp_path):
+    def model(**overrides):
+        run_dir = run(tmp_path, num_server_rounds=2, **overrides)
+        return (run_dir / "model.pt").read_bytes()
+
+    honest = model(attack="none")
+    assert model(attack="sign-flip", attack_first_round=3) == honest
+    assert model(attack="sign-flip", attack_first_round=2) != honest

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedif_flower import InfluenceDescent, Validation
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.rows import read_rows
+from tests.strategies.lines import Movers, column, play, point
+from tests.strategies.test_registry import Spoiler, config, run
+
+BASE = {"fraction_evaluate": 0.0, "update_clipping": 0.0, "device": "cpu"}
+
+
+def bowl() -> Validation:
+    """Half the squared distance of a point from (1, 0)."""
+
+    def loss(outputs, targets):
+        return (outputs - targets).square().sum() / 2
+
+    inputs, targets = torch.eye(2), torch.tensor([[1.0], [0.0]])
+    return Validation(point(), inputs, targets, loss_fn=loss, device="cpu")
+
+
+def test_a_round_by_hand():
+    strategy = InfluenceDescent(bowl(), descent_steps=1, gamma=0.5, **BASE)
+    movers = Movers([[1.0, 0.0], [0.0, 1.0]], examples=[10, 30])
+    params, (report,) = play(strategy, point(), movers)
+    # At (1/4, 3/4) the gradient is (-3/4, 3/4): slopes -9/8 and 3/8, of deviation sqrt(27) / 8.
+    odds = math.exp(math.sqrt(3)) / (3 * math.exp(-1 / math.sqrt(3)))
+    weight = odds / (1 + odds)
+    assert column(report, "weight") == pytest.approx([weight, 1 - weight])
+    assert params.tolist() == pytest.approx([weight, 1 - weight])
+    assert column(report, "score") == pytest.approx([4 * weight, (1 - weight) * 4 / 3])
+    expected = [0.5 + 0.5 * score for score in column(report, "score")]
+    assert column(report, "contribution") == pytest.approx(expected)
+    assert list(strategy.contributions.values()) == pytest.approx(expected)
+    assert report.losses == pytest.approx((9 / 16, (1 - weight) ** 2))
+    assert report.evaluations == 2
+
+
+def test_what_it_descends_is_the_loss_of_the_shortened_updates():
+    # The first update would lead far past (1, 0), and lose; cut to 1, it leads there.
+    movers = Movers([[100.0, 0.0], [0.0, 0.5], [0.0, 0.5]])
+    strategy = InfluenceDescent(bowl(), **{**BASE, "update_clipping": 2.0})
+    params, (report,) = play(strategy, point(), movers)
+    assert column(report, "weight")[0] > 0.9
+    assert params.tolist() == pytest.approx([column(report, "weight")[0], 0.0], abs=0.1)
+
+
+class Shifted(nn.Linear):
+    """A point's first coordinate, plus a buffer that clients send as well."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, bias=False)
+        nn.init.zeros_(self.weight)
+        self.register_buffer("shift", torch.zeros(1))
+
+    def forward(self, inputs):
+        return super().forward(inputs) + self.shift
+
+
+def test_buffers_are_those_of_the_weights():
+    held_out = Validation(
+        Shifted(), torch.ones(1, 1), torch.zeros(1, 1), loss_fn=nn.functional.mse_loss, device="cpu"
+    )
+    strategy = InfluenceDescent(held_out, descent_steps=1, **BASE)
+    # Weight and shift: at equal weights the model gives 2 + 3.
+    _, (report,) = play(strategy, Shifted(), Movers([[1.0, 4.0], [3.0, 2.0]]))
+    first, second = column(report, "weight")
+    assert first > second
+    assert report.losses == pytest.approx((25.0, (first * 5 + second * 5) ** 2))
+    # The smaller weight is the better one; with the shifts swapped it is that still.
+    _, (report,) = play(strategy, Shifted(), Movers([[1.0, 2.0], [3.0, 4.0]]))
+    first, second = column(report, "weight")
+    assert report.losses == pytest.approx((25.0, (first * 3 + second * 7) ** 2))
+
+
+def test_no_step_is_refused():
+    with pytest.raises(ConfigError, match="descent_steps = 0; allowed: >= 1"):
+        InfluenceDescent(bowl(), descent_steps=0)
+
+
+def test_losses_are_recorded_and_steps_are_set(tmp_path):
+    chosen = config(tmp_path, "influence-descent", **{"descent-steps": 3})
+    summary, _, _ = run(chosen)
+    rows = read_rows(chosen.run_dir / "rounds.csv")
+    assert rows[0]["losses"] == ""
+    for row in rows[1:]:
+        losses = [float(loss) for loss in row["losses"].split()]
+        assert 1 <= len(losses) <= 4
+        assert losses == sorted(losses, reverse=True)
+    assert summary["evaluations_per_round"] == 4
+    assert "descent-steps" not in config(tmp_path, "influence-descent").identity()
+
+
+def test_a_huge_reply_costs_nothing(tmp_path):
+    settings = {"fraction-train": 1.0, "num-server-rounds": 4, "update-clipping": 0.0}
+    chosen = config(tmp_path, "influence-descent", **settings, attack="none")
+    summary, _, clients = run(chosen, Spoiler(9e14))
+    assert summary["test_accuracy"] > 0.5
+    assert all(float(row["weight"]) < 1e-3 for row in clients if row["partition_id"] == "1")

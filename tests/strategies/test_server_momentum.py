@@ -1,0 +1,95 @@
+"""``server-momentum``: the model moves along a running mean of steps, with any strategy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.serverapp.strategy import FedMedian
+
+from fedif_flower import FedAvg, FedIF
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import FlowerRule
+from fedif_flower.strategies.callbacks import OnRound
+from fedif_flower.strategies.registry import STRATEGIES
+from tests.run import test_resume as resume
+from tests.strategies.hostile import Clients, step_reply
+from tests.strategies.lines import Movers, Threshold, play, point, threshold_validation
+from tests.strategies.test_registry import config, run
+from tests.strategies.test_take_back import HUGE, SilentInRound, line, one_more, validation
+
+BASE = {"fraction_evaluate": 0.0, "device": "cpu", "server_momentum": 0.5}
+
+
+@pytest.mark.parametrize("build", [FedAvg, lambda **k: FlowerRule(FedMedian(), **k)])
+def test_three_rounds_by_hand(build):
+    # The step is (4, 8) in every round: the means are 1/2, 3/4 and 7/8 of it.
+    params, _ = play(build(**BASE), point(), Movers([[4.0, 8.0]] * 3), rounds=3)
+    assert params.tolist() == pytest.approx([4 * 2.125, 8 * 2.125])
+
+
+def test_a_round_that_fails_makes_no_step():
+    strategy = FedAvg(**BASE, max_paused_turns=0)
+    grid = SilentInRound(Clients(dict.fromkeys(range(3), one_more)), silent_round=2)
+    arrays = strategy.start(grid, model_arrays(line()), num_rounds=3).arrays
+    # 1/2 in round 1, nothing in round 2, 1/4 + 1/2 in round 3.
+    assert arrays["0.weight"].numpy().item() == pytest.approx(1.25)
+    assert strategy.model.momentum.shares == [0.5, 0.25]
+
+
+def test_a_model_that_is_taken_back_takes_its_mean_with_it():
+    def reply(message, context):
+        hostile = context.node_config["partition-id"] == 1
+        server_round = message.content.config_records["config"]["server-round"]
+        return step_reply(message, HUGE if hostile and server_round == 2 else 1.0)
+
+    reports = []
+    strategy = FedIF(
+        validation(line()), update_clipping=0.0, callbacks=[OnRound(reports.append)], **BASE
+    )
+    grid = LocalGrid(Clients(dict.fromkeys(range(3), reply)), 3)
+    arrays = strategy.start(grid, model_arrays(line()), num_rounds=4).arrays
+    assert [report.failed for report in reports] == [False, False, True, False]
+    # Round 2 is undone by round 3; rounds 1 and 4 move by 1/2 and 1/4 + 1/2.
+    assert arrays["0.weight"].numpy().item() == pytest.approx(1.25)
+
+
+def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alone():
+    strategy = FedIF(threshold_validation(), update_clipping=2.0, **BASE)
+    play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=2)
+    momentum = strategy.model.momentum
+    assert momentum.shares == [0.5, 0.25]
+    strategy.bounds._least = -10.0  # No model keeps such a loss.
+    play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=1)
+    assert momentum.mean.tolist() == [0.0]
+    assert momentum.shares == [0.5]
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedif", "fedmedian"])
+def test_off_is_as_before_and_on_is_not(tmp_path, strategy):
+    models = [
+        run(config(tmp_path / str(beta), strategy, **{"server-momentum": beta}))[1]
+        for beta in (0.0, 0.5)
+    ]
+    assert config(tmp_path, strategy, **{"server-momentum": 0.0}).digest() == (
+        config(tmp_path, strategy).digest()
+    )
+    assert "server-momentum" not in config(tmp_path, strategy).identity()
+    assert config(tmp_path, strategy, **{"server-momentum": 0.5}).identity()["server-momentum"]
+    assert not all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_takes_it(tmp_path, strategy):
+    summary, model, _ = run(config(tmp_path, strategy, **{"server-momentum": 0.5}))
+    assert summary["failed_rounds"] == 0
+    assert all(torch.isfinite(value).all() for value in model.values())
+
+
+@pytest.mark.parametrize("strategy", ["influence-descent", "fedmedian"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, strategy):
+    settings = {"strategy": strategy, "server_momentum": 0.5}
+    whole = resume.run(resume.run_config(tmp_path / "whole", **settings))
+    resumed = resume.run_config(tmp_path / "resumed", resume="auto", **settings)
+    resume.run(resumed, kill_at=4)
+    resume.assert_same(resume.run(resumed), whole)

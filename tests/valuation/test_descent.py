@@ -1,0 +1,218 @@
+"""Descent of a quadratic loss, whose best weights are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedif_flower.errors import ConfigError, DivergedError, ValuationError
+from fedif_flower.round import combine
+from fedif_flower.valuation.descent import Descent, descend_weights
+from fedif_flower.valuation.influence import round_influence
+
+ZERO = torch.zeros(2, dtype=torch.float64)
+seeds = st.integers(0, 2**31)
+
+
+def bowl(centre: Tensor):
+    """Return half the squared distance from ``centre``, and its gradient, as a loss on D'."""
+
+    def loss_gradient(params: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        away = params - centre
+        return float(away @ away) / 2, away
+
+    return loss_gradient
+
+
+def descend(updates: list[list[float]], centre: list[float], **settings) -> Descent:
+    initial = settings.pop("initial", [1.0] * len(updates))
+    loss_gradient = bowl(torch.tensor(centre, dtype=torch.float64))
+    return descend_weights(
+        *(ZERO, torch.tensor(updates, dtype=torch.float64), torch.tensor(initial), loss_gradient),
+        **settings,
+    )
+
+
+def drawn(seed: int, m: int, d: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """Return updates ``[m, d]``, initial weights ``[m]`` and a centre ``[d]``."""
+    generator = torch.Generator().manual_seed(seed)
+    updates = torch.randn(m, d, generator=generator, dtype=torch.float64)
+    weights = torch.rand(m, generator=generator, dtype=torch.float64) + 0.1
+    return updates, weights, torch.randn(d, generator=generator, dtype=torch.float64)
+
+
+def test_a_step_by_hand():
+    # At (1/2, 1/2) the model is (1/2, 1/2), and the way to (1, 0) is along (1/2, -1/2).
+    found = descend([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0], steps=1)
+    # The slopes are -1/2 and 1/2, over the largest -1 and 1.
+    expected = math.exp(1) / (math.exp(1) + math.exp(-1))
+    assert found.weights.tolist() == pytest.approx([expected, 1 - expected])
+    assert found.losses == pytest.approx((0.25, (1 - expected) ** 2))
+    assert found.evaluations == 2
+
+
+def test_its_slope_before_any_update_is_fedif_s_influence():
+    updates, _, centre = drawn(0, 4)
+    at_zero = torch.zeros(5, dtype=torch.float64)
+    _, gradient = bowl(centre)(at_zero, at_zero)
+    influence = round_influence(at_zero, updates, gradient, weight_normalization=False)
+    weights = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    away = updates.T @ weights - centre
+    (slopes,) = torch.autograd.grad(away @ away / 2, weights)
+    assert influence.tolist() == pytest.approx((-slopes).tolist())
+
+
+@given(seed=seeds, m=st.integers(1, 8), steps=st.integers(0, 12))
+@settings(max_examples=50)
+def test_the_loss_never_rises(seed, m, steps):
+    updates, initial, centre = drawn(seed, m)
+    updates[0] *= 100
+    found = descend_weights(torch.zeros(5).double(), updates, initial, bowl(centre), steps=steps)
+    assert list(found.losses) == sorted(found.losses, reverse=True)
+    assert len(found.losses) <= steps + 1
+    assert float(found.weights.sum()) == pytest.approx(1)
+    assert bool((found.weights >= 0).all())
+    model = combine(torch.zeros(5).double(), updates, found.weights)
+    assert bowl(centre)(model, found.weights)[0] == pytest.approx(found.losses[-1])
+
+
+@given(seed=seeds)
+@settings(max_examples=20)
+def test_it_reaches_the_optimum(seed):
+    updates, initial, centre = drawn(seed, 4)
+    found = descend_weights(torch.zeros(5).double(), updates, initial, bowl(centre), steps=3000)
+    # At the optimum of a convex loss nobody's slope is below the weighted mean's.
+    away = updates.T @ found.weights - centre
+    slopes = updates @ away
+    gap = float(found.weights @ slopes - slopes.min())
+    assert gap <= 1e-3 * found.losses[0]
+
+
+@given(seed=seeds)
+@settings(max_examples=20)
+def test_the_order_of_clients_does_not_matter(seed):
+    updates, initial, centre = drawn(seed, 6)
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+    start = torch.zeros(5).double()
+    one = descend_weights(start, updates, initial, bowl(centre)).weights
+    other = descend_weights(start, updates[order], initial[order], bowl(centre)).weights
+    assert other.tolist() == pytest.approx(one[order].tolist(), abs=1e-9)
+
+
+@given(seed=seeds, share=st.floats(0.05, 0.95))
+@settings(max_examples=20)
+def test_splitting_a_client_changes_nothing(seed, share):
+    updates, initial, centre = drawn(seed, 5)
+    start = torch.zeros(5).double()
+    one = descend_weights(start, updates, initial, bowl(centre)).weights
+    halves = torch.cat([initial, initial[:1] * (1 - share)])
+    halves[0] *= share
+    split = descend_weights(start, torch.cat([updates, updates[:1]]), halves, bowl(centre)).weights
+    assert split[:1] + split[-1:] == pytest.approx(one[:1], abs=1e-9)
+    assert split[1:-1].tolist() == pytest.approx(one[1:].tolist(), abs=1e-9)
+    assert split[0].item() == pytest.approx(share * one[0].item(), abs=1e-9)
+
+
+def test_who_only_adds_noise_ends_with_next_to_nothing():
+    generator = torch.Generator().manual_seed(0)
+    honest = torch.eye(1, 50).double() + 0.01 * torch.randn(4, 50, generator=generator)
+    noise = torch.randn(2, 50, generator=generator).double()
+    found = descend_weights(
+        *(torch.zeros(50).double(), torch.cat([honest, noise]), torch.ones(6)),
+        bowl(torch.eye(1, 50).double()[0]),
+        steps=16,
+    )
+    assert float(found.weights[4:].sum()) < 0.01
+    assert found.losses[-1] < 0.01 * found.losses[0]
+
+
+def test_one_client_and_equal_ones_keep_their_weights():
+    alone = descend([[1.0, 2.0]], [5.0, 5.0])
+    assert alone.weights.tolist() == [1.0]
+    equal = descend([[1.0, 2.0]] * 3, [5.0, 5.0], initial=[1.0, 2.0, 1.0])
+    assert equal.weights.tolist() == pytest.approx([0.25, 0.5, 0.25])
+    assert len(equal.losses) == equal.evaluations == 1
+
+
+def test_zero_updates_lead_nowhere():
+    found = descend([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0], initial=[1.0, 3.0])
+    assert found.weights.tolist() == [0.25, 0.75]
+    assert found.losses == (0.5,)
+
+
+def test_an_update_that_does_nothing_has_no_weight_where_others_help():
+    found = descend([[1.0, 0.0], [0.0, 0.0]], [1.0, 0.0], steps=100)
+    assert found.weights.tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
+
+
+def test_who_has_no_weight_gets_none():
+    found = descend([[1.0, 0.0], [-1.0, 0.0], [0.5, 0.0]], [1.0, 0.0], initial=[0.0, 1.0, 1.0])
+    assert found.weights[0] == 0.0
+    assert found.weights[2] > 0.9
+
+
+def test_a_diverging_client_is_left_out():
+    def overflowing(params: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        loss, gradient = bowl(torch.tensor([1.0, 0.0]).double())(params, weights)
+        return (math.nan, gradient * math.nan) if params.abs().max() > 1e6 else (loss, gradient)
+
+    updates = torch.tensor([[1.0, 0.0], [9e14, 0.0], [1e9, 1e9]]).double()
+    found = descend_weights(ZERO, updates, torch.ones(3), overflowing)
+    assert found.weights.tolist() == [1.0, 0.0, 0.0]
+    assert found.losses == (0.0,)
+    with pytest.raises(ValuationError, match="whichever updates") as error:
+        descend_weights(ZERO, updates[1:], torch.ones(2), overflowing)
+    assert not isinstance(error.value, DivergedError)
+    with pytest.raises(DivergedError):
+        descend_weights(ZERO + 1e7, updates[:1], torch.ones(1), overflowing)
+
+
+def test_a_step_into_nan_is_not_taken():
+    def narrow(params: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        loss, gradient = bowl(torch.tensor([1.0, 0.0]).double())(params, weights)
+        return (math.nan if params[0] > 0.7 else loss), gradient
+
+    updates = torch.eye(2).double()
+    found = descend_weights(ZERO, updates, torch.ones(2), narrow)
+    assert 0.6 < found.weights[0] < 0.7
+    assert found.evaluations == 9
+
+
+def test_the_last_loss_is_asked_for_without_a_gradient():
+    asked = []
+    updates, initial, centre = drawn(3, 4)
+
+    def loss_gradient(params: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        asked.append("gradient")
+        return bowl(centre)(params, weights)
+
+    def loss(params: Tensor, weights: Tensor) -> float:
+        asked.append("loss")
+        return bowl(centre)(params, weights)[0]
+
+    start = torch.zeros(5).double()
+    found = descend_weights(start, updates, initial, loss_gradient, loss=loss, steps=3)
+    assert asked == ["gradient"] * 3 + ["loss"]
+    same = descend_weights(start, updates, initial, bowl(centre), steps=3)
+    assert torch.equal(found.weights, same.weights)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"steps": -1}, ConfigError, "steps = -1"),
+        ({"step_size": 0.0}, ConfigError, "step_size = 0.0"),
+        ({"initial": [1.0, -1.0]}, ValuationError, "initial_weights"),
+        ({"initial": [0.0, 0.0]}, ValuationError, "not all 0"),
+        ({"initial": [1.0]}, ValuationError, "2 numbers"),
+        ({"initial": [math.nan, 1.0]}, ValuationError, "initial_weights"),
+    ],
+)
+def test_what_is_no_descent_is_refused(changes, error, words):
+    with pytest.raises(error, match=words):
+        descend([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0], **changes)
