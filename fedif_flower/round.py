@@ -153,6 +153,9 @@ class Aggregation:
         How often the model was evaluated on the validation set.
     losses : tuple of float
         Where the weights descend the validation loss: at the start and after each step taken.
+    applied : Tensor, optional
+        ``[m]``: what the updates were multiplied by in the end, bounds included; ``None`` where the
+        round's step is no sum of updates times coefficients.
     """
 
     weights: Tensor
@@ -162,6 +165,7 @@ class Aggregation:
     accumulative: Tensor | None = None
     evaluations: int = 0
     losses: tuple[float, ...] = ()
+    applied: Tensor | None = None
 
 
 def combine(global_values: Tensor, client_updates: Tensor, weights: Tensor) -> Tensor:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.steps import Step
+
+if TYPE_CHECKING:
+    from fedif_flower.strategies.screened import ScreenedStrategy
 
 
 class StopTraining(Exception):  # noqa: N818 (as StopIteration: no error)
@@ -17,6 +22,15 @@ class Callback:
 
     An exception ends the run, except for :class:`StopTraining`, which ends it in good order.
     """
+
+    def on_start(self, strategy: ScreenedStrategy) -> None:
+        """Look at the strategy before its first round; its model is the one to begin with."""
+
+    def on_replies(self, server_round: int) -> None:
+        """Be told that a round's replies are here; the updates of the last step are lost now."""
+
+    def on_step(self, step: Step) -> None:
+        """Take in the step that a round took; not called for a round that failed."""
 
     def on_round(self, report: RoundReport) -> None:
         """Take in a round's report, once its replies are combined or have failed."""
@@ -30,6 +44,9 @@ class Callback:
             Metrics, which Flower's result holds as ``evaluate_metrics_serverapp``.
         """
         return None
+
+    def on_end(self) -> None:
+        """Be told that there are no more rounds, whether they ended in good order or not."""
 
 
 class OnRound(Callback):

@@ -64,6 +64,7 @@ class FlowerRule(ScreenedStrategy):
     """
 
     keep_arrays = True
+    combines_updates = False
 
     def __init__(self, inner: FlowerFedAvg, *flower: Any, **base: Unpack[BaseArguments]) -> None:
         _require_fit(inner)

@@ -52,6 +52,8 @@ class RoundLoop(Strategy):
     ) -> Result:
         """Run the rounds; the result's rounds are counted from the first process on."""
         self.strategy.model.receive(initial_arrays)  # What cannot be averaged is refused here.
+        for callback in self.strategy.callbacks:
+            callback.on_start(self.strategy)
         try:
             self.start(
                 grid,
@@ -64,6 +66,9 @@ class RoundLoop(Strategy):
             )
         except StopTraining as stop:
             logger.info("stopped: %s", stop)
+        finally:
+            for callback in self.strategy.callbacks:
+                callback.on_end()
         if self._so_far.arrays:
             self._so_far.arrays = self.strategy.model.current(self._so_far.arrays)
         return self._so_far

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from fedif_flower.strategies.reports import log_remarks, round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.strategies.state import Stateful
+from fedif_flower.strategies.steps import Outcome, Step
 from fedif_flower.strategies.summary import SettingsSummary
 from fedif_flower.valuation.step_bounds import StepBounds
 
@@ -98,10 +100,10 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     callbacks : sequence of Callback
-        Told of each round and of each new model, in this order (see
-        :class:`~fedif_flower.strategies.callbacks.Callback`).
+        See :class:`~fedif_flower.strategies.callbacks.Callback`.
     """
 
+    combines_updates = True  # Whether a step is a sum of updates times coefficients.
     default_clipping = 0.0  # What ``update_clipping="auto"`` stands for.
     keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
 
@@ -259,6 +261,8 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         """Screen the replies, weigh them, and combine them into the new model."""
         if not self._asked:
             return None, None
+        for callback in self.callbacks:
+            callback.on_replies(server_round)
         screening = screen_replies(
             replies,
             self._asked,
@@ -281,6 +285,8 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         )
         log_remarks(report)
         for callback in self.callbacks:
+            if outcome.step is not None:
+                callback.on_step(outcome.step)
             callback.on_round(report)
         failed = outcome.aggregation is None
         if not blamed:
@@ -306,11 +312,12 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         the replies as they came, in the order of ``updates``; any error fails the round.
         """
         aggregation = self.weigh(updates)
-        params, buffers = self.bounds.settle(updates, aggregation.weights)
+        step = self.bounds.settle(updates, aggregation.weights)
         counters = largest_counters(updates.counters, aggregation.weights)
-        return ModelVectors(params, buffers, counters), aggregation
+        vectors = ModelVectors(step.params, step.buffers, counters)
+        return vectors, replace(aggregation, applied=step.coefficients)
 
-    def _aggregate(self, server_round: int, screening: Screening, *, blamed: bool) -> _Outcome:
+    def _aggregate(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
         """Advance the global model by the accepted replies, if they allow it."""
         accepted = screening.accepted
         if blamed:
@@ -330,25 +337,19 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             # An unknown error may come from the model that was sent: an older one is known to work.
             suspect = not known or isinstance(error, DivergedError)
             return self._failed(server_round, str(error) if known else repr(error), suspect=suspect)
-        return _Outcome(self.model.advance(vectors), aggregation)
+        nodes = [reply.node for reply in accepted]
+        step = Step(updates, nodes, self.model.vectors, vectors, aggregation)
+        return Outcome(self.model.advance(vectors), aggregation, step=step)
 
     def _failed(
         self, server_round: int, reason: str, *, suspect: bool, level: int = logging.ERROR
-    ) -> _Outcome:
+    ) -> Outcome:
         """Keep the model, or take it back if it is suspected to be the cause."""
         reason = printable(reason)
         logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
-        return _Outcome(self.model.take_back() if suspect else None, None, reason)
+        return Outcome(self.model.take_back() if suspect else None, None, reason)
 
     def _clients_blame_the_model(self, screening: Screening) -> bool:
         """Tell whether most clients raise an error on the model just made, and did not before."""
         newly = [r for r in screening.refused if r.raised and not self.failures.errors(r.node)]
         return not self.model.is_proven and 2 * len(newly) > len(self._asked)
-
-
-class _Outcome(NamedTuple):
-    """What a round led to: a model if it is another one, the weights, or why it failed."""
-
-    arrays: ArrayRecord | None
-    aggregation: Aggregation | None
-    reason: str = ""

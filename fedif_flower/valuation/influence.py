@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedif_flower.devices import fix_threads
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import RoundUpdates
+from fedif_flower.valuation.gradients import LossAndGradient
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.validation import Validation
 
@@ -158,19 +158,9 @@ class InfluenceValuation:
     ) -> None:
         self.validation = validation
         self.weight_normalization = weight_normalization
-        # A thread starts with the number of torch threads that is set at that moment. Unless it
-        # is fixed now, the gradient's last bits depend on what else runs.
-        self._executor = (
-            ThreadPoolExecutor(
-                1,
-                "validation-gradient",
-                initializer=fix_threads,
-                initargs=(torch.get_num_threads(),),
-            )
-            if overlap
-            else None
-        )
-        self._gradient: Future[Tensor] | None = None
+        self.overlap = overlap
+        self._gradients = validation.gradients
+        self._begun: Future[LossAndGradient] | None = None
 
     @property
     def parameter_names(self) -> list[str]:
@@ -184,15 +174,17 @@ class InfluenceValuation:
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Begin with the validation gradient at ``params`` [d]."""
-        if self._executor is not None:
-            self._gradient = self._executor.submit(self.validation.gradient, params, buffers)
+        if self.overlap:
+            self._begun = self._gradients.begin(params, buffers)
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
-        if self._gradient is not None:
-            gradient, self._gradient = self._gradient.result(), None
-        else:
-            gradient = self.validation.gradient(updates.global_params, updates.named_buffers)
+        begun, self._begun = self._begun, None
+        _, gradient = (
+            begun.result()
+            if begun is not None
+            else self._gradients.at(updates.global_params, updates.named_buffers)
+        )
         projections = project_updates(
             updates.client_updates,
             gradient.to(updates.client_updates.device),

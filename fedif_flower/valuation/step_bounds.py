@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,18 @@ TOLERANCE = 0.02
 WARY_ROUNDS = 10
 HALVINGS = 4
 
-Model = tuple[Tensor, Tensor]  # Parameters [d] and buffers [b].
 logger = logging.getLogger(__name__)
+
+
+class BoundedStep(NamedTuple):
+    """Where a round leads: parameters ``[d]``, buffers ``[b]``, and the coefficients applied.
+
+    ``coefficients`` [m] are what the updates of the parameters were multiplied by.
+    """
+
+    params: Tensor
+    buffers: Tensor
+    coefficients: Tensor
 
 
 class StepBounds:
@@ -68,8 +78,8 @@ class StepBounds:
         self._least = math.inf
         self._wary_until = 0
 
-    def settle(self, updates: RoundUpdates, weights: Tensor) -> Model:
-        """Return the parameters ``[d]`` and buffers ``[b]`` that a round leads to by itself.
+    def settle(self, updates: RoundUpdates, weights: Tensor) -> BoundedStep:
+        """Return where a round leads by itself, and by which coefficients.
 
         Parameters
         ----------
@@ -86,12 +96,15 @@ class StepBounds:
         factors, buffer_factors = self.factors(updates)
         for_buffers = weights * buffer_factors
 
-        def move(factors: Tensor) -> Model:
-            return moved(updates, weights * factors, for_buffers)
+        def move(factors: Tensor) -> BoundedStep:
+            coefficients = weights * factors
+            return BoundedStep(*moved(updates, coefficients, for_buffers), coefficients)
 
         if self.validation is None:
             return move(factors)
-        before = (updates.global_params.cpu(), updates.global_buffers.cpu())
+        before = BoundedStep(
+            updates.global_params.cpu(), updates.global_buffers.cpu(), torch.zeros_like(weights)
+        )
         if self._first is None or not math.isfinite(self._first):
             self._first = self._least = self._loss(updates, before)
         if updates.server_round > self._wary_until:
@@ -122,7 +135,9 @@ class StepBounds:
         usual = usual_length(squared_norms.sqrt())
         return clipping_factors(squared_norms, self.lengths.multiple * usual)
 
-    def _warily(self, updates: RoundUpdates, move: Callable[[Tensor], Model]) -> Model | None:
+    def _warily(
+        self, updates: RoundUpdates, move: Callable[[Tensor], BoundedStep]
+    ) -> BoundedStep | None:
         assert self.validation is not None
         self.momentum.restart()
         gradient = self.validation.gradient(updates.global_params, updates.named_buffers)
@@ -144,22 +159,20 @@ class StepBounds:
         )
         return None
 
-    def _keeps(self, updates: RoundUpdates, model: Model) -> bool:
+    def _keeps(self, updates: RoundUpdates, model: BoundedStep) -> bool:
         """Tell whether a model's loss is within the bound, and remember it if it is."""
         assert self._first is not None
-        params, buffers = model
-        params = self.momentum.moved(updates.global_params.cpu(), params)
-        loss = self._loss(updates, (params, buffers))
+        params = self.momentum.moved(updates.global_params.cpu(), model.params)
+        loss = self._loss(updates, model._replace(params=params))
         kept = loss <= self._least + self.tolerance * abs(self._first)
         if kept:
             self._least = min(self._least, loss)
         # Where no loss was ever finite there is nothing to keep.
         return kept or not math.isfinite(self._first)
 
-    def _loss(self, updates: RoundUpdates, model: Model) -> float:
+    def _loss(self, updates: RoundUpdates, model: BoundedStep) -> float:
         assert self.validation is not None
-        params, buffers = model
-        return self.validation.loss(params, updates.split_buffers(buffers))
+        return self.validation.loss(model.params, updates.split_buffers(model.buffers))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 from threading import Lock
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import DivergedError, ValuationError
+from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.modules import (
     fastest_memory_format,
     keep_freed_memory,
@@ -26,6 +27,7 @@ from fedif_flower.tasks.modules import (
 from fedif_flower.valuation.batches import first_few, map_tensors, read_batches, to_device
 from fedif_flower.valuation.drafts import AccuracyDraft, has_fast_bfloat16
 from fedif_flower.valuation.flat_model import FlatModel
+from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
 from fedif_flower.valuation.objective import (
     BatchLoss,
     BatchObjective,
@@ -240,24 +242,26 @@ class Validation:
         DivergedError
             If the gradient is not finite.
         """
-        _, gradient = self.loss_and_gradient(params, buffers)
-        if not bool(torch.isfinite(gradient).all()):
-            raise DivergedError("the validation gradient is not finite: the model has diverged")
-        return gradient
+        return self.loss_and_gradient(params, buffers).checked().gradient
+
+    @cached_property
+    def gradients(self) -> SharedGradients:
+        """What takes :meth:`gradient` in the background for all who need it."""
+        return SharedGradients(self)
 
     def loss_and_gradient(
         self, params: Tensor, buffers: Mapping[str, Tensor] | None = None
-    ) -> tuple[float, Tensor]:
+    ) -> LossAndGradient:
         """Return loss and gradient ``[d]`` at ``params`` [d] from one pass; either may be NaN."""
-        mean = torch.zeros((), device=self.device)
         with self._loaded(params, buffers):
             total = self._model.zero_gradient()
+            mean = torch.zeros((), dtype=total.dtype, device=self.device)
             for batch, size in self._batches:
                 loss = self._objective.loss(self._model.module, batch) * (size / self.num_examples)
                 loss.backward()  # type: ignore[no-untyped-call]
                 mean += loss.detach()
             gradient = total.clone()
-        return float(mean), gradient
+        return LossAndGradient(float(mean), gradient)
 
     def evaluate(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Evaluation:
         """Return loss, accuracy and score at ``params`` [d] from one pass over the data."""

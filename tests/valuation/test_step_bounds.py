@@ -34,7 +34,7 @@ def settle(bounds: StepBounds, server_round: int, start: float, *steps: float) -
     """Return where equal weights lead from ``start``."""
     updates = torch.tensor(steps).unsqueeze(1)
     m = len(steps)
-    params, buffers = bounds.settle(
+    params, buffers, _ = bounds.settle(
         RoundUpdates(
             server_round=server_round,
             client_ids=tuple(range(m)),

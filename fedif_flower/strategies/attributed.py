@@ -1,0 +1,75 @@
+"""What path attribution says of a round: who brought how much of its decrease of the loss about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ClientAttribution:
+    """What one client contributed to one round's step.
+
+    Attributes
+    ----------
+    partition_id, client_id : int
+        Who.
+    coefficient : float
+        What its update of this round was multiplied by; 0 for a client that sent none, but whose
+        earlier updates are part of the step (server momentum).
+    contribution : float
+        In the unit of the validation loss (nats); positive: it lowered the loss.
+    classes : tuple of float
+        The part of it that comes from each class's examples; they sum to ``contribution``.
+    """
+
+    partition_id: int
+    client_id: int
+    coefficient: float
+    contribution: float
+    classes: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class RoundAttribution:
+    """One round: the validation loss before and after, and what each client contributed.
+
+    A round that failed has no clients, nor has one whose step was taken back or led to where the
+    loss is not finite.
+    """
+
+    server_round: int
+    loss_before: float
+    loss_after: float
+    clients: tuple[ClientAttribution, ...] = ()
+
+    @property
+    def decrease(self) -> float:
+        """By how much the loss fell; 0 where one of the two is not finite."""
+        fell = self.loss_before - self.loss_after
+        return fell if math.isfinite(fell) else 0.0
+
+    @property
+    def attributed(self) -> float:
+        """The sum of the clients' contributions."""
+        return math.fsum(client.contribution for client in self.clients)
+
+    @property
+    def remainder(self) -> float:
+        """What nobody is credited with.
+
+        The error of the quadrature rule, what changes of buffers (batch-norm statistics) did, and
+        of a server's momentum what has faded.
+        """
+        return self.decrease - self.attributed
+
+
+def round_from(state: Mapping[str, Any]) -> RoundAttribution:
+    """Return a round from its dict."""
+    clients = [
+        ClientAttribution(**{**client, "classes": tuple(client["classes"])})
+        for client in state["clients"]
+    ]
+    return RoundAttribution(**{**state, "clients": tuple(clients)})

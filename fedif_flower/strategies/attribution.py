@@ -1,0 +1,317 @@
+"""Path attribution beside a federation: what each client contributed to each round's step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import ConfigError, require
+from fedif_flower.messages.text import printable
+from fedif_flower.round import BufferNames, ModelVectors
+from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution, round_from
+from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.carried import CarriedUpdates, Member, Part
+from fedif_flower.strategies.global_model import GlobalModel
+from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.steps import Step
+from fedif_flower.valuation.classes import class_validations
+from fedif_flower.valuation.gradients import LossAndGradient
+from fedif_flower.valuation.path import contributions, find_quadrature, slopes
+from fedif_flower.valuation.validation import Validation
+
+AttributionRule = Literal["trapezoid", "simpson", "gauss2"]
+RULES: tuple[AttributionRule, ...] = get_args(AttributionRule)
+logger = logging.getLogger(__name__)
+
+
+OnAttribution = Callable[[RoundAttribution], object]
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A round that is still to be attributed; without parts, it failed."""
+
+    server_round: int
+    before: ModelVectors
+    after: ModelVectors
+    parts: tuple[Part, ...]
+    names: BufferNames
+    ends: tuple[Future[LossAndGradient], Future[LossAndGradient]]  # At the two models.
+
+
+class PathAttribution(Callback):
+    r"""Attributes the decrease of the validation loss to the clients, round by round.
+
+    Formula: :func:`~fedif_flower.valuation.path.path_attribution`, with the coefficients that were
+    really applied. It works with every strategy whose step is a sum of updates times coefficients.
+    Gradients are taken in the background while the next round's clients train, and FedIF's own is
+    shared: beside FedIF the trapezoid costs no gradient but one at the end of the run, Simpson's
+    rule one a round and two Gauss-Legendre nodes two; beside other strategies, one a round more.
+    Buffers are interpolated along the path; what they change is part of the remainder.
+
+    Parameters
+    ----------
+    validation : Validation
+        The server's held-out set D' with model and loss; give a strategy that has one the same
+        object.
+    rule : {"trapezoid", "simpson", "gauss2"}
+        The quadrature rule.
+    per_class : bool
+        Also split each contribution by the validation examples' classes. It takes a backward pass
+        over each class's examples at each node of the rule.
+    on_attribution : callable, optional
+        Called with each :class:`RoundAttribution` in the order of the rounds, once the next
+        round's replies are here, and at the end of the run.
+
+    Attributes
+    ----------
+    rounds : list of RoundAttribution
+        The rounds so far.
+
+    Raises
+    ------
+    ConfigError
+        If the rule is unknown, or ``per_class`` and the validation set has no classes.
+
+    Examples
+    --------
+    >>> attribution = PathAttribution(validation, "simpson")            # doctest: +SKIP
+    >>> strategy = FedIF(validation, callbacks=[attribution])           # doctest: +SKIP
+    >>> strategy.start(grid, arrays)                                    # doctest: +SKIP
+    >>> attribution.contributions                                       # doctest: +SKIP
+    {'partition 0 (node 12345678..)': 0.31, ...}
+    """
+
+    def __init__(
+        self,
+        validation: Validation,
+        rule: str = "simpson",
+        *,
+        per_class: bool = False,
+        on_attribution: OnAttribution | None = None,
+    ) -> None:
+        require(rule in RULES, "rule", rule, ", ".join(RULES))
+        self.validation = validation
+        self.rule = rule
+        self.quadrature = find_quadrature(rule)
+        self.rounds: list[RoundAttribution] = []
+        self._classes = class_validations(validation) if per_class else []
+        self._on_attribution = on_attribution
+        self._gradients = validation.gradients
+        self._strategy: ScreenedStrategy | None = None
+        self._sent: ModelVectors | None = None
+        self._pending: tuple[_Taken, Future[RoundAttribution]] | None = None
+        self._carried = CarriedUpdates()
+        self._carried_after = {0: self._carried}  # By round: of the last two.
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes contributions are split by; 0: they are not."""
+        return len(self._classes)
+
+    @property
+    def contributions(self) -> dict[str, float]:
+        """Each client's sum over the rounds so far, by what logs call it, the largest first."""
+        sums: dict[int, float] = {}
+        for client in (client for found in self.rounds for client in found.clients):
+            sums[client.client_id] = sums.get(client.client_id, 0.0) + client.contribution
+        label = self._strategy.nodes.label if self._strategy else str
+        return {label(i): sums[i] for i in sorted(sums, key=sums.__getitem__, reverse=True)}
+
+    def on_start(self, strategy: ScreenedStrategy) -> None:
+        """Begin with the gradient at the first model.
+
+        Raises
+        ------
+        ConfigError
+            If the strategy's step is no sum of updates times coefficients, or its vector is not
+            that of the validation set.
+        """
+        if not strategy.combines_updates:
+            raise ConfigError(
+                f"{type(strategy).__name__} combines coordinate by coordinate: no update has a "
+                "coefficient by which its part could be told, so it cannot be attributed"
+            )
+        trained = [spec.name for spec in strategy.model.layout.trainable]
+        if trained != self.validation.parameter_names:
+            raise ConfigError(
+                "the strategy does not train the parameters of the validation set's model; give "
+                "it trainable_keys=validation.parameter_names"
+            )
+        self._strategy = strategy
+        self._begin(strategy.model.vectors)
+
+    def on_replies(self, server_round: int) -> None:  # noqa: ARG002
+        """Finish the round before, whose updates are about to be overwritten."""
+        self.settle()
+        self._sent = self._model.vectors
+
+    def on_step(self, step: Step) -> None:
+        """Begin with the round's gradients."""
+        applied, carried = step.aggregation.applied, step.aggregation.carried
+        if applied is None:
+            raise ConfigError(
+                f"{type(self._strategy).__name__} does not say which coefficients it applied "
+                "(Aggregation.applied): its rounds cannot be attributed"
+            )
+        members = tuple(Member(node.partition_id, node.client_id) for node in step.nodes)
+        own = Part(members, applied.cpu(), step.updates.client_updates)
+        earlier = self._carried.faded(carried)
+        self._carried = earlier.joined(own) if carried else earlier
+        self._attribute(step.updates.server_round, step.before, step.after, (*earlier, own))
+
+    def on_round(self, report: RoundReport) -> None:
+        """Take note of a round that failed; its model may have been taken back."""
+        if report.failed:
+            assert self._sent is not None  # on_replies
+            self._attribute(report.server_round, self._sent, self._model.vectors)
+
+    def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
+        """Remember what is carried into the next round, for a checkpoint."""
+        self._carried_after = dict(list(self._carried_after.items())[-1:])
+        self._carried_after[server_round] = self._carried
+
+    def on_end(self) -> None:
+        """Finish the last round."""
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for the round that is still to be attributed, and tell of it."""
+        if self._pending is None:
+            return
+        (taken, future), self._pending = self._pending, None
+        found = future.result()
+        if taken.parts and self._model.vectors.params is not taken.after.params:
+            logger.warning("round %d: its step was taken back", taken.server_round)
+            found = RoundAttribution(taken.server_round, found.loss_before, found.loss_before)
+        self.rounds.append(found)
+        if self._on_attribution is not None:
+            self._on_attribution(found)
+
+    def state_dict(self, last_round: int) -> dict[str, Any]:
+        """Return the rounds up to one whose model was looked at, and what is carried on.
+
+        It waits for the round that is still to be attributed.
+        """
+        self.settle()
+        return {
+            "rule": self.rule,
+            "num_classes": self.num_classes,
+            "rounds": [asdict(found) for found in self.rounds if found.server_round <= last_round],
+            "carried": self._carried_after.get(last_round, CarriedUpdates()).state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], last_round: int) -> None:
+        """Take over what :meth:`state_dict` returned.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError
+            If it is not of this rule, or not of the rounds 1 to ``last_round``.
+        """
+        theirs, ours = (state["rule"], state["num_classes"]), (self.rule, self.num_classes)
+        if theirs != ours:
+            raise ValueError(f"its attribution is {theirs}, not {ours}")
+        rounds = [round_from(found) for found in state["rounds"]]
+        if [found.server_round for found in rounds] != list(range(1, last_round + 1)):
+            raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
+        self.rounds = rounds
+        self._carried = CarriedUpdates.from_state(state["carried"])
+        self._carried_after = {last_round: self._carried}
+
+    def _begin(self, vectors: ModelVectors) -> Future[LossAndGradient]:
+        return self._gradients.begin(vectors.params, self._model.layout.named_buffers(vectors))
+
+    def _attribute(
+        self,
+        server_round: int,
+        before: ModelVectors,
+        after: ModelVectors,
+        parts: tuple[Part, ...] = (),
+    ) -> None:
+        """Let the gradients' thread attribute a round."""
+        ends = self._begin(before), self._begin(after)
+        taken = _Taken(server_round, before, after, parts, self._model.layout, ends)
+        self._pending = taken, self._gradients.submit(lambda: self._evaluate(taken))
+
+    def _evaluate(self, taken: _Taken) -> RoundAttribution:
+        """Return a round's attribution; where the path leads out of what is finite, none."""
+        losses = [_loss(end) for end in taken.ends]
+        clients: tuple[ClientAttribution, ...] = ()
+        if taken.parts and all(map(math.isfinite, losses)):
+            try:
+                clients = self._clients(taken)
+            except Exception as error:  # out of a user's model or loss, as likely as not
+                reason = printable(str(error))
+                logger.error("round %d cannot be attributed: %s", taken.server_round, reason)
+        elif taken.parts:
+            logger.error("round %d cannot be attributed: no finite loss", taken.server_round)
+        return RoundAttribution(taken.server_round, losses[0], losses[1], clients)
+
+    def _clients(self, taken: _Taken) -> tuple[ClientAttribution, ...]:
+        """Return what each client contributed; one that also sent earlier updates has one sum."""
+        at_nodes = [self._slopes(taken, node) for node in self.quadrature.nodes]
+        coefficients: dict[Member, float] = {}
+        sums: dict[Member, Tensor] = {}
+        for index, part in enumerate(taken.parts):
+            slopes_of_part = torch.stack([node[index] for node in at_nodes])  # [nodes, 1 + c, m]
+            found = torch.stack(
+                [contributions(s, part.applied, self.quadrature) for s in slopes_of_part.unbind(1)],
+                dim=1,
+            )  # [m, 1 + c]
+            is_own = index == len(taken.parts) - 1
+            for member, row, applied in zip(
+                part.members, found, part.applied.tolist(), strict=True
+            ):
+                sums[member] = sums.get(member, torch.zeros_like(row)) + row
+                coefficients[member] = applied if is_own else 0.0
+        return tuple(
+            ClientAttribution(*member, coefficients[member], total, tuple(classes))
+            for member in sorted(sums)
+            for total, *classes in [sums[member].tolist()]
+        )
+
+    def _slopes(self, taken: _Taken, node: float) -> list[Tensor]:
+        """Return, for each part, how fast the loss falls along its updates: ``[1 + c, m]``."""
+        vectors = _between(taken, node)
+        buffers = taken.names.named_buffers(vectors)
+        gradients = [
+            taken.ends[int(node)].result().gradient
+            if node in (0.0, 1.0)
+            else self.validation.gradient(vectors.params, buffers)
+        ]
+        for one_class in self._classes:
+            share = one_class.num_examples / self.validation.num_examples
+            gradients.append(one_class.gradient(vectors.params, buffers) * share)
+        return [torch.stack([slopes(part.updates, g) for g in gradients]) for part in taken.parts]
+
+    @property
+    def _model(self) -> GlobalModel:
+        assert self._strategy is not None  # on_start
+        return self._strategy.model
+
+
+def _loss(end: Future[LossAndGradient]) -> float:
+    """Return the loss at one of the two models; NaN where the model has diverged."""
+    # Whatever it is that a user's loss raises, the round before was combined without it.
+    return math.nan if end.exception() else end.result().loss
+
+
+def _between(taken: _Taken, node: float) -> ModelVectors:
+    """Return the model at a point of the way from the old one, 0, to the new one, 1."""
+    if node in (0.0, 1.0):
+        return taken.after if node else taken.before
+    before, after = taken.before, taken.after
+    return ModelVectors(
+        torch.lerp(before.params, after.params, node),
+        torch.lerp(before.buffers, after.buffers, node),
+        after.counters,
+    )

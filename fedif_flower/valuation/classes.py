@@ -1,0 +1,67 @@
+"""A validation set taken apart by the classes of its examples."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.valuation.batches import describe, map_tensors
+from fedif_flower.valuation.validation import Validation
+
+
+def class_validations(validation: Validation) -> list[Validation]:
+    r"""Return the same validation on the examples of each class, in the order of the classes.
+
+    .. math:: \ell(w, D') = \sum_c \frac{|D'_c|}{|D'|} \ell(w, D'_c)
+
+    with :math:`D'_c` the examples of class c: gradients on the parts add up to the whole one's. All
+    use the one copy of the model.
+
+    Parameters
+    ----------
+    validation : Validation
+        On batches ``(inputs, targets)`` with integer targets ``[n]``, each number from 0 to the
+        highest among them.
+
+    Raises
+    ------
+    ValuationError
+        If the targets are no classes, or a class has no example.
+    """
+    if "accuracy" not in validation.metrics:
+        raise ValuationError("the validation set has no classes to tell contributions apart by")
+    targets = torch.cat([batch.content[-1].cpu() for batch in validation._batches])
+    missing = set(range(int(targets.max()) + 1)) - set(targets.tolist())
+    if missing or int(targets.min()) < 0:
+        raise ValuationError(
+            f"the validation set has no example of the classes {sorted(missing)}; contributions "
+            "by class need one of each"
+        )
+    return [_only(validation, label) for label in range(int(targets.max()) + 1)]
+
+
+def _only(validation: Validation, label: int) -> Validation:
+    """Return the validation on the examples of one class."""
+    part = copy.copy(validation)
+    part._batches = [
+        batch._replace(content=_rows(batch.content, chosen), size=int(chosen.sum()))
+        for batch in validation._batches
+        if bool((chosen := batch.content[-1] == label).any())
+    ]
+    part.num_examples = sum(batch.size for batch in part._batches)
+    return part
+
+
+def _rows(content: Any, chosen: Tensor) -> Any:
+    """Return the chosen examples of a batch."""
+
+    def pick(tensor: Tensor) -> Tensor:
+        if len(tensor) != len(chosen):
+            raise ValuationError(f"a batch has {describe(tensor)} beside {len(chosen)} targets")
+        return tensor[chosen]
+
+    return map_tensors(pick, content)
