@@ -19,11 +19,13 @@ if TYPE_CHECKING:
         InfluenceDescent,
         Krum,
         LeaveOneOut,
+        PathAttribution,
         SFedAvg,
         ShapFed,
     )
     from fedif_flower.valuation import Validation, round_influence
     from fedif_flower.valuation.ledger import ContributionLedger, min_max
+    from fedif_flower.valuation.path import path_attribution
 
 __all__ = [
     "RFA",
@@ -39,14 +41,16 @@ __all__ = [
     "InfluenceDescent",
     "Krum",
     "LeaveOneOut",
+    "PathAttribution",
     "SFedAvg",
     "ShapFed",
     "Validation",
     "min_max",
+    "path_attribution",
     "round_influence",
 ]
 
-_ROOMS = ("strategies", "valuation", "valuation.ledger")
+_ROOMS = ("strategies", "valuation", "valuation.ledger", "valuation.path")
 
 
 def __getattr__(name: str) -> object:

@@ -21,6 +21,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
+from fedif_flower.run.attribution import RecordedAttribution
 from fedif_flower.run.backdoor import triggered_test
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
@@ -216,9 +217,14 @@ def _run_federation(
     arrays = model_arrays(server.model)
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1)
     strategy = build_strategy(server)
-    run = ResumableRun(checkpoints, strategy, recorder, every=config.checkpoint_every)
+    attributed = config.attribution != "off"
+    attribution = RecordedAttribution(config, server.validation) if attributed else None
+    run = ResumableRun(
+        checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
+    )
     evaluation = ServerEvaluation(server.validation, server.test, recorder, server.triggered)
-    strategy.callbacks += [recorder, evaluation, *callbacks, run]
+    own = [recorder, evaluation] if attribution is None else [recorder, evaluation, attribution]
+    strategy.callbacks += [*own, *callbacks, run]
     if checkpoint is None:
         checkpoints.remove_after(-1)
     else:
@@ -242,7 +248,9 @@ def _run_federation(
         raise
     final = result.arrays if len(result.arrays) else arrays
     summary = recorder.finish(final.to_torch_state_dict())
-    write_report(recorder, summary)
+    if attribution is not None:
+        summary["attribution"] = attribution.sums()
+    write_report(recorder, summary, attribution.rounds if attribution else ())
     for what, count in troubles(summary):
         logger.warning("%s: %s", what, count)
     return recorder.run_dir

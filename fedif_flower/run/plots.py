@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.storage import write_atomically
+from fedif_flower.strategies.attributed import RoundAttribution
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,32 +39,61 @@ def plot_accuracy(rounds: Sequence[RoundRow], path: Path, title: str) -> None:
     save_figure(figure, path)
 
 
-def plot_contributions(clients: Sequence[ClientRow], num_rounds: int, path: Path) -> bool:
-    """Draw each client's contribution over the rounds; ``False`` if there are none."""
+def plot_scores(clients: Sequence[ClientRow], num_rounds: int, path: Path) -> bool:
+    """Draw each client's weight score over the rounds; ``False`` if there are none."""
     series: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    malicious: dict[int, bool] = {}
     for row in clients:
         if row.contribution is not None:
             series[row.client_id].append((row.round, row.contribution))
-            malicious[row.client_id] = row.malicious
+    title = "Weight score of each client that took part"
+    labels = r"weight score $\Omega$", title
+    return _plot_members(series, _marks(clients), num_rounds, labels, path)
+
+
+def plot_attribution(
+    attributed: Iterable[RoundAttribution],
+    clients: Sequence[ClientRow],
+    num_rounds: int,
+    path: Path,
+) -> bool:
+    """Draw the sum of each client's contributions over the rounds; ``False`` if there are none."""
+    series: dict[int, list[tuple[int, float]]] = defaultdict(lambda: [(0, 0.0)])
+    for found in attributed:
+        for client in found.clients:
+            so_far = series[client.client_id]
+            so_far.append((found.server_round, so_far[-1][1] + client.contribution))
+    title = "Contribution of each client, summed over its rounds"
+    labels = "decrease of the validation loss, nats", title
+    return _plot_members(series, _marks(clients), num_rounds, labels, path)
+
+
+def _marks(clients: Iterable[ClientRow]) -> dict[int, bool]:
+    """Return which clients are marked malicious."""
+    return {row.client_id: row.malicious for row in clients}
+
+
+def _plot_members(
+    series: Mapping[int, Sequence[tuple[int, float]]],
+    malicious: Mapping[int, bool],
+    num_rounds: int,
+    labels: tuple[str, str],
+    path: Path,
+) -> bool:
+    """Draw a line for each client, coloured by its mark; ``False`` if there are none."""
     if not series:
         return False
     figure = new_figure()
     axes = figure.subplots()
     for client_id, points in series.items():
-        # Between its rounds a client keeps its contribution.
+        # Between its rounds a client keeps its value.
         steps = [*points, (num_rounds, points[-1][1])]
         colour = MALICIOUS if malicious[client_id] else HONEST
         axes.step(*zip(*steps, strict=True), where="post", color=colour, alpha=0.45, linewidth=0.9)
     for colour, label, marked in ((HONEST, "honest", False), (MALICIOUS, "malicious", True)):
-        count = sum(flag is marked for flag in malicious.values())
+        count = sum(malicious[client_id] is marked for client_id in series)
         if count:
             axes.plot([], [], color=colour, label=f"{label} ({count} clients)")
-    axes.set(
-        xlabel="round",
-        ylabel=r"contribution $\Omega$",
-        title="Contribution of each client that took part",
-    )
+    axes.set(xlabel="round", ylabel=labels[0], title=labels[1])
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left")
     save_figure(figure, path)

@@ -37,8 +37,11 @@ RESULT_FILES = (
     "names.csv",
     "rounds.csv",
     "clients.csv",
+    "attribution.csv",
+    "attribution_rounds.csv",
     "model.pt",
     "accuracy.png",
+    "attribution.png",
     "contributions.png",
     "report.md",
 )

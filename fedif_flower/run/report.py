@@ -11,57 +11,39 @@ from rich.console import Console
 from rich.table import Table
 
 from fedif_flower.errors import TrainingFailedError
-from fedif_flower.run.plots import plot_accuracy, plot_contributions
+from fedif_flower.run.members import member_table
+from fedif_flower.run.plots import plot_accuracy, plot_attribution, plot_scores
 from fedif_flower.run.recorder import RunRecorder
-from fedif_flower.run.rows import ClientRow
 from fedif_flower.storage import write_atomically
+from fedif_flower.strategies.attributed import RoundAttribution, sums_by_client
 
 REPORT, SUMMARY = "report.md", "summary.json"
 
 
-def write_report(recorder: RunRecorder, summary: Mapping[str, Any]) -> None:
-    """Write pictures, ``report.md`` and, last of all, ``summary.json``."""
+def write_report(
+    recorder: RunRecorder, summary: Mapping[str, Any], attributed: Sequence[RoundAttribution] = ()
+) -> None:
+    """Write pictures, ``report.md`` and, last of all, ``summary.json``.
+
+    ``attributed`` are the run's rounds, where it attributed them.
+    """
     run_dir, config = recorder.run_dir, recorder.config
     title = f"{config.strategy} on {config.dataset}, attack: {config.attack}"
     plot_accuracy(recorder.rounds, run_dir / "accuracy.png", title)
-    drawn = plot_contributions(
-        recorder.clients, config.num_server_rounds, run_dir / "contributions.png"
-    )
+    last = config.num_server_rounds
+    by_score = plot_scores(recorder.clients, last, run_dir / "contributions.png")
+    by_loss = plot_attribution(attributed, recorder.clients, last, run_dir / "attribution.png")
     lines = [f"# {title}", "", "| figure | value |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_rows(summary)]
     lines += ["", "![accuracy over rounds](accuracy.png)", ""]
-    if drawn:
-        lines += ["![contributions over rounds](contributions.png)", ""]
-    lines += member_table(recorder.clients)
+    if by_loss:
+        lines += ["![attributed contributions over rounds](attribution.png)", ""]
+    if by_score:
+        lines += ["![weight scores over rounds](contributions.png)", ""]
+    contributed = sums_by_client(attributed) if attributed else None
+    lines += member_table(recorder.clients, contributed, config.gamma)
     write_atomically(run_dir / REPORT, "\n".join(lines) + "\n")
     recorder.complete(summary)
-
-
-def member_table(clients: Sequence[ClientRow]) -> list[str]:
-    """Return a Markdown table with what each member contributed, the best first."""
-    members: dict[int, list[ClientRow]] = {}
-    for row in clients:
-        members.setdefault(row.client_id, []).append(row)
-    ranked = sorted(members.values(), key=_rank)
-    lines = [
-        "## Members",
-        "",
-        "Contribution is the smoothed score Omega after the member's last round; accumulative",
-        "influence the paper's INF; weight the sum of its aggregation weights over its rounds.",
-        "",
-        "| partition | node | rounds | refused | contribution | accumulative influence "
-        "| weight | marked |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for rows in ranked:
-        lines += [
-            f"| {rows[-1].partition_id} | {rows[-1].client_id} | {len(rows)} "
-            f"| {sum(bool(row.rejection) for row in rows)} "
-            f"| {_shown(rows, 'contribution')} | {_shown(rows, 'accumulative_influence')} "
-            f"| {sum(row.weight or 0.0 for row in rows):.3f} "
-            f"| {'malicious' if rows[-1].malicious else ''} |"
-        ]
-    return lines
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -76,6 +58,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("test accuracy", _percent(summary["test_accuracy"])),
         ("validation accuracy", _percent(summary["validation_accuracy"])),
         *backdoor,
+        *_gained(summary),
         ("weight of malicious clients", _percent(summary["malicious_weight_share"])),
         ("detection AUC", _number(summary["detection_auc"], ".3f")),
         ("training, s per client and round", _number(training, ".4f")),
@@ -124,18 +107,12 @@ def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return shown
 
 
-def _rank(rows: Sequence[ClientRow]) -> tuple[float, int, int]:
-    return -_last(rows, "contribution"), rows[-1].partition_id, rows[-1].client_id
-
-
-def _last(rows: Sequence[ClientRow], name: str) -> float:
-    values = [value for row in rows if (value := getattr(row, name)) is not None]
-    return float(values[-1]) if values else float("-inf")
-
-
-def _shown(rows: Sequence[ClientRow], name: str) -> str:
-    value = _last(rows, name)
-    return "" if value == float("-inf") else f"{value:.4f}"
+def _gained(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return by how much the validation loss fell, and how much of that has an owner."""
+    if (sums := summary.get("attribution")) is None:
+        return []
+    fell = f"{sums['decrease']:.4f} nats, of which {sums['attributed']:.4f} are attributed"
+    return [("decrease of the validation loss", fell)]
 
 
 def _percent(value: float | None) -> str:

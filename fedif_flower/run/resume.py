@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.run.attribution import RecordedAttribution
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.strategies.callbacks import Callback
@@ -35,6 +36,8 @@ class ResumableRun(Callback):
         Its lines are kept: a run that goes on has each round once.
     every : int
         Save every so many rounds, and after the last; 0: never.
+    attribution : RecordedAttribution, optional
+        Its rounds are kept as the records are.
     """
 
     def __init__(
@@ -44,11 +47,13 @@ class ResumableRun(Callback):
         recorder: RunRecorder,
         *,
         every: int,
+        attribution: RecordedAttribution | None = None,
     ) -> None:
         self.folder = folder
         self.strategy = strategy
         self.recorder = recorder
         self.every = every
+        self.attribution = attribution
         self.num_rounds = recorder.config.num_server_rounds
         self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
         self._saved = 0
@@ -88,9 +93,20 @@ class ResumableRun(Callback):
             self._meet_nodes(grid)
         with _refusing(checkpoint):
             self.recorder.load_state_dict(checkpoint.records, checkpoint.server_round)
+            if self.attribution is not None:
+                self._restore_attribution(checkpoint, self.attribution)
         self.folder.remove_after(checkpoint.server_round)
         logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
         return arrays
+
+    def _restore_attribution(
+        self, checkpoint: Checkpoint, attribution: RecordedAttribution
+    ) -> None:
+        """Go on with the rounds attributed so far."""
+        state = checkpoint.records.get("attribution")
+        if state is None:
+            raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
+        attribution.load_state_dict(state, checkpoint.server_round)
 
     def _read_arrays(self, checkpoint: Checkpoint, initial: ArrayRecord) -> ArrayRecord:
         """Return a checkpoint's model if it is one of this run."""
@@ -128,13 +144,16 @@ class ResumableRun(Callback):
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure
         server_round, arrays, strategy = self._last
+        records = self.recorder.state_dict(server_round)
+        if self.attribution is not None:
+            records["attribution"] = self.attribution.state_dict(server_round)
         self.folder.save(
             Checkpoint(
                 server_round=server_round,
                 settings=self.folder.settings,
                 arrays=arrays.to_torch_state_dict(),
                 strategy=strategy,
-                records=self.recorder.state_dict(server_round),
+                records=records,
             )
         )
         self._saved = server_round

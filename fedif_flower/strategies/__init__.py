@@ -1,6 +1,7 @@
 """Thin Flower strategies: they translate between messages and the maths."""
 
 from fedif_flower.strategies.afedsv import AFedSV
+from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.strategies.fedadp import FedAdp
 from fedif_flower.strategies.fedavg import FedAvg
@@ -31,6 +32,7 @@ __all__ = [
     "InfluenceDescent",
     "Krum",
     "LeaveOneOut",
+    "PathAttribution",
     "SFedAvg",
     "ScreenedStrategy",
     "ShapFed",

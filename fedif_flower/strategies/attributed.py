@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -36,8 +36,9 @@ class ClientAttribution:
 class RoundAttribution:
     """One round: the validation loss before and after, and what each client contributed.
 
-    A round that failed has no clients, nor has one whose step was taken back or led to where the
-    loss is not finite.
+    A round that failed has no clients, nor has one whose step led to where the loss is not finite.
+    If a failed round took back the step before it, the contributions to that step are in it with
+    the other sign: contributions always add up to what the model has gained.
     """
 
     server_round: int
@@ -64,6 +65,24 @@ class RoundAttribution:
         of a server's momentum what has faded.
         """
         return self.decrease - self.attributed
+
+
+def taken_back(client: ClientAttribution) -> ClientAttribution:
+    """Return what a client contributes to a step back along the one it contributed to."""
+    return replace(
+        client,
+        coefficient=-client.coefficient,
+        contribution=-client.contribution,
+        classes=tuple(-value for value in client.classes),
+    )
+
+
+def sums_by_client(rounds: Iterable[RoundAttribution]) -> dict[int, float]:
+    """Return each client's contributions summed over rounds, by its lasting id."""
+    sums: dict[int, float] = {}
+    for client in (client for found in rounds for client in found.clients):
+        sums[client.client_id] = sums.get(client.client_id, 0.0) + client.contribution
+    return sums
 
 
 def round_from(state: Mapping[str, Any]) -> RoundAttribution:

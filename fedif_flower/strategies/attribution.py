@@ -6,16 +6,22 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError, require
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.text import printable
 from fedif_flower.round import BufferNames, ModelVectors
-from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution, round_from
+from fedif_flower.strategies.attributed import (
+    ClientAttribution,
+    RoundAttribution,
+    round_from,
+    sums_by_client,
+    taken_back,
+)
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.carried import CarriedUpdates, Member, Part
 from fedif_flower.strategies.global_model import GlobalModel
@@ -27,8 +33,6 @@ from fedif_flower.valuation.gradients import LossAndGradient
 from fedif_flower.valuation.path import contributions, find_quadrature, slopes
 from fedif_flower.valuation.validation import Validation
 
-AttributionRule = Literal["trapezoid", "simpson", "gauss2"]
-RULES: tuple[AttributionRule, ...] = get_args(AttributionRule)
 logger = logging.getLogger(__name__)
 
 
@@ -78,7 +82,7 @@ class PathAttribution(Callback):
 
     Raises
     ------
-    ConfigError
+    ValuationError
         If the rule is unknown, or ``per_class`` and the validation set has no classes.
 
     Examples
@@ -98,7 +102,6 @@ class PathAttribution(Callback):
         per_class: bool = False,
         on_attribution: OnAttribution | None = None,
     ) -> None:
-        require(rule in RULES, "rule", rule, ", ".join(RULES))
         self.validation = validation
         self.rule = rule
         self.quadrature = find_quadrature(rule)
@@ -109,6 +112,7 @@ class PathAttribution(Callback):
         self._strategy: ScreenedStrategy | None = None
         self._sent: ModelVectors | None = None
         self._pending: tuple[_Taken, Future[RoundAttribution]] | None = None
+        self._last: _Taken | None = None
         self._carried = CarriedUpdates()
         self._carried_after = {0: self._carried}  # By round: of the last two.
 
@@ -120,9 +124,7 @@ class PathAttribution(Callback):
     @property
     def contributions(self) -> dict[str, float]:
         """Each client's sum over the rounds so far, by what logs call it, the largest first."""
-        sums: dict[int, float] = {}
-        for client in (client for found in self.rounds for client in found.clients):
-            sums[client.client_id] = sums.get(client.client_id, 0.0) + client.contribution
+        sums = sums_by_client(self.rounds)
         label = self._strategy.nodes.label if self._strategy else str
         return {label(i): sums[i] for i in sorted(sums, key=sums.__getitem__, reverse=True)}
 
@@ -192,9 +194,22 @@ class PathAttribution(Callback):
         if taken.parts and self._model.vectors.params is not taken.after.params:
             logger.warning("round %d: its step was taken back", taken.server_round)
             found = RoundAttribution(taken.server_round, found.loss_before, found.loss_before)
+        elif not taken.parts and self._took_back(taken):
+            found = replace(found, clients=tuple(map(taken_back, self.rounds[-1].clients)))
+        self._last = replace(taken, parts=())
         self.rounds.append(found)
         if self._on_attribution is not None:
             self._on_attribution(found)
+
+    def _took_back(self, failed: _Taken) -> bool:
+        """Tell whether a failed round undid the step of the one before it."""
+        last = self._last
+        return (
+            last is not None
+            and failed.before.params is last.after.params
+            and failed.after.params is not failed.before.params
+            and torch.equal(failed.after.params, last.before.params)
+        )
 
     def state_dict(self, last_round: int) -> dict[str, Any]:
         """Return the rounds up to one whose model was looked at, and what is carried on.
@@ -219,7 +234,10 @@ class PathAttribution(Callback):
         """
         theirs, ours = (state["rule"], state["num_classes"]), (self.rule, self.num_classes)
         if theirs != ours:
-            raise ValueError(f"its attribution is {theirs}, not {ours}")
+            raise ValueError(
+                f"its attribution is by {theirs[0]}, of {theirs[1]} classes; this run's is by "
+                f"{ours[0]}, of {ours[1]} classes"
+            )
         rounds = [round_from(found) for found in state["rounds"]]
         if [found.server_round for found in rounds] != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self, TypedDict
+from typing import Literal, Self, TypedDict
 
 from flwr.serverapp import strategy as flower
 from pydantic import model_validator
@@ -70,6 +70,7 @@ class StrategyParts:
         return round(self.config.assumed_malicious_fraction * self.clients_per_round)
 
 
+Attribution = Literal["off", "trapezoid", "simpson", "gauss2"]
 Builder = Callable[[StrategyParts], ScreenedStrategy]
 
 
@@ -240,6 +241,17 @@ class StrategyConfig(Settings):
     shapley_utility: Metric = setting(
         "accuracy", "what a coalition is worth", choices=("accuracy", "loss")
     )
+    attribution: Attribution = setting(
+        "off",
+        "path attribution: what each client contributed to each round's decrease of the validation "
+        "loss, in `attribution.csv`, by this quadrature rule (`docs/methods/path-attribution.md`)",
+        changes_result=False,
+    )
+    attribution_per_class: bool = setting(
+        False,
+        "also split it by the class of the validation examples",
+        changes_result=False,
+    )
     min_valid_replies: int = setting(1, "with fewer, the round fails and the old model stays", ge=1)
     max_failed_rounds: int = setting(
         3,
@@ -266,6 +278,13 @@ class StrategyConfig(Settings):
     def _can_be_clipped(self) -> Self:
         if self.strategy in _FLOWER_RULES and self.update_clipping:
             raise RefusedValueError("update_clipping", f"0 with strategy {self.strategy!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_attributed(self) -> Self:
+        if self.strategy in _FLOWER_RULES and self.attribution != "off":
+            words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
+            raise RefusedValueError("attribution", words)
         return self
 
 

@@ -1,0 +1,94 @@
+"""The report's table of members: what each contributed, and how far its updates count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedif_flower.run.rows import ClientRow
+
+
+def member_table(
+    clients: Sequence[ClientRow], contributed: Mapping[int, float] | None = None, gamma: float = 0.3
+) -> list[str]:
+    """Return a Markdown table of the members, the largest contribution first.
+
+    Parameters
+    ----------
+    clients : sequence of ClientRow
+        The lines of ``clients.csv``.
+    contributed : mapping of int to float, optional
+        What each client contributed by path attribution, in nats, by its id; ``None``: the run did
+        not attribute, and the weight score decides the order.
+    gamma : float
+        The rate at which weight scores are smoothed.
+    """
+    members: dict[int, list[ClientRow]] = {}
+    for row in clients:
+        members.setdefault(row.client_id, []).append(row)
+
+    def rank(rows: Sequence[ClientRow]) -> tuple[float, int, int]:
+        last = rows[-1]
+        by_loss = None if contributed is None else contributed.get(last.client_id, 0.0)
+        value = _last(rows, "contribution") if by_loss is None else by_loss
+        return -(float("-inf") if value is None else value), last.partition_id, last.client_id
+
+    columns = ["partition", "node", "rounds", "refused", "contributed, nats", "weight score"]
+    columns += ["accumulative influence", "weight", "marked"]
+    if contributed is None:
+        columns.remove("contributed, nats")
+    lines = ["## Members", "", *_words(clients, contributed is not None, gamma), ""]
+    lines += [_line(columns), _line(["---"] * len(columns))]
+    for rows in sorted(members.values(), key=rank):
+        last = rows[-1]
+        cells = {
+            "partition": str(last.partition_id),
+            "node": str(last.client_id),
+            "rounds": str(len(rows)),
+            "refused": str(sum(bool(row.rejection) for row in rows)),
+            "contributed, nats": f"{(contributed or {}).get(last.client_id, 0.0):.4f}",
+            "weight score": _shown(_last(rows, "contribution")),
+            "accumulative influence": _shown(_last(rows, "accumulative_influence")),
+            "weight": f"{sum(row.weight or 0.0 for row in rows):.3f}",
+            "marked": "malicious" if last.malicious else "",
+        }
+        lines.append(_line([cells[column] for column in columns]))
+    return lines
+
+
+def _words(clients: Sequence[ClientRow], is_attributed: bool, gamma: float) -> list[str]:
+    """Return what the columns mean."""
+    lines = []
+    if is_attributed:
+        lines += [
+            "Contributed is by how much the member's updates lowered the validation loss over the",
+            "run, in nats, by path attribution. It adds up over rounds and over members.",
+        ]
+    lines += [
+        "Weight score is the strategy's score (Omega) after the member's last round: how far its",
+        "next update counts. It is no contribution, and nobody should be paid by it.",
+    ]
+    if any(row.normalized is not None for row in clients):
+        lines += [
+            f"One round moves it by at most gamma = {gamma:g}: a newcomer's is low, whatever it",
+            "sent. In a round of two members min-max gives one of them 0 and the other 1, however",
+            "little lies between them.",
+        ]
+    lines += [
+        "Accumulative influence is the paper's INF; weight the sum of the member's aggregation",
+        "weights over its rounds.",
+    ]
+    return lines
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _last(rows: Sequence[ClientRow], name: str) -> float | None:
+    """Return the last value that there is in a column."""
+    values = [value for row in rows if (value := getattr(row, name)) is not None]
+    return float(values[-1]) if values else None
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

@@ -1,0 +1,171 @@
+"""The files of path attribution: complete, in order, and the same after a crash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_app import app as client_app
+from fedif_flower.errors import CheckpointError, ConfigError
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from tests.tolerance import rounding
+
+CLIENTS = 6
+FILES = ("attribution.csv", "attribution_rounds.csv")
+
+
+class Killed(BaseException):
+    """Nothing in the server catches it, as nothing catches kill -9."""
+
+
+def run_config(output_dir: Path, **overrides) -> RunConfig:
+    settings = {
+        "num-clients": CLIENTS,
+        "fraction-train": 0.5,
+        "num-server-rounds": 5,
+        "checkpoint-every": 2,
+        "local-epochs": 1,
+        "attack": "label-noise",
+        "attribution": "trapezoid",
+        "output-dir": str(output_dir),
+        "run-name": "run",
+        "device": "cpu",
+    }
+    overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
+    return RunConfig.from_run_config(default_run_config() | settings | overrides)
+
+
+def run(config: RunConfig, kill_at: int | None = None) -> dict[str, str]:
+    def on_row(row) -> None:
+        if row.round == kill_at:
+            raise Killed
+
+    if kill_at is None:
+        run_federation(LocalGrid(client_app, CLIENTS), config, on_row)
+    else:
+        with pytest.raises(Killed):
+            run_federation(LocalGrid(client_app, CLIENTS), config, on_row)
+    return {name: (config.run_dir / name).read_text() for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    config = run_config(tmp_path_factory.mktemp("whole"))
+    run(config)
+    return config.run_dir
+
+
+def test_a_line_for_each_accepted_client_and_round(whole):
+    lines, rounds = (read_rows(whole / name) for name in FILES)
+    assert list(lines[0]) == [
+        *("round", "partition_id", "client_id", "coefficient", "contribution")
+    ]
+    assert list(rounds[0]) == [
+        *("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
+    ]
+    assert [row["round"] for row in rounds] == ["1", "2", "3", "4", "5"]
+    accepted = [
+        (row["round"], row["partition_id"], row["client_id"])
+        for row in read_rows(whole / "clients.csv")
+        if not row["rejection"]
+    ]
+    assert [(r["round"], r["partition_id"], r["client_id"]) for r in lines] == accepted
+    for row in rounds:
+        own = [float(r["contribution"]) for r in lines if r["round"] == row["round"]]
+        assert float(row["attributed"]) == pytest.approx(sum(own))
+        decrease = float(row["loss_before"]) - float(row["loss_after"])
+        assert float(row["decrease"]) == decrease
+        assert float(row["remainder"]) == pytest.approx(decrease - sum(own))
+    measured = [row["validation_loss"] for row in read_rows(whole / "rounds.csv")]
+    tolerance = rounding(torch.float32)
+    assert [float(row["loss_after"]) for row in rounds] == pytest.approx(
+        [float(loss) for loss in measured[1:]], rel=tolerance
+    )
+
+
+def test_the_report_leads_with_what_was_contributed(whole):
+    text = (whole / "report.md").read_text()
+    sums = json.loads((whole / "summary.json").read_text())["attribution"]
+    assert f"{sums['decrease']:.4f} nats, of which {sums['attributed']:.4f} are attributed" in text
+    table = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][-CLIENTS:]
+    shown = [float(cells[4]) for cells in table]
+    assert shown == sorted(shown, reverse=True)
+    assert sum(shown) == pytest.approx(sums["attributed"], abs=CLIENTS * 5e-5)
+    assert "attribution.png" in text
+    assert (whole / "attribution.png").exists()
+    assert "One round moves it by at most gamma = 0.3" in text
+
+
+def test_attribution_leaves_the_run_as_it_was(whole, tmp_path):
+    config = run_config(tmp_path, attribution="off")
+    run_federation(LocalGrid(client_app, CLIENTS), config)
+    assert not (config.run_dir / FILES[0]).exists()
+    for name in ("clients.csv", "rounds.csv"):
+        mine, theirs = (read_rows(d / name) for d in (config.run_dir, whole))
+        for a, b in zip(mine, theirs, strict=True):
+            assert {k: v for k, v in a.items() if "seconds" not in k} == {
+                k: v for k, v in b.items() if "seconds" not in k
+            }
+    assert config.digest() == run_config(tmp_path).digest()
+
+
+@pytest.mark.parametrize("kill_at", [3, 5])
+def test_a_resumed_run_has_each_round_once_bit_for_bit(whole, tmp_path, kill_at):
+    config = run_config(tmp_path, resume="auto")
+    run(config, kill_at=kill_at)
+    resumed = run(config)
+    assert resumed == {name: (whole / name).read_text() for name in FILES}
+
+
+def test_a_run_that_was_not_attributed_is_not_resumed_with_attribution(tmp_path):
+    config = run_config(tmp_path, attribution="off", num_server_rounds=2)
+    run_federation(LocalGrid(client_app, CLIENTS), config)
+    with pytest.raises(CheckpointError, match="its rounds were not attributed"):
+        run(run_config(tmp_path, attribution="simpson", num_server_rounds=2, resume="auto"))
+
+
+def test_another_rule_is_not_mixed_in(tmp_path):
+    run(run_config(tmp_path, num_server_rounds=2))
+    with pytest.raises(CheckpointError, match=r"attribution is by trapezoid, .* by simpson"):
+        run(run_config(tmp_path, num_server_rounds=2, attribution="simpson", resume="auto"))
+
+
+def test_columns_for_classes(tmp_path):
+    config = run_config(
+        tmp_path, attribution="simpson", attribution_per_class=True, num_server_rounds=1
+    )
+    run(config)
+    for row in read_rows(config.run_dir / FILES[0]):
+        by_class = [float(row[f"contribution_class_{c}"]) for c in range(10)]
+        assert sum(by_class) == pytest.approx(float(row["contribution"]), abs=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["fedmedian", "multikrum"])
+def test_a_rule_without_coefficients_is_refused_by_name(tmp_path, strategy):
+    with pytest.raises(ConfigError, match=rf"attribution = 'simpson'; .* strategy '{strategy}'"):
+        run_config(tmp_path, strategy=strategy, attribution="simpson")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("fedavg", "fedprox", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"),
+        *("fltrust", "fedadp", "rfa", "krum"),
+    ],
+)
+def test_every_strategy_that_combines_updates_is_attributed(tmp_path, strategy):
+    config = run_config(
+        tmp_path, strategy=strategy, num_server_rounds=1, attribution="simpson", shapley_samples=2
+    )
+    run(config)
+    (row,) = read_rows(config.run_dir / FILES[1])
+    decrease, remainder = float(row["decrease"]), float(row["remainder"])
+    # The loss of a network is no polynomial: Simpson's rule leaves a little.
+    assert abs(remainder) <= 0.05 * abs(decrease)
+    assert decrease != 0.0

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.valuation.path import QUADRATURES, path_attribution
+from tests.tolerance import rounding
+
+RULES = list(QUADRATURES)
+CUBIC_RULES = [name for name, rule in QUADRATURES.items() if rule.degree >= 2]
+TIGHT = rounding(torch.float64)
+FEW = settings(max_examples=15)
+SEEDS = st.integers(0, 10_000)
+
+
+class Polynomial:
+    """``sum_j c_j x_j + q_j x_j^2 / 2 + k_j x_j^3 / 3 + (r . x)^2 / 2``, float64."""
+
+    def __init__(self, seed: int, d: int = 5, *, cubic: bool = False) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        c, q, k, r = torch.randn(4, d, generator=generator, dtype=torch.float64)
+        self.c, self.q, self.r = c, q, r
+        self.k = k if cubic else torch.zeros_like(k)
+
+    def loss(self, x: Tensor) -> float:
+        separable = self.c * x + self.q * x**2 / 2 + self.k * x**3 / 3
+        return float(separable.sum() + (self.r @ x) ** 2 / 2)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.c + self.q * x + self.k * x**2 + (self.r @ x) * self.r
+
+
+def game(seed: int, m: int = 4, d: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """A model [d], updates [m, d] and coefficients [m], one of them negative now and then."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    model = torch.randn(d, generator=generator, dtype=torch.float64)
+    updates = torch.randn(m, d, generator=generator, dtype=torch.float64)
+    return model, updates, torch.randn(m, generator=generator, dtype=torch.float64) / 2 + 0.5
+
+
+def decrease(loss: Polynomial, model: Tensor, updates: Tensor, coefficients: Tensor) -> float:
+    return loss.loss(model) - loss.loss(model + coefficients @ updates)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    scale = max(float(expected.abs().max()), 1.0)
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=TIGHT * scale)
+
+
+def test_trapezoid_by_hand():
+    # loss = x^2 + y^2 at (1, 1); one client removes x, the other half of y: 1 and 3/4.
+    found = path_attribution(
+        lambda w: 2 * w,
+        torch.ones(2),
+        torch.tensor([[-2.0, 0.0], [0.0, -1.0]]),
+        torch.tensor([0.5, 0.5]),
+        "trapezoid",
+    )
+    assert found.tolist() == [1.0, 0.75]
+    assert found.dtype == torch.float64
+
+
+def test_the_cubic_by_hand():
+    # loss = x^3 from 0 to 1 by two clients with coefficients 1/4 and 3/4: -1/4 and -3/4.
+    for rule in CUBIC_RULES:
+        found = path_attribution(
+            lambda w: 3 * w**2,
+            torch.zeros(1, dtype=torch.float64),
+            torch.ones(2, 1, dtype=torch.float64),
+            torch.tensor([0.25, 0.75]),
+            rule,
+        )
+        assert found.tolist() == pytest.approx([-0.25, -0.75], rel=TIGHT)
+    # The trapezoid sees (0 + 3) / 2 instead of 1: half as much again.
+    coarse = path_attribution(
+        lambda w: 3 * w**2, torch.zeros(1), torch.ones(1, 1), torch.ones(1), "trapezoid"
+    )
+    assert coarse.item() == pytest.approx(-1.5)
+
+
+@FEW
+@given(seed=SEEDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_contributions_sum_to_the_decrease_of_a_quadratic(rule, seed):
+    loss, (model, updates, coefficients) = Polynomial(seed), game(seed)
+    found = path_attribution(loss.gradient, model, updates, coefficients, rule)
+    expected = torch.tensor(decrease(loss, model, updates, coefficients), dtype=torch.float64)
+    close(found.sum(), expected)
+
+
+@FEW
+@given(seed=SEEDS)
+@pytest.mark.parametrize("rule", CUBIC_RULES)
+def test_contributions_sum_to_the_decrease_of_a_cubic(rule, seed):
+    loss, (model, updates, coefficients) = Polynomial(seed, cubic=True), game(seed)
+    found = path_attribution(loss.gradient, model, updates, coefficients, rule)
+    expected = torch.tensor(decrease(loss, model, updates, coefficients), dtype=torch.float64)
+    close(found.sum(), expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_remainder_shrinks_with_the_order_of_the_rule(rule):
+    # loss = exp(x), a step of h: half of it divides the trapezoid's error by 8, others' by 32.
+    def remainder(h: float) -> float:
+        found = path_attribution(
+            torch.exp,
+            torch.zeros(1, dtype=torch.float64),
+            torch.ones(1, 1, dtype=torch.float64),
+            torch.tensor([h]),
+            rule,
+        )
+        return abs((1.0 - math.exp(h)) - found.item())
+
+    order = QUADRATURES[rule].degree + 2
+    assert remainder(0.5) / remainder(0.25) == pytest.approx(2.0**order, rel=0.25)
+
+
+@FEW
+@given(seed=SEEDS, who=st.integers(0, 3), zero_weight=st.booleans())
+@pytest.mark.parametrize("rule", RULES)
+def test_a_zero_update_or_a_zero_weight_gives_exactly_nothing(rule, seed, who, zero_weight):
+    loss, (model, updates, coefficients) = Polynomial(seed, cubic=True), game(seed)
+    (coefficients if zero_weight else updates)[who] = 0.0
+    found = path_attribution(loss.gradient, model, updates, coefficients, rule)
+    assert found[who].item() == 0.0
+    assert math.copysign(1.0, found[who].item()) == 1.0
+    others = [i for i in range(4) if i != who]
+    without = path_attribution(loss.gradient, model, updates[others], coefficients[others], rule)
+    close(found[others], without)
+
+
+@FEW
+@given(seed=SEEDS, identities=st.integers(2, 6))
+@pytest.mark.parametrize("rule", RULES)
+def test_splitting_a_client_into_identities_leaves_their_sum(rule, seed, identities):
+    loss, (model, updates, coefficients) = Polynomial(seed, cubic=True), game(seed)
+    whole = path_attribution(loss.gradient, model, updates, coefficients, rule)
+    split_updates = torch.cat([updates[:-1], updates[-1:].expand(identities, -1)])
+    split_coefficients = torch.cat(
+        [coefficients[:-1], (coefficients[-1:] / identities).expand(identities)]
+    )
+    split = path_attribution(loss.gradient, model, split_updates, split_coefficients, rule)
+    close(torch.cat([split[:3], split[3:].sum(dim=0, keepdim=True)]), whole)
+
+
+@FEW
+@given(seed=SEEDS, order=st.permutations(range(4)))
+@pytest.mark.parametrize("rule", RULES)
+def test_equal_clients_get_equal_values_in_any_order(rule, seed, order):
+    loss, (model, updates, coefficients) = Polynomial(seed, cubic=True), game(seed)
+    updates[1], coefficients[1] = updates[0], coefficients[0]
+    found = path_attribution(loss.gradient, model, updates, coefficients, rule)
+    close(found[1], found[0])
+    permuted = path_attribution(
+        loss.gradient, model, updates[list(order)], coefficients[list(order)], rule
+    )
+    close(permuted, found[list(order)])
+
+
+@FEW
+@given(seed=SEEDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_it_is_the_shapley_value_of_a_quadratic(rule, seed):
+    """The game: a coalition's updates are applied with their coefficients, the others' are not."""
+    loss, (model, updates, coefficients) = Polynomial(seed), game(seed)
+    values = {
+        members: decrease(loss, model, updates[list(members)], coefficients[list(members)])
+        for size in range(5)
+        for members in itertools.combinations(range(4), size)
+    }
+    shapley = [
+        sum(
+            math.factorial(len(rest))
+            * math.factorial(3 - len(rest))
+            / math.factorial(4)
+            * (values[tuple(sorted((*rest, i)))] - values[rest])
+            for rest in values
+            if i not in rest
+        )
+        for i in range(4)
+    ]
+    found = path_attribution(loss.gradient, model, updates, coefficients, rule)
+    close(found, torch.tensor(shapley, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_gradient_is_asked_for_once_at_each_node(rule):
+    asked: list[float] = []
+
+    def gradient(w: Tensor) -> Tensor:
+        asked.append(w.item())
+        return w
+
+    path_attribution(gradient, torch.zeros(1), torch.ones(3, 1), torch.full((3,), 1 / 3), rule)
+    assert asked == pytest.approx(list(QUADRATURES[rule].nodes))
+
+
+def test_what_does_not_fit_is_refused():
+    one = torch.ones(1)
+    with pytest.raises(ValuationError, match="rule = 'midpoint'; allowed: trapezoid, simpson"):
+        path_attribution(torch.exp, one, torch.ones(1, 1), one, "midpoint")
+    with pytest.raises(ValuationError, match=r"client_updates \[m, d\]"):
+        path_attribution(lambda w: torch.ones(2), one, torch.ones(1, 1), one)
