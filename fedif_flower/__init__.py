@@ -19,10 +19,10 @@ if TYPE_CHECKING:
         InfluenceDescent,
         Krum,
         LeaveOneOut,
-        PathAttribution,
         SFedAvg,
         ShapFed,
     )
+    from fedif_flower.strategies.attribution import PathAttribution
     from fedif_flower.valuation import Validation, round_influence
     from fedif_flower.valuation.ledger import ContributionLedger, min_max
     from fedif_flower.valuation.path import path_attribution
@@ -50,7 +50,10 @@ __all__ = [
     "round_influence",
 ]
 
-_ROOMS = ("strategies", "valuation", "valuation.ledger", "valuation.path")
+_ROOMS = (
+    *("strategies", "strategies.attribution"),
+    *("valuation", "valuation.ledger", "valuation.path"),
+)
 
 
 def __getattr__(name: str) -> object:

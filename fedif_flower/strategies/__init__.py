@@ -1,7 +1,6 @@
 """Thin Flower strategies: they translate between messages and the maths."""
 
 from fedif_flower.strategies.afedsv import AFedSV
-from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.strategies.fedadp import FedAdp
 from fedif_flower.strategies.fedavg import FedAvg
@@ -32,7 +31,6 @@ __all__ = [
     "InfluenceDescent",
     "Krum",
     "LeaveOneOut",
-    "PathAttribution",
     "SFedAvg",
     "ScreenedStrategy",
     "ShapFed",
