@@ -113,6 +113,7 @@ class PathAttribution(Callback):
         self._sent: ModelVectors | None = None
         self._pending: tuple[_Taken, Future[RoundAttribution]] | None = None
         self._last: _Taken | None = None
+        self._last_params: Tensor | None = None  # That the last step led to.
         self._carried = CarriedUpdates()
         self._carried_after = {0: self._carried}  # By round: of the last two.
 
@@ -158,7 +159,7 @@ class PathAttribution(Callback):
 
     def on_step(self, step: Step) -> None:
         """Begin with the round's gradients."""
-        applied, carried = step.aggregation.applied, step.aggregation.carried
+        applied = step.aggregation.applied
         if applied is None:
             raise ConfigError(
                 f"{type(self._strategy).__name__} does not say which coefficients it applied "
@@ -166,9 +167,13 @@ class PathAttribution(Callback):
             )
         members = tuple(Member(node.partition_id, node.client_id) for node in step.nodes)
         own = Part(members, applied.cpu(), step.updates.client_updates)
-        earlier = self._carried.faded(carried)
-        self._carried = earlier.joined(own) if carried else earlier
-        self._attribute(step.updates.server_round, step.before, step.after, (*earlier, own))
+        carried = self._carried
+        if self._last_params is not None and step.before.params is not self._last_params:
+            carried = carried.without_newest()  # The step before was taken back.
+        self._last_params = step.after.params
+        in_step = carried.joined(own, step.shares)
+        self._carried = in_step.remembered()
+        self._attribute(step.updates.server_round, step.before, step.after, tuple(in_step))
 
     def on_round(self, report: RoundReport) -> None:
         """Take note of a round that failed; its model may have been taken back."""
@@ -285,12 +290,11 @@ class PathAttribution(Callback):
                 [contributions(s, part.applied, self.quadrature) for s in slopes_of_part.unbind(1)],
                 dim=1,
             )  # [m, 1 + c]
-            is_own = index == len(taken.parts) - 1
             for member, row, applied in zip(
                 part.members, found, part.applied.tolist(), strict=True
             ):
                 sums[member] = sums.get(member, torch.zeros_like(row)) + row
-                coefficients[member] = applied if is_own else 0.0
+                coefficients.setdefault(member, 0.0 if index else applied)
         return tuple(
             ClientAttribution(*member, coefficients[member], total, tuple(classes))
             for member in sorted(sums)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-# Of a coefficient: what has faded below it is no longer told apart. A running mean that halves
-# every round forgets an update after ten rounds.
+# Of the newest step's share: a step whose own has faded below it is no longer told apart. A running
+# mean that halves every round forgets an update after ten rounds.
 LEAST_SHARE = 1e-3
 
 
@@ -39,10 +39,10 @@ class Part:
 
 
 class CarriedUpdates:
-    """The parts of earlier rounds in the step of the next one.
+    """The rounds whose updates are in the step of the last one, the newest first.
 
-    They take ``[m, d]`` for each round that has not faded yet: ten rounds where half of the step
-    before is carried on, 66 where nine tenths are.
+    They take ``[m, d]`` each: ten rounds where half of the step before is carried on, 66 where nine
+    tenths are.
     """
 
     def __init__(self, parts: Sequence[Part] = ()) -> None:
@@ -51,14 +51,30 @@ class CarriedUpdates:
     def __iter__(self) -> Iterator[Part]:
         return iter(self._parts)
 
-    def faded(self, share: float) -> CarriedUpdates:
-        """Return what is left when ``share`` of the step before is part of the next."""
-        parts = (replace(part, share=part.share * share) for part in self._parts)
-        return CarriedUpdates([part for part in parts if part.share >= LEAST_SHARE])
+    def joined(self, newest: Part, shares: Sequence[float]) -> CarriedUpdates:
+        """Return the rounds in the next step.
 
-    def joined(self, part: Part) -> CarriedUpdates:
-        """Return the same with one more round, whose updates are copied."""
-        return CarriedUpdates([*self._parts, replace(part, updates=part.updates.clone())])
+        Parameters
+        ----------
+        newest : Part
+            The round itself.
+        shares : sequence of float
+            What the rounds count for, the newest first: as many as are left.
+        """
+        kept = [share for share in shares if share >= LEAST_SHARE * shares[0]]
+        parts = zip((newest, *self._parts), kept, strict=False)
+        return CarriedUpdates([replace(part, share=share) for part, share in parts])
+
+    def remembered(self) -> CarriedUpdates:
+        """Return the same with a copy of the newest round's updates, which are lost otherwise."""
+        newest, *others = self._parts
+        if newest.share == 1.0:
+            return CarriedUpdates()  # Without momentum, nothing is carried on.
+        return CarriedUpdates([replace(newest, updates=newest.updates.clone()), *others])
+
+    def without_newest(self) -> CarriedUpdates:
+        """Return what is carried after the last step was taken back."""
+        return CarriedUpdates(self._parts[1:])
 
     def state(self) -> list[dict[str, Any]]:
         """Return everything in dicts, numbers and tensors."""

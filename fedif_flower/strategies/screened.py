@@ -90,13 +90,10 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         A client that claims more examples is refused; one that claims more than this many times
         the round's median, >= 1, counts for so many. 0: no such bound.
     update_clipping : float or "auto"
-        Longer updates are shortened to so many times the usual length (see
-        :class:`~fedif_flower.aggregators.clipping.LengthMemory`); 0: none is. ``"auto"``:
-        :attr:`default_clipping`, 0 unless the strategy says otherwise.
+        See :class:`~fedif_flower.valuation.step_bounds.StepBounds`; 0: there are no bounds.
+        ``"auto"``: :attr:`default_clipping`, 0 unless the strategy says otherwise.
     server_momentum : float
-        The model moves along a running mean of the rounds' steps, in which the older ones count
-        for so much, in [0, 1); 0: along each round's own (see
-        :class:`~fedif_flower.aggregators.server_momentum.ServerMomentum`).
+        See :class:`~fedif_flower.aggregators.server_momentum.ServerMomentum`; 0: there is none.
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     callbacks : sequence of Callback
@@ -199,12 +196,8 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
-        return {
-            "nodes": self.nodes,
-            "failures": self.failures,
-            "bounds": self.bounds,
-            "momentum": self.model.momentum,
-        }
+        parts: dict[str, Stateful] = {"nodes": self.nodes, "failures": self.failures}
+        return parts | {"bounds": self.bounds, "momentum": self.model.momentum}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the model needed to go on."""
@@ -337,9 +330,11 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             # An unknown error may come from the model that was sent: an older one is known to work.
             suspect = not known or isinstance(error, DivergedError)
             return self._failed(server_round, str(error) if known else repr(error), suspect=suspect)
+        before, arrays = self.model.vectors, self.model.advance(vectors)
+        shares = tuple(self.model.momentum.shares) or (1.0,)
         nodes = [reply.node for reply in accepted]
-        step = Step(updates, nodes, self.model.vectors, vectors, aggregation)
-        return Outcome(self.model.advance(vectors), aggregation, step=step)
+        step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
+        return Outcome(arrays, aggregation, step=step)
 
     def _failed(
         self, server_round: int, reason: str, *, suspect: bool, level: int = logging.ERROR

@@ -14,7 +14,12 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 
 @dataclass(frozen=True)
 class Step:
-    r"""A round's step, :math:`s_t = \beta s_{t-1} + \sum_i a_i u_i`, as it was applied.
+    r"""A round's step as it was taken.
+
+    .. math:: w_t - w_{t-1} = \sum_k \theta_k \sum_i a_i^{(t-k)} u_i^{(t-k)}
+
+    with :math:`u_i^{(s)}` the updates of the round s that made a step, :math:`a_i^{(s)}` the
+    coefficients applied to them and :math:`\theta_k` what a step counts for k steps later.
 
     Attributes
     ----------
@@ -27,7 +32,9 @@ class Step:
     before, after : ModelVectors
         The model that the clients received, and the one that the step led to, on the CPU.
     aggregation : Aggregation
-        ``applied``: :math:`a_i`, bounds included; ``carried``: :math:`\beta`.
+        ``applied`` holds :math:`a_i`.
+    shares : tuple of float
+        :math:`\theta_0, \theta_1, \ldots`: ``(1.0,)`` without server momentum.
     """
 
     updates: RoundUpdates
@@ -35,6 +42,7 @@ class Step:
     before: ModelVectors
     after: ModelVectors
     aggregation: Aggregation
+    shares: tuple[float, ...] = (1.0,)
 
 
 class Outcome(NamedTuple):

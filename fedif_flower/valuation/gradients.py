@@ -66,7 +66,7 @@ class SharedGradients:
         """
         found = self._known(params)
         if found is None:
-            found = self.submit(lambda: self._validation.loss_and_gradient(params, buffers).checked())
+            found = self.submit(lambda: self._take(params, buffers))
             self._begun.append((params, found))
         return found
 
@@ -74,12 +74,15 @@ class SharedGradients:
         """Return loss and gradient at a model, in this thread if they were not begun with."""
         found = self._known(params)
         if found is None:
-            return self._validation.loss_and_gradient(params, buffers).checked()
+            return self._take(params, buffers)
         return found.result()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         """Let the thread do something more."""
         return self._executor.submit(function)
+
+    def _take(self, params: Tensor, buffers: Mapping[str, Tensor] | None) -> LossAndGradient:
+        return self._validation.loss_and_gradient(params, buffers).checked()
 
     def _known(self, params: Tensor) -> Future[LossAndGradient] | None:
         """Return what was begun with at this model, unless it failed."""

@@ -323,22 +323,6 @@ def test_contributions_by_class_need_every_class():
         PathAttribution(held_out, per_class=True)
 
 
-class Averaging(FedAvg):
-    """Moves along the mean of the step before and the round's own."""
-
-    def __init__(self, **base) -> None:
-        super().__init__(**base)
-        self.step = torch.zeros(2)
-
-    def merge(self, updates, accepted):
-        from dataclasses import replace
-
-        vectors, aggregation = super().merge(updates, accepted)
-        self.step = (self.step + vectors.params - updates.global_params) / 2
-        moved = replace(vectors, params=updates.global_params + self.step)
-        return moved, replace(aggregation, applied=aggregation.weights / 2, carried=0.5)
-
-
 class OnlyOnce(Movers):
     """The last client sends its update in round 1 only; later it returns the model."""
 
@@ -354,9 +338,7 @@ class OnlyOnce(Movers):
 
 def test_momentum_pays_those_who_sent_it():
     movers = OnlyOnce([[0.0, 0.0], [0.0, 0.0], [3.0, 0.0]])
-    callback = attributed(
-        lambda v, **base: Averaging(trainable_keys=v.parameter_names, **base), movers, rounds=4
-    )
+    callback = attributed(lambda v, **base: fedavg(v, server_momentum=0.5, **base), movers, 4)
     for found in callback.rounds:
         # The step of round 1 goes on, halved: all of what it gains is the last client's.
         assert values(found)[:2] == [0.0, 0.0]
