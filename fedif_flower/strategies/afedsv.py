@@ -36,7 +36,7 @@ class AFedSV(ContributionStrategy):
     shapley_estimator, shapley_samples, shapley_utility
         The estimator's name and sample count, and ``"accuracy"``, ``"loss"`` or ``"score"`` (the
         validation's own).
-    round_normalization, smooth_update, weight_scope, num_clients
+    round_normalization, smooth_update, bias_correction, weight_scope, num_clients
         As in :class:`~fedif_flower.strategies.contribution.ContributionStrategy`.
     *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
@@ -53,6 +53,7 @@ class AFedSV(ContributionStrategy):
         shapley_utility: Metric = "accuracy",
         round_normalization: bool = True,
         smooth_update: bool = True,
+        bias_correction: bool = False,
         weight_scope: str = "participants",
         num_clients: int | None = None,
         **base: Unpack[BaseArguments],
@@ -70,6 +71,7 @@ class AFedSV(ContributionStrategy):
             initial=initial,
             round_normalization=round_normalization,
             smooth_update=smooth_update,
+            bias_correction=bias_correction,
             weight_scope=weight_scope,
             num_clients=num_clients,
             **base,

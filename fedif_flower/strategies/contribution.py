@@ -35,6 +35,9 @@ class ContributionStrategy(ScreenedStrategy):
         ``False``: :math:`\Psi = \Phi`.
     smooth_update : bool
         ``False``: :math:`\Omega = \Psi`.
+    bias_correction : bool
+        A client of few rounds is not held down by them (see
+        :class:`~fedif_flower.valuation.ledger.ContributionLedger`).
     weight_scope : str
         ``"participants"``: weights sum to 1 over the round's clients. ``"population"``: AFedSV's
         unbiased form over all K clients (see
@@ -56,6 +59,7 @@ class ContributionStrategy(ScreenedStrategy):
         initial: float = 0.0,
         round_normalization: bool = True,
         smooth_update: bool = True,
+        bias_correction: bool = False,
         weight_scope: str = "participants",
         num_clients: int | None = None,
         **base: Unpack[BaseArguments],
@@ -69,7 +73,9 @@ class ContributionStrategy(ScreenedStrategy):
         self.bounds = StepBounds(
             self.update_clipping, valuation.validation, momentum=self.model.momentum
         )
-        self.ledger = ContributionLedger(gamma, initial=initial, smooth_update=smooth_update)
+        self.ledger = ContributionLedger(
+            gamma, initial=initial, smooth_update=smooth_update, bias_correction=bias_correction
+        )
         self.round_normalization = round_normalization
         self.weight_scope = weight_scope
         self.num_clients = num_clients

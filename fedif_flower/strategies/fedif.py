@@ -29,6 +29,8 @@ class FedIF(ContributionStrategy):
         Min-max over the round's clients.
     smooth_update : bool
         Smooth over rounds.
+    bias_correction : bool
+        Let a client of few rounds count as its own rounds say, instead of starting at 0.
     weight_scope : str
         ``"participants"`` or ``"population"``.
     overlap : bool
@@ -54,6 +56,7 @@ class FedIF(ContributionStrategy):
         weight_normalization: bool = True,
         round_normalization: bool = True,
         smooth_update: bool = True,
+        bias_correction: bool = False,
         weight_scope: str = "participants",
         overlap: bool = True,
         num_clients: int | None = None,
@@ -67,6 +70,7 @@ class FedIF(ContributionStrategy):
             gamma=gamma,
             round_normalization=round_normalization,
             smooth_update=smooth_update,
+            bias_correction=bias_correction,
             weight_scope=weight_scope,
             num_clients=num_clients,
             **base,

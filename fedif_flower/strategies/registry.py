@@ -82,6 +82,7 @@ def _fedif(parts: StrategyParts) -> ScreenedStrategy:
         weight_normalization=config.weight_normalization,
         round_normalization=config.round_normalization,
         smooth_update=config.smooth_update,
+        bias_correction=config.bias_correction,
         weight_scope=config.weight_scope,
         num_clients=parts.num_clients,
         **parts.base,
@@ -95,6 +96,7 @@ def _afedsv(parts: StrategyParts) -> ScreenedStrategy:
         gamma=config.gamma,
         round_normalization=config.round_normalization,
         smooth_update=config.smooth_update,
+        bias_correction=config.bias_correction,
         weight_scope=config.weight_scope,
         num_clients=parts.num_clients,
         **parts.shapley,
@@ -187,6 +189,12 @@ class StrategyConfig(Settings):
     )
     smooth_update: bool = setting(
         True, "FedIF, AFedSV: smooth over rounds with rate gamma (off: an ablation)"
+    )
+    bias_correction: bool = setting(
+        False,
+        "FedIF, AFedSV: the weight score of a client of few rounds is the mean of these, not held "
+        "down (or up) by where it started",
+        is_new=True,
     )
     weight_scope: WeightScope = setting(
         "participants",

@@ -68,6 +68,15 @@ class ContributionLedger:
         :math:`\Omega_i` before a client's first round, >= 0 (FedIF 0, AFedSV 0.5).
     smooth_update : bool
         ``False``: :math:`\Omega_i = \Psi_i`.
+    bias_correction : bool
+        Take out what is left of ``initial``, so that a client of few rounds is not held down by
+        them: with n_i the rounds that client i took part in,
+
+        .. math:: \hat\Omega_i = \frac{\Omega_i - (1 - \gamma)^{n_i}\, \mathrm{initial}}
+                  {1 - (1 - \gamma)^{n_i}}
+
+        which is the weighted mean of its :math:`\Psi_i`, later ones counting more. All scores and
+        weights are then :math:`\hat\Omega`; a client never seen keeps ``initial``.
 
     Raises
     ------
@@ -79,7 +88,14 @@ class ContributionLedger:
     FedIF, equation for the global influence; methods of AFedSV (KDD 2023).
     """
 
-    def __init__(self, gamma: float, *, initial: float = 0.0, smooth_update: bool = True) -> None:
+    def __init__(
+        self,
+        gamma: float,
+        *,
+        initial: float = 0.0,
+        smooth_update: bool = True,
+        bias_correction: bool = False,
+    ) -> None:
         if not 0.0 < gamma <= 1.0:
             raise ValuationError(f"gamma is {gamma}; allowed: 0 < gamma <= 1")
         if not (math.isfinite(initial) and initial >= 0.0):
@@ -87,13 +103,15 @@ class ContributionLedger:
         self.gamma = gamma
         self.initial = initial
         self.smooth_update = smooth_update
+        self.bias_correction = bias_correction and smooth_update
         self._scores: dict[int, float] = {}
+        self._rounds: dict[int, int] = {}  # That each client took part in.
         self._accumulative: dict[int, float] = {}
 
     @property
     def scores(self) -> dict[int, float]:
         r""":math:`\Omega` of every client that ever took part."""
-        return dict(self._scores)
+        return {client_id: self._score(client_id) for client_id in self._scores}
 
     @property
     def accumulative_influence(self) -> dict[int, float]:
@@ -126,6 +144,7 @@ class ContributionLedger:
                 previous = self._scores.get(client_id, self.initial)
                 value = (1.0 - self.gamma) * previous + self.gamma * value
             self._scores[client_id] = value
+            self._rounds[client_id] = self._rounds.get(client_id, 0) + 1
         return self._of(client_ids)
 
     def accumulate(self, client_ids: Sequence[int], influences: Tensor) -> Tensor:
@@ -163,7 +182,7 @@ class ContributionLedger:
             ``[m]``, float64, >= 0; they sum to 1 only on average over the rounds.
         """
         own = self._of(client_ids).clamp_min(0.0)
-        seen = sum(max(score, 0.0) for score in self._scores.values())
+        seen = sum(max(score, 0.0) for score in self.scores.values())
         unseen = max(num_clients - len(self._scores), 0) * self.initial
         total = seen + unseen
         if not total > 0.0 or not bool((own > 0).any()):
@@ -175,6 +194,7 @@ class ContributionLedger:
         return {
             "initial": self.initial,
             "scores": dict(self._scores),
+            "rounds": dict(self._rounds),
             "accumulative": dict(self._accumulative),
         }
 
@@ -182,11 +202,20 @@ class ContributionLedger:
         """Take over what :meth:`state_dict` returned."""
         self.initial = state["initial"]
         self._scores = dict(state["scores"])
+        self._rounds = dict(state["rounds"])
         self._accumulative = dict(state["accumulative"])
 
     def _of(self, client_ids: Sequence[int]) -> Tensor:
-        scores = [self._scores.get(client_id, self.initial) for client_id in client_ids]
-        return torch.tensor(scores, dtype=torch.float64)
+        return torch.tensor([self._score(i) for i in client_ids], dtype=torch.float64)
+
+    def _score(self, client_id: int) -> float:
+        """Return a client's Omega, bias-corrected where that is on."""
+        score = self._scores.get(client_id, self.initial)
+        rounds = self._rounds.get(client_id, 0)
+        if not (self.bias_correction and rounds):
+            return score
+        left = (1.0 - self.gamma) ** rounds
+        return (score - left * self.initial) / (1.0 - left)
 
 
 def _normalized(values: Tensor) -> Tensor:

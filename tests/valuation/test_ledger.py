@@ -64,6 +64,37 @@ def test_without_smooth_update_the_last_score_counts():
     assert ledger.update([1], vector(0.25)).tolist() == [0.25]
 
 
+def test_bias_correction_by_hand():
+    ledger = ContributionLedger(0.3, bias_correction=True)
+    # One round: 0.3 psi / 0.3. Two: (0.7 * 0.3 * 1 + 0.3 * 0.5) / (1 - 0.49).
+    assert ledger.update([7, 8], vector(1.0, 0.5)).tolist() == pytest.approx([1.0, 0.5])
+    assert ledger.update([7], vector(0.5)).tolist() == pytest.approx([0.36 / 0.51])
+    assert ledger.scores == pytest.approx({7: 0.36 / 0.51, 8: 0.5})
+    assert ledger.weights([7, 9]).tolist() == [1.0, 0.0]
+
+
+def test_bias_correction_takes_the_initial_score_out_as_well():
+    ledger = ContributionLedger(0.3, initial=0.5, bias_correction=True)
+    assert ledger.update([1], vector(0.2)).tolist() == pytest.approx([0.2])
+    assert ledger.weights([1, 2]).tolist() == pytest.approx([0.2 / 0.7, 0.5 / 0.7])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.05, 1))
+def test_bias_corrected_scores_are_means_and_survive_a_checkpoint(scores, gamma):
+    ledger = ContributionLedger(gamma, initial=0.5, bias_correction=True)
+    for score in scores:
+        ledger.update([3], vector(score))
+    assert min(scores) - 1e-9 <= ledger.scores[3] <= max(scores) + 1e-9
+    again = ContributionLedger(gamma, bias_correction=True)
+    again.load_state_dict(ledger.state_dict())
+    assert again.scores == ledger.scores
+
+
+def test_without_smoothing_there_is_no_bias_to_correct():
+    ledger = ContributionLedger(0.3, smooth_update=False, bias_correction=True)
+    assert ledger.update([1], vector(0.25)).tolist() == [0.25]
+
+
 def test_weights_by_hand():
     ledger = ContributionLedger(1.0)
     ledger.update([1, 2, 3], vector(1.0, 3.0, -2.0))
