@@ -24,27 +24,31 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.tasks.data import dirichlet_partition, load_dataset
 from fedif_flower.tasks.data.export import export_partitions
 from fedif_flower.tasks.models import default_model
+from fedif_flower.tasks.registry import build_task
 
 _CHILD = """
 import json, sys, time
 started = time.perf_counter()
 import client_app
 from fedif_flower.client import reply as client
-from fedif_flower.client.data import client_data
+from fedif_flower.client.data import client_site
 from fedif_flower.run.config import RunConfig
 from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.tasks.config import TaskConfig
 imported = time.perf_counter()
 config, node = RunConfig.from_json(sys.argv[1]), NodeConfig(**json.loads(sys.argv[2]))
-data = client_data(config, node)
-client._model(config.model, data.dataset.image_shape, data.dataset.num_classes)
+task = client._named_task(config.part(TaskConfig), sys.argv[3])
+_, labels = task.load("client_data", client_site(config, node))
+client._model(task)
 ready = time.perf_counter()
-print(json.dumps([imported - started, ready - imported, len(data.labels)]))
+print(json.dumps([imported - started, ready - imported, len(labels)]))
 """
 
 
 def start_process(config: RunConfig, node: NodeConfig) -> tuple[float, float, int]:
     """Return a process's seconds of imports, its seconds to get ready, its number of images."""
-    arguments = [config.to_json(), json.dumps(node.model_dump())]
+    facts = json.dumps(dict(build_task(config).facts))
+    arguments = [config.to_json(), json.dumps(node.model_dump()), facts]
     command = [sys.executable, "-c", _CHILD, *arguments]
     output = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True)
     imports, ready, images = json.loads(output.stdout.splitlines()[-1])

@@ -18,10 +18,10 @@ from torch.func import functional_call, vmap
 
 from benchmarks.common import Figure, report
 from benchmarks.replies import synthetic_images
+from fedif_flower.tasks.batches import map_tensors
 from fedif_flower.tasks.models import build_model
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.batches import map_tensors
 from fedif_flower.valuation.coalitions import coalition_means, coalition_scores
 
 NUM_CLIENTS = 10

@@ -60,7 +60,7 @@ def run(
             app,
             cpus_per_client=cpus_per_client,
             gpus_per_client=gpus_per_client,
-            on_row=lambda row: progress.show(row.round, row.test_accuracy),
+            on_row=lambda row: progress.show(row.round, row.headline),
         )
     print_summary(run_dir, console)
     require_last_round(run_dir)

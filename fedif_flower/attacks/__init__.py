@@ -15,6 +15,7 @@ from fedif_flower.attacks.registry import (
     AttackFactory,
     behaviour_of,
     build_behaviour,
+    require_fit,
 )
 from fedif_flower.attacks.schedule import attacks_now
 
@@ -34,4 +35,5 @@ __all__ = [
     "build_behaviour",
     "malicious_partitions",
     "poison_ratio",
+    "require_fit",
 ]

@@ -14,6 +14,7 @@ from fedif_flower.tasks.modules import (
     module_mode,
     to_memory_format,
 )
+from fedif_flower.tasks.task import Task
 
 _CHUNK = 128  # Examples attacked together: enough to fill the cores, few enough for the cache.
 
@@ -115,6 +116,11 @@ class AdversarialSamples(Behaviour):
         self.epsilon = epsilon
         self.step_size = step_size
         self.steps = steps
+
+    def misfit(self, task: Task) -> str:
+        """Return that it stays in the range of inputs, and raises the cross-entropy."""
+        fits = task.num_classes and task.input_range
+        return "" if fits else "class labels (num_classes) and float inputs with an input_range"
 
     def poison_inputs(
         self,

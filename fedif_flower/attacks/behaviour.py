@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fedif_flower.tasks.task import Task
 
 Normalize = Callable[[Tensor], Tensor]
 
@@ -46,6 +49,32 @@ class Behaviour:
     comes from the given generator (on the CPU), so that it does not depend on the process.
     """
 
+    def misfit(self, task: Task) -> str:  # noqa: ARG002
+        """Return what this behaviour needs that a task does not have; empty: it fits.
+
+        As the end of a sentence: ``"class labels (num_classes)"``.
+        """
+        return ""
+
+    @property
+    def needs_tensors(self) -> bool:
+        """Whether it changes inputs or labels, which then have to be tensors."""
+        kind = type(self)
+        hooks = ("poison_labels", "poison_examples", "poison_inputs")
+        return any(getattr(kind, hook) is not getattr(Behaviour, hook) for hook in hooks)
+
+    def poison_data(self, data: Any, generator: torch.Generator) -> Any:  # noqa: ARG002
+        """Return the data to train on, in the form that the task has them; asked at every round.
+
+        Parameters
+        ----------
+        data : Any
+            What the task's ``client_data`` returns: tensors, a Dataset, a DataLoader ...
+        generator : torch.Generator
+            The same at every call for one client.
+        """
+        return data
+
     def poison_labels(
         self,
         labels: Tensor,
@@ -57,9 +86,10 @@ class Behaviour:
         Parameters
         ----------
         labels : Tensor
-            ``[n]`` int64, the true classes in [0, num_classes).
+            ``[n]`` int64, the true classes in [0, num_classes); targets of any kind in a task
+            without classes.
         num_classes : int
-            >= 2.
+            >= 2; 0 in a task without classes.
         generator : torch.Generator
             The same at every call for one client.
         """
@@ -129,6 +159,11 @@ class Backdoor(Behaviour):
     The model's other answers are to stay right, so that accuracy does not show it. The server
     measures the attack's success on test images that have the trigger.
     """
+
+    def misfit(self, task: Task) -> str:
+        """Return that it needs a class to aim at, and inputs to put a trigger on."""
+        fits = task.num_classes and task.input_range
+        return "" if fits else "class labels (num_classes) and float inputs with an input_range"
 
     @abstractmethod
     def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

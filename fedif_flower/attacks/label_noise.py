@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour
 from fedif_flower.attacks.examples import choose
+from fedif_flower.tasks.task import Task
 
 
 def flip_labels(
@@ -59,6 +60,10 @@ class LabelNoise(Behaviour):
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
+
+    def misfit(self, task: Task) -> str:
+        """Return that it draws other classes."""
+        return "" if task.num_classes else "class labels (num_classes)"
 
     def poison_labels(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
         """Return the labels with a share of them flipped (see :func:`flip_labels`)."""

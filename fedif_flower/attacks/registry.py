@@ -29,7 +29,9 @@ from fedif_flower.attacks.scaling import HonestScaling, Scaling
 from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.attacks.sign_flip import SignFlip
 from fedif_flower.attacks.sybils import Sybils
+from fedif_flower.errors import ConfigError
 from fedif_flower.settings import RefusedValueError, Settings, setting
+from fedif_flower.tasks.task import Task
 
 AttackFactory = Callable[["AttackConfig", float], Behaviour]
 """Builds the behaviour from the config and the client's own poison ratio."""
@@ -166,3 +168,9 @@ def behaviour_of(
     if partition_id in malicious_partitions(num_clients, config.malicious_fraction, seed):
         return build_behaviour(config, partition_id=partition_id, seed=seed)
     return Behaviour()
+
+
+def require_fit(acting: Behaviour, task: Task, attack: str) -> None:
+    """Raise ConfigError if an attack needs what a task does not have."""
+    if missing := acting.misfit(task):
+        raise ConfigError(f"attack {attack!r} needs {missing}, which task {task.name!r} lacks")

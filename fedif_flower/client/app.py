@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
 from fedif_flower.client.reply import describe_node, train_round
-
-app = ClientApp()
-
-
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    """Say which partition this node holds."""
-    return describe_node(message, context)
+from fedif_flower.tasks.task import Task
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Train the received model on this node's data."""
-    return train_round(message, context)
+def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
+    """Return the ClientApp of a task.
+
+    Parameters
+    ----------
+    task : Task, optional
+        What the app is about; ``None``: the run config names a task.
+    mods : sequence of callable
+        Called around each message, as Flower's ``ClientApp`` has them.
+    """
+    client = ClientApp(mods=list(mods))
+
+    @client.query()
+    def query(message: Message, context: Context) -> Message:
+        """Say which partition this node holds."""
+        return describe_node(message, context)
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        """Train the received model on this node's data."""
+        return train_round(message, context, task)
+
+    return client
+
+
+app = task_app()

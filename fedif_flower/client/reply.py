@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import MutableMapping
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -19,28 +20,31 @@ from fedif_flower.attacks import (
     attacks_now,
     behaviour_of,
     build_behaviour,
+    require_fit,
 )
-from fedif_flower.client.data import ClientData, check_classes, client_data
+from fedif_flower.client.data import client_site
+from fedif_flower.client.local import Trained, train_task
 from fedif_flower.client.memory import attack_memory
-from fedif_flower.client.training import train_local
+from fedif_flower.client.poisoning import poisoned_data
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import (
     ACCOMPLICE_KEY,
     COLLUSION_KEY,
+    FACTS_KEY,
     PROXIMAL_KEY,
     ROUND_KEY,
     RUN_KEY,
-    read_classes,
+    TASK_KEY,
     read_config,
-    read_normalization,
 )
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.seeding import torch_generator
-from fedif_flower.tasks.data import Normalization
-from fedif_flower.tasks.models import build_model
+from fedif_flower.tasks.config import TaskConfig
+from fedif_flower.tasks.registry import build_task
+from fedif_flower.tasks.task import Task
 
 
 def describe_node(message: Message, context: Context) -> Message:
@@ -50,8 +54,11 @@ def describe_node(message: Message, context: Context) -> Message:
     return Message(content=RecordDict({"node": answer}), reply_to=message)
 
 
-def train_round(message: Message, context: Context) -> Message:
-    """Train the received model on this node's data, honestly or not, and send it back."""
+def train_round(message: Message, context: Context, task: Task | None = None) -> Message:
+    """Train the received model on this node's data, honestly or not, and send it back.
+
+    ``task`` is the app's own; ``None``: the run config names one.
+    """
     # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
     # in this process until the garbage collector comes by.
     settings = cast(ConfigRecord, message.content["config"])
@@ -59,38 +66,33 @@ def train_round(message: Message, context: Context) -> Message:
     config = read_config(settings)
     node = NodeConfig.from_node_config(context.node_config)
     server_round = cast(int, settings[ROUND_KEY])
+    task = task or _named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
     acting = behaviour(config, node)
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
         acting = Behaviour()
-    if isinstance(acting, Colluder) and not settings[COLLUSION_KEY]:
-        raise ConfigError(
-            f"attack {node.attack or config.attack!r} needs to see what the other malicious "
-            "clients are about to send, which is possible only in a simulation whose run config "
-            "names the attack"
-        )
+    _require_fit(acting, task, settings, attack=node.attack or config.attack)
     started = time.perf_counter()
     with torch_threads(config.threads_per_client):
-        data = client_data(config, node)
-        check_classes(data.dataset, read_classes(settings))
-        model = _model(config.model, data.dataset.image_shape, data.dataset.num_classes)
+        data = task.load("client_data", client_site(config, node))
+        model = _model(task)
         model.to(select_device(config.device))
         load_arrays(model, arrays)
         with attack_memory(context.state, str(settings[RUN_KEY])) as memory:
-            loss = train_model(
+            trained = train_model(
                 model,
+                task,
                 data,
                 config,
                 acting,
                 partition_id=node.partition_id,
-                normalize=read_normalization(settings),
                 server_round=server_round,
                 memory=memory,
                 proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
             )
     metrics = MetricRecord(
         {
-            "num-examples": len(data.labels),
-            "train-loss": loss,
+            "num-examples": trained.num_examples,
+            "train-loss": trained.loss,
             "train-seconds": time.perf_counter() - started,
         }
     )
@@ -98,6 +100,21 @@ def train_round(message: Message, context: Context) -> Message:
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
     return Message(content=content, reply_to=message)
+
+
+def _require_fit(acting: Behaviour, task: Task, settings: ConfigRecord, *, attack: str) -> None:
+    """Raise ConfigError if a client cannot do what it is to do."""
+    if isinstance(acting, Colluder) and not settings[COLLUSION_KEY]:
+        raise ConfigError(
+            f"attack {attack!r} needs to see what the other malicious "
+            "clients are about to send, which is possible only in a simulation whose run config "
+            "names the attack"
+        )
+    if task.name != settings[TASK_KEY]:
+        raise ConfigError(
+            f"this client's task is {task.name!r}, the server's {settings[TASK_KEY]!r}"
+        )
+    require_fit(acting, task, attack)
 
 
 def behaviour(config: ClientConfig, node: NodeConfig) -> Behaviour:
@@ -115,52 +132,44 @@ def behaviour(config: ClientConfig, node: NodeConfig) -> Behaviour:
 
 def train_model(
     model: nn.Module,
-    data: ClientData,
+    task: Task,
+    data: Any,
     config: ClientConfig,
     acting: Behaviour,
     *,
     partition_id: int,
-    normalize: Normalization,
     server_round: int,
     memory: MutableMapping[str, Tensor],
     proximal_mu: float = 0.0,
-) -> float:
-    """Train ``model`` in place as this node does in this round; return the training loss."""
-    device = next(model.parameters()).device
+) -> Trained:
+    """Train ``model`` in place as this node does in this round; return loss and examples."""
     ids = (config.seed, partition_id)
     received = _trainable_vector(model)  # [d]
-    labels = acting.poison_labels(
-        data.labels, data.dataset.num_classes, torch_generator("poison-labels", *ids)
-    ).to(device)
-    pixels, labels = acting.poison_examples(
-        data.pixels.to(device),
-        labels,
-        data.dataset.num_classes,
-        torch_generator("poison-examples", *ids),
-    )
-    pixels = acting.poison_inputs(
+    data = poisoned_data(
+        task,
         model,
-        pixels,
-        labels,
-        normalize,
-        torch_generator("poison-inputs", *ids, server_round),
+        data,
+        acting,
+        seed=config.seed,
+        partition_id=partition_id,
+        server_round=server_round,
     )
-    loss = train_local(
+    trained = train_task(
+        task,
         model,
-        normalize(pixels),
-        labels,
+        data,
         config,
         torch_generator("local-training", *ids, server_round),
         proximal_mu=proximal_mu,
     )
     with torch.no_grad():
-        trained = _trainable_vector(model)
+        vector = _trainable_vector(model)
         generator = torch_generator("poison-update", *ids, server_round)
-        own = ClientRound(received, trained, server_round, generator, memory)
+        own = ClientRound(received, vector, server_round, generator, memory)
         poisoned = acting.poison_update(own)
-        if poisoned is not trained:
-            vector_to_parameters(poisoned.to(device), _trainable(model))
-    return loss
+        if poisoned is not vector:
+            vector_to_parameters(poisoned.to(vector.device), _trainable(model))
+    return trained
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -173,6 +182,11 @@ def _trainable_vector(model: nn.Module) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _model(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def _named_task(settings: TaskConfig, facts: str) -> Task:
+    return build_task(settings, json.loads(facts))
+
+
+@lru_cache(maxsize=4)
+def _model(task: Task) -> nn.Module:
     # Every weight is overwritten by the server's: the seed does not matter.
-    return build_model(name, image_shape, num_classes, seed=0)
+    return task.build_model(seed=0)

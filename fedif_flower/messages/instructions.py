@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+import json
 
 from flwr.app import ConfigRecord
 
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.tasks.data import Normalization
+from fedif_flower.tasks.task import Task
 
-CONFIG_KEY, PROXIMAL_KEY, ROUND_KEY = "client-config", "proximal-mu", "server-round"
+CONFIG_KEY, TASK_KEY, FACTS_KEY = "client-config", "task", "task-facts"
+PROXIMAL_KEY, ROUND_KEY = "proximal-mu", "server-round"
 RUN_KEY, COLLUSION_KEY = "run", "collusion"
 ACCOMPLICE_KEY = "accomplice"  # In a reply that waits for what its accomplices send.
-MEAN_KEY, STD_KEY, CLASSES_KEY = "pixel-mean", "pixel-std", "classes"
 
 
 def instructions(
-    config: ClientConfig,
-    normalize: Normalization,
-    classes: Sequence[str],
-    *,
-    run: str,
-    collusion: bool = False,
+    config: ClientConfig, task: Task, *, run: str, collusion: bool = False
 ) -> ConfigRecord:
-    """Return what clients need: a client's own data may have another mean, or other labels.
+    """Return what clients need beside the model.
 
     Parameters
     ----------
     config : ClientConfig
         The settings.
-    normalize : Normalization
-        The server's normalisation of pixels.
-    classes : sequence of str
-        What the server's labels 0, 1 ... mean.
+    task : Task
+        The server's: its name, and what it says of the server's data.
     run : str
         Which run it is: a simulated node may work for several at a time.
     collusion : bool
@@ -42,9 +34,8 @@ def instructions(
     return ConfigRecord(
         {
             CONFIG_KEY: config.to_json(),
-            MEAN_KEY: list(normalize.mean),
-            STD_KEY: list(normalize.std),
-            CLASSES_KEY: list(classes),
+            TASK_KEY: task.name,
+            FACTS_KEY: json.dumps(dict(task.facts)),
             RUN_KEY: run,
             COLLUSION_KEY: collusion,
         }
@@ -54,14 +45,3 @@ def instructions(
 def read_config(received: ConfigRecord) -> ClientConfig:
     """Return the settings that the server sent."""
     return ClientConfig.from_json(str(received[CONFIG_KEY]))
-
-
-def read_normalization(received: ConfigRecord) -> Normalization:
-    """Return the server's normalisation of pixels."""
-    mean, std = (cast(list[float], received[key]) for key in (MEAN_KEY, STD_KEY))
-    return Normalization(tuple(mean), tuple(std))
-
-
-def read_classes(received: ConfigRecord) -> list[str]:
-    """Return what the server's labels 0, 1 ... mean."""
-    return cast(list[str], received[CLASSES_KEY])

@@ -27,18 +27,21 @@ def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
     Raises
     ------
     ValueError
-        If the record and the model do not have the same arrays, e.g. because this client's data
-        have another number of classes than the server's.
+        If the record and the model do not have the same arrays: the task here is not the server's.
     """
     state = model.state_dict()
     if set(state) != set(arrays):
-        raise ValueError(f"received arrays {list(arrays)}, but the model has {list(state)}")
+        other = sorted(set(state) ^ set(arrays))
+        raise ValueError(
+            f"this client's model is not the server's: received arrays {list(arrays)}, but the "
+            f"model has {list(state)}; they differ in {', '.join(other)}"
+        )
     with torch.no_grad():
         for key, value in state.items():
             received = torch.from_numpy(arrays[key].numpy())
             if received.shape != value.shape:
                 raise ValueError(
                     f"received array {key!r} has shape {list(received.shape)}, but this client's "
-                    f"model has {list(value.shape)}: its images or classes differ from the server's"
+                    f"model has {list(value.shape)}: it is not the server's"
                 )
             value.copy_(received)

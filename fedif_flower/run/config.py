@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,11 @@ from pydantic import model_validator
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.registry import StrategyConfig, default_clipping
+from fedif_flower.tasks.config import IMAGES
+
+# Settings of the built-in task, which another task does not read.
+IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
+IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
 
 class RunConfig(ClientConfig, StrategyConfig):
@@ -80,12 +86,16 @@ class RunConfig(ClientConfig, StrategyConfig):
             values["update-clipping"] = default_clipping(values["strategy"])
         config = cls(**values)
         if config.run_name == AUTO:
-            name = f"{config.strategy}-{config.dataset}-{config.attack}-{config.digest()[:8]}"
-            config = config.replace(run_name=name)
+            parts = config.strategy, config.subject, config.attack
+            name = "-".join(re.sub(r"[^\w.-]+", "-", part) for part in parts)
+            config = config.replace(run_name=f"{name}-{config.digest()[:8]}")
         return config
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        for name in IMAGE_FIELDS if self.task != IMAGES else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise RefusedValueError(name, f"only with task {IMAGES!r}: others have their own")
         if self.dataset == "image-folder" and not self.data_dir:
             raise RefusedValueError(
                 "data_dir", "the folder's path, which dataset 'image-folder' needs"
@@ -94,6 +104,11 @@ class RunConfig(ClientConfig, StrategyConfig):
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")
         return self
+
+    @property
+    def subject(self) -> str:
+        """What it is about, as results call it: the data set, or the task."""
+        return subject_of(self.to_mapping())
 
     @property
     def clients_per_round(self) -> int:
@@ -105,9 +120,20 @@ class RunConfig(ClientConfig, StrategyConfig):
         """Where this run writes its results, absolute."""
         return Path(self.output_dir).expanduser().absolute() / self.run_name
 
+    def identity(self) -> dict[str, Scalar]:
+        """Return every setting that can change a result (not where or when it is written)."""
+        ignored = () if self.task == IMAGES else IMAGE_KEYS
+        return {key: value for key, value in super().identity().items() if key not in ignored}
+
     def digest(self) -> str:
         """Return a hash of every setting that can change a result."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+def subject_of(settings: Mapping[str, Scalar]) -> str:
+    """Return what a run with these settings is about: the data set, or the task."""
+    task = str(settings.get("task", IMAGES))
+    return str(settings["dataset"]) if task == IMAGES else task.rpartition(":")[2]
 
 
 def default_run_config() -> dict[str, Scalar]:

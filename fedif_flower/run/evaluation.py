@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 
@@ -45,21 +46,23 @@ class ServerEvaluation(Callback):
         self.triggered = triggered
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float] | None:
-        """Write the round's line, with accuracies where it is due, and return them."""
+        """Write the round's line, with what was measured where it is due, and return them."""
         config = self.recorder.config
         if server_round % config.eval_every and server_round != config.num_server_rounds:
             self.recorder.on_evaluation(server_round)
             return None
         started = time.perf_counter()
 
-        def examine(record: ArrayRecord) -> tuple[Evaluation, Evaluation, float | None]:
+        def examine(
+            record: ArrayRecord,
+        ) -> tuple[dict[str, float], dict[str, float], float | None]:
             vectors = model.vectors_of(record)
             buffers = model.layout.named_buffers(vectors)
             triggered = self.triggered
             success = triggered.accuracy(vectors.params, buffers) if triggered else None
             return (
-                self.validation.evaluate(vectors.params, buffers),
-                self.test.evaluate(vectors.params, buffers),
+                self.validation.measure(vectors.params, buffers),
+                self.test.measure(vectors.params, buffers),
                 success,
             )
 
@@ -72,12 +75,24 @@ class ServerEvaluation(Callback):
             logger.error("round %d: %s", server_round, reason)
             self.recorder.on_evaluation(server_round, reason=reason)
             return None
+        found = {"validation": validation, "test": test}
+        own = [metric.key for metric in self.recorder.metrics]
         self.recorder.on_evaluation(
             server_round,
-            test,
-            validation,
+            _evaluation(test),
+            _evaluation(validation),
             attack_success=success,
+            metrics={f"{split}_{key}": found[split][key] for key in own for split in found},
             evaluation_seconds=time.perf_counter() - started,
         )
-        metrics = {"test-accuracy": test.accuracy, "validation-accuracy": validation.accuracy}
+        metrics = {
+            f"{split}-{key.replace('_', '-')}": figures[key]
+            for split, figures in found.items()
+            for key in ("accuracy", *own)
+            if key in figures
+        }
         return metrics if success is None else {**metrics, "attack-success": success}
+
+
+def _evaluation(measured: Mapping[str, float]) -> Evaluation:
+    return Evaluation(measured["loss"], measured.get("accuracy", math.nan))

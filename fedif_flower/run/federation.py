@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-import torch
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
-from torch import Tensor
 
 from fedif_flower.attacks import malicious_partitions
-from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.attribution import RecordedAttribution
-from fedif_flower.run.backdoor import triggered_test
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
@@ -32,92 +24,19 @@ from fedif_flower.run.provenance import PROVENANCE, provenance
 from fedif_flower.run.recorder import OnRow, RunRecorder, write_json
 from fedif_flower.run.report import troubles, write_report
 from fedif_flower.run.resume import ResumableRun, require_space
-from fedif_flower.settings import AUTO
+from fedif_flower.run.server import Server, build_server, tensors_in
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.tasks.config import TrainingConfig
-from fedif_flower.tasks.data import (
-    NORMALIZATIONS,
-    Normalization,
-    Split,
-    load_dataset,
-    split_test,
-    to_pixels,
-)
-from fedif_flower.tasks.models import build_model, default_model
-from fedif_flower.valuation import Validation
+from fedif_flower.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Server:
-    """What the server holds: the initial model, its validation split and its test split."""
-
-    config: RunConfig
-    model: torch.nn.Module
-    validation: Validation
-    validation_data: tuple[Tensor, Tensor]
-    test: Validation
-    triggered: Validation | None
-    normalization: Normalization
-    classes: tuple[str, ...]
-    num_train: int
-    fingerprint: str
-
-
-def build_server(config: RunConfig) -> Server:
-    """Load data and model; ``model = "auto"`` is resolved here.
-
-    Raises
-    ------
-    DataError, ConfigError
-        If the data set cannot be read, or does not fit the model or the number of clients.
-    """
-    dataset = load_dataset(config.dataset, config.data_dir, verify=True)
-    if config.num_clients > len(dataset.train.labels):
-        raise ConfigError(
-            f"num-clients = {config.num_clients}; allowed: at most the "
-            f"{len(dataset.train.labels)} training examples of {config.dataset!r}"
-        )
-    if config.model == AUTO:
-        config = config.replace(model=default_model(dataset.image_shape))
-    model = build_model(config.model, dataset.image_shape, dataset.num_classes, seed=config.seed)
-    normalization = NORMALIZATIONS[config.normalization](dataset.mean, dataset.std)
-    held_out = _held_out(dataset.name, config.data_dir, config.seed, normalization)
-    validation_data, test_data = held_out
-    return Server(
-        config=config,
-        model=model,
-        validation=Validation(model, *validation_data, device=config.device),
-        validation_data=validation_data,
-        test=Validation(model, *test_data, device=config.device),
-        triggered=triggered_test(config, dataset, normalization, model),
-        normalization=normalization,
-        classes=dataset.classes,
-        num_train=len(dataset.train.labels),
-        fingerprint=dataset.fingerprint,
-    )
-
-
-@lru_cache(maxsize=2)
-def _held_out(
-    name: str, data_dir: str, seed: int, normalization: Normalization
-) -> tuple[tuple[Tensor, Tensor], ...]:
-    # Shared by the federations of a grid: they only read, and nothing copies this layout.
-    dataset = load_dataset(name, data_dir)
-
-    def held_out(chosen: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        split = Split(dataset.test.images[chosen], dataset.test.labels[chosen])
-        inputs = normalization(to_pixels(split.images, dataset.max_value))  # [n, c, h, w]
-        labels = torch.from_numpy(split.labels.copy())
-        return inputs.clone(memory_format=torch.channels_last), labels
-
-    validation, test = split_test(len(dataset.test.labels), seed)
-    return held_out(validation), held_out(test)
+# Of a task that does not say how many training examples there are.
+MOST_EXAMPLES = 10_000_000
 
 
 def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> ScreenedStrategy:
@@ -135,7 +54,7 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
         min_valid_replies=config.min_valid_replies,
         max_failed_rounds=config.max_failed_rounds,
         max_paused_turns=config.max_paused_turns,
-        max_num_examples=config.max_num_examples or server.num_train,
+        max_num_examples=config.max_num_examples or server.task.num_train or MOST_EXAMPLES,
         update_clipping=config.update_clipping,
         server_momentum=config.server_momentum,
         device=config.device,
@@ -148,6 +67,7 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
         training=config.part(TrainingConfig),
         model=server.model,
         validation=server.validation,
+        task=server.task,
         root_data=server.validation_data,
         base=base,
     )
@@ -173,6 +93,7 @@ def run_federation(
     config: RunConfig,
     on_row: OnRow | None = None,
     callbacks: Sequence[Callback] = (),
+    task: Task | None = None,
 ) -> Path:
     """Run one federation to its end and return the directory of its results.
 
@@ -186,6 +107,8 @@ def run_federation(
         Called after each round with its line of ``rounds.csv``.
     callbacks : sequence of Callback
         Told of each round and model after the run's own records: trackers, early stopping ...
+    task : Task, optional
+        What it is about; else the task that the run config names.
 
     Raises
     ------
@@ -194,7 +117,7 @@ def run_federation(
     FedIFError
         Whatever else stopped the run.
     """
-    server = build_server(config)  # What cannot be loaded leaves no directory behind.
+    server = build_server(config, task)  # What cannot be loaded leaves no directory behind.
     if needs_collusion(server.config):
         names, tied = server.validation.parameter_names, server.validation.tied_names
         grid = ColludingGrid(grid, server.config, names, tied)
@@ -211,8 +134,8 @@ def _run_federation(
     settings = {**config.identity(), "data": server.fingerprint}
     checkpoints = CheckpointFolder(config.run_dir / "checkpoints", settings)
     checkpoint = checkpoints.find(config.resume)
-    recorder = RunRecorder(config, malicious_marker(config), on_row)
-    origin = provenance(config, server.fingerprint, server.validation_data)
+    recorder = RunRecorder(config, malicious_marker(config), on_row, server.task.metrics)
+    origin = provenance(config, server.fingerprint, tensors_in(server.validation_data))
     write_json(recorder.run_dir / PROVENANCE, origin)
     arrays = model_arrays(server.model)
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1)
@@ -237,8 +160,7 @@ def _run_federation(
             timeout=config.round_timeout,
             train_config=instructions(
                 config.part(ClientConfig),
-                server.normalization,
-                server.classes,
+                server.task,
                 run=config.digest(),
                 collusion=needs_collusion(config),
             ),

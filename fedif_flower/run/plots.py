@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution
+from fedif_flower.tasks.task import Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,23 +21,31 @@ HONEST, MALICIOUS = "#2a6fbb", "#c8442e"
 _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 
-def plot_accuracy(rounds: Sequence[RoundRow], path: Path, title: str) -> None:
-    """Draw test and validation accuracy over the rounds."""
+def plot_progress(
+    rounds: Sequence[RoundRow], metrics: Sequence[Metric], run_dir: Path, title: str
+) -> Path:
+    """Draw test and validation accuracy over the rounds, or what a task has in its place."""
+    if metrics and all(row.test_accuracy is None for row in rounds):
+        name, key = metrics[0].name, metrics[0].key
+    elif all(row.test_accuracy is None for row in rounds):
+        name = key = "loss"
+    else:
+        name = key = "accuracy"
+    path = run_dir / ("accuracy.png" if key == "accuracy" else "metric.png")
     figure = new_figure()
     axes = figure.subplots()
-    for name, label, style in (
-        ("test_accuracy", "test", "-"),
-        ("validation_accuracy", "validation", ":"),
-    ):
-        shown = [
-            (row.round, getattr(row, name)) for row in rounds if getattr(row, name) is not None
-        ]
+    for split, style in (("test", "-"), ("validation", ":")):
+        columns = [(row.round, row.columns().get(f"{split}_{key}")) for row in rounds]
+        shown = [(number, value) for number, value in columns if value is not None]
         if shown:
-            axes.plot(*zip(*shown, strict=True), style, color=HONEST, label=label)
-    axes.set(xlabel="round", ylabel="accuracy", title=title, ylim=(0, 1))
+            axes.plot(*zip(*shown, strict=True), style, color=HONEST, label=split)
+    axes.set(xlabel="round", ylabel=name, title=title)
+    if key == "accuracy":
+        axes.set(ylim=(0, 1))
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower right" if key == "accuracy" else "best")
     save_figure(figure, path)
+    return path
 
 
 def plot_scores(clients: Sequence[ClientRow], num_rounds: int, path: Path) -> bool:

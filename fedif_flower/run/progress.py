@@ -56,9 +56,8 @@ class RoundProgress:
     ) -> None:
         self._bar.stop()
 
-    def show(self, server_round: int, test_accuracy: float | None) -> None:
-        """Show a round that is over."""
-        text = "" if test_accuracy is None else f"test accuracy {test_accuracy:.1%}"
+    def show(self, server_round: int, text: str) -> None:
+        """Show a round that is over, with a few words on it."""
         self._bar.update(self._task, completed=server_round, description=text)
         due = self._clock() - self._printed >= SECONDS_PER_LINE
         if not self._console.is_terminal and (due or server_round % self._step == 0):

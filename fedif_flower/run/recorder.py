@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fedif_flower.run.summary import describe_machine, summarize
 from fedif_flower.storage import write_atomically, writing
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Evaluation
 
 # What a run writes, and a new run in the same place removes; nothing else there is touched.
@@ -42,6 +44,7 @@ RESULT_FILES = (
     "model.pt",
     "accuracy.png",
     "attribution.png",
+    "metric.png",
     "contributions.png",
     "report.md",
 )
@@ -65,6 +68,8 @@ class RunRecorder(Callback):
         Tells whether a client is known to misbehave, to mark it in the results.
     on_row : callable, optional
         Called with each line of ``rounds.csv``.
+    metrics : sequence of Metric
+        What is evaluated beside loss and accuracy: a column each for test and validation.
 
     Raises
     ------
@@ -77,8 +82,10 @@ class RunRecorder(Callback):
         config: RunConfig,
         is_malicious: Callable[[ClientNode], bool],
         on_row: OnRow | None = None,
+        metrics: Sequence[Metric] = (),
     ) -> None:
         self.config = config
+        self.metrics = metrics
         self.run_dir = config.run_dir
         self._is_malicious = is_malicious
         self._on_row = on_row
@@ -130,12 +137,14 @@ class RunRecorder(Callback):
         validation: Evaluation | None = None,
         *,
         attack_success: float | None = None,
+        metrics: Mapping[str, float] | None = None,
         evaluation_seconds: float = 0.0,
         reason: str = "",
     ) -> None:
         """Write a round's line once its model is evaluated; without, where it is not its turn.
 
-        ``reason`` says why there is no evaluation although there should be one.
+        ``metrics`` are the task's by column; ``reason`` says why there is no evaluation although
+        there should be one.
         """
         report = (
             self._report if self._report and self._report.server_round == server_round else None
@@ -143,9 +152,9 @@ class RunRecorder(Callback):
         seconds = [c.train_seconds for c in report.clients if c.train_seconds] if report else []
         row = RoundRow(
             round=server_round,
-            test_accuracy=test.accuracy if test else None,
+            test_accuracy=_defined(test.accuracy) if test else None,
             test_loss=test.loss if test else None,
-            validation_accuracy=validation.accuracy if validation else None,
+            validation_accuracy=_defined(validation.accuracy) if validation else None,
             validation_loss=validation.loss if validation else None,
             round_seconds=report.round_seconds if report else 0.0,
             train_seconds=statistics.fmean(seconds) if seconds else None,
@@ -159,6 +168,7 @@ class RunRecorder(Callback):
             reason="; ".join(filter(None, (report.reason if report else "", reason))),
             attack_success=attack_success,
             losses=" ".join(f"{loss:.6g}" for loss in report.losses) if report else "",
+            metrics=dict(metrics or {}),
         )
         self.rounds.append(row)
         self._append("rounds.csv", [row])
@@ -199,7 +209,7 @@ class RunRecorder(Callback):
         buffer = BytesIO()
         torch.save(dict(state_dict), buffer)
         write_atomically(self.run_dir / "model.pt", buffer.getvalue())
-        summary = summarize(self.config, self.rounds, self.clients)
+        summary = summarize(self.config, self.rounds, self.clients, self.metrics)
         summary["seconds"] = round(time.perf_counter() - self._started, 3)
         summary["machine"] = describe_machine(self.config.device)
         return summary
@@ -209,11 +219,26 @@ class RunRecorder(Callback):
         write_json(self.run_dir / "summary.json", summary)
 
     def _write_header(self, name: str, row: type) -> None:
-        names = [field.name for field in dataclasses.fields(row)]
-        write_atomically(self.run_dir / name, ",".join(names) + "\n")
+        write_atomically(self.run_dir / name, ",".join(self._columns(row)) + "\n")
+
+    def _columns(self, row: type) -> list[str]:
+        names = [field.name for field in dataclasses.fields(row) if field.name != "metrics"]
+        return names + (metric_columns(self.metrics) if row is RoundRow else [])
 
     def _append(self, name: str, rows: Iterable[RoundRow | ClientRow]) -> None:
         path = self.run_dir / name
         with writing(path), path.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([cell(v) for v in dataclasses.astuple(row)] for row in rows)
+            for row in rows:
+                values = row.columns() if isinstance(row, RoundRow) else vars(row)
+                writer.writerow([cell(values.get(name)) for name in self._columns(type(row))])
+
+
+def metric_columns(metrics: Iterable[Metric]) -> list[str]:
+    """Return the columns of ``rounds.csv`` that a task's metrics have."""
+    return [f"{split}_{metric.key}" for metric in metrics for split in ("test", "validation")]
+
+
+def _defined(value: float) -> float | None:
+    """Return ``None`` for NaN: what is not defined is not written."""
+    return None if math.isnan(value) else value

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedif_flower.errors import TrainingFailedError
+from fedif_flower.run.config import subject_of
 from fedif_flower.run.members import member_table
-from fedif_flower.run.plots import plot_accuracy, plot_attribution, plot_scores
+from fedif_flower.run.plots import plot_attribution, plot_progress, plot_scores
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution, sums_by_client
@@ -28,14 +29,14 @@ def write_report(
     ``attributed`` are the run's rounds, where it attributed them.
     """
     run_dir, config = recorder.run_dir, recorder.config
-    title = f"{config.strategy} on {config.dataset}, attack: {config.attack}"
-    plot_accuracy(recorder.rounds, run_dir / "accuracy.png", title)
+    title = _title(config.to_mapping(), config.subject)
+    picture = plot_progress(recorder.rounds, recorder.metrics, run_dir, title)
     last = config.num_server_rounds
     by_score = plot_scores(recorder.clients, last, run_dir / "contributions.png")
     by_loss = plot_attribution(attributed, recorder.clients, last, run_dir / "attribution.png")
     lines = [f"# {title}", "", "| figure | value |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_rows(summary)]
-    lines += ["", "![accuracy over rounds](accuracy.png)", ""]
+    lines += ["", f"![{picture.stem} over rounds]({picture.name})", ""]
     if by_loss:
         lines += ["![attributed contributions over rounds](attribution.png)", ""]
     if by_score:
@@ -55,8 +56,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     success = summary.get("attack_success")
     backdoor = [] if success is None else [("attack success rate", _percent(success))]
     return [
-        ("test accuracy", _percent(summary["test_accuracy"])),
-        ("validation accuracy", _percent(summary["validation_accuracy"])),
+        *_quality(summary),
         *backdoor,
         *_gained(summary),
         ("weight of malicious clients", _percent(summary["malicious_weight_share"])),
@@ -70,6 +70,25 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rounds", str(summary["rounds"])),
         *troubles(summary),
     ]
+
+
+def _quality(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return how good the model is: its accuracy where that is defined, and the task's metrics."""
+    metrics = summary.get("metrics", {})
+    accuracy = [
+        ("test accuracy", _percent(summary["test_accuracy"])),
+        ("validation accuracy", _percent(summary["validation_accuracy"])),
+    ]
+    undefined = metrics and summary["test_accuracy"] is None
+    return ([] if undefined else accuracy) + [
+        (f"{split} {name}", _number(figures[split], ".4g"))
+        for name, figures in metrics.items()
+        for split in ("test", "validation")
+    ]
+
+
+def _title(settings: Mapping[str, Any], subject: str) -> str:
+    return f"{settings['strategy']} on {subject}, attack: {settings['attack']}"
 
 
 def require_last_round(run_dir: Path) -> None:
@@ -87,7 +106,7 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
     console = console or Console()
     summary = json.loads((run_dir / SUMMARY).read_text())
     config = summary["config"]
-    table = Table(title=f"{config['strategy']} on {config['dataset']}, attack: {config['attack']}")
+    table = Table(title=_title(config, subject_of(config)))
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in summary_rows(summary):

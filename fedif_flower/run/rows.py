@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class RoundRow:
     ``failed`` counts clients; ``round_failed`` says that the round left the model as it was,
     and ``reason`` why. ``attack_success`` is the share of test images with a backdoor's
     trigger that get its target class. ``losses`` are those of a descent, at its start and after
-    each step taken.
+    each step taken. ``metrics`` are those of the task by column, such as
+    ``test_mean_absolute_error``.
     """
 
     round: int
@@ -36,6 +37,17 @@ class RoundRow:
     reason: str = ""
     attack_success: float | None = None
     losses: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """What progress shows of it, in a few words; empty where nothing was evaluated."""
+        return headline(self.columns())
+
+    def columns(self) -> dict[str, Any]:
+        """Return its values by column; each metric of the task has one of its own."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**values, **values.pop("metrics")}
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,18 @@ class ClientRow:
     note: str = ""
 
 
+def headline(columns: Mapping[str, Any]) -> str:
+    """Return the first figure of the test split that a line of ``rounds.csv`` has, in words."""
+    if columns["test_accuracy"] not in (None, ""):
+        return f"test accuracy {float(columns['test_accuracy']):.1%}"
+    usual = ("test_accuracy", "test_loss")
+    named = [name for name in columns if name.startswith("test_") and name not in usual]
+    for name in (*named, "test_loss"):
+        if columns[name] not in (None, ""):
+            return f"{name.replace('_', ' ')} {float(columns[name]):.4g}"
+    return ""
+
+
 _Row = TypeVar("_Row", RoundRow, ClientRow)
 
 
@@ -73,7 +97,7 @@ def checked_row(kind: type[_Row], values: Mapping[str, Any]) -> _Row:
     """Return a line of a file from its values by column, every one of the column's type."""
     row = kind(**values)
     for name, wanted in get_type_hints(kind).items():
-        if not isinstance(getattr(row, name), wanted):
+        if not isinstance(getattr(row, name), dict if get_origin(wanted) is dict else wanted):
             raise ValueError(f"its records have {name} = {getattr(row, name)!r}")
     return row
 

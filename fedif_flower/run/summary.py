@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -14,10 +14,14 @@ import torch
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import ClientRow, RoundRow
+from fedif_flower.tasks.task import Metric
 
 
 def summarize(
-    config: RunConfig, rounds: list[RoundRow], clients: list[ClientRow]
+    config: RunConfig,
+    rounds: list[RoundRow],
+    clients: list[ClientRow],
+    metrics: Sequence[Metric] = (),
 ) -> dict[str, Any]:
     """Return a run's result in a few figures.
 
@@ -26,7 +30,8 @@ def summarize(
     over the clients that took part, with each client's last contribution. Either is ``None``
     where it is not defined, and so is ``attack_success``: after the last round, the share of test
     images with a backdoor's trigger that get its target class. ``unnamed_members`` never said which
-    partition they hold.
+    partition they hold. ``metrics`` has the figures of a task's own metrics, and of the loss where
+    there is no accuracy.
     """
     evaluated = [row for row in rounds if row.test_accuracy is not None and row.round > 0]
     accuracies = [row.test_accuracy for row in evaluated if row.test_accuracy is not None]
@@ -44,6 +49,7 @@ def summarize(
         "test_accuracy_best": max(accuracies, default=None),
         "validation_accuracy": last.validation_accuracy if last else None,
         "attack_success": last.attack_success if last else None,
+        **_metrics(rounds, metrics),
         "malicious_weight_share": bad / total if total > 0 and any_malicious else None,
         "detection_auc": detection_auc(clients),
         "train_seconds_per_client": statistics.fmean(trained) if trained else None,
@@ -61,6 +67,29 @@ def summarize(
             {row.client_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
         ),
     }
+
+
+def _metrics(rounds: list[RoundRow], metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return the figures of a task's metrics by name; nothing where accuracy says it all."""
+    wanted = [(metric.name, metric.key, metric.higher_is_better) for metric in metrics]
+    if all(row.test_accuracy is None for row in rounds):
+        wanted.append(("loss", "loss", False))
+    columns = [row.columns() for row in rounds if row.round > 0]
+    found = {}
+    for name, key, higher_is_better in wanted:
+        test, validation = (
+            [line[column] for line in columns if line.get(column) is not None]
+            for column in (f"test_{key}", f"validation_{key}")
+        )
+        if test and validation:
+            found[name] = {
+                "higher_is_better": higher_is_better,
+                "test": test[-1],
+                "test_last_ten": statistics.fmean(test[-10:]),
+                "test_best": max(test) if higher_is_better else min(test),
+                "validation": validation[-1],
+            }
+    return {"metrics": found} if found else {}
 
 
 def is_failed(row: RoundRow) -> bool:

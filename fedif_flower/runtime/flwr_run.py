@@ -28,7 +28,7 @@ from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.overrides import parse_overrides
 from fedif_flower.run.progress import RoundProgress
 from fedif_flower.run.report import print_summary
-from fedif_flower.run.rows import read_rows
+from fedif_flower.run.rows import headline, read_rows
 from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink
 from fedif_flower.runtime.processes import StopRequest, available_cpus
 from fedif_flower.settings import AUTO, Scalar
@@ -201,8 +201,7 @@ class _Rounds:
     def show(self) -> None:
         rows = self._results.rows()
         for row in rows[self._shown :]:
-            accuracy = row["test_accuracy"]
-            self._progress.show(int(row["round"]), float(accuracy) if accuracy else None)
+            self._progress.show(int(row["round"]), headline(row))
         self._shown = len(rows)
 
 

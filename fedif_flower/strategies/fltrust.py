@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.aggregators import fltrust_coefficients
+from fedif_flower.client.local import train_task
 from fedif_flower.client.training import train_local
+from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.tasks.batches import describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import tied_names, trainable_names
+from fedif_flower.tasks.task import Data, Task
 
 
 class FLTrust(ScreenedStrategy):
@@ -30,7 +34,10 @@ class FLTrust(ScreenedStrategy):
     model : torch.nn.Module
         What the server trains; it is copied.
     inputs, labels : Tensor
-        The server's root data: ``[n, ...]`` and ``[n]``.
+        The server's root data: ``[n, ...]`` and ``[n]``. With a ``task``, ``inputs`` may be data
+        of any kind, and ``labels`` ``None``.
+    task : Task, optional
+        Says by which loss the server trains. Default: cross-entropy.
     training : TrainingConfig
         How it trains, as a client does.
     *flower, **base
@@ -40,9 +47,10 @@ class FLTrust(ScreenedStrategy):
     def __init__(
         self,
         model: nn.Module,
-        inputs: Tensor,
-        labels: Tensor,
+        inputs: Data,
+        labels: Tensor | None = None,
         *flower: Any,
+        task: Task | None = None,
         training: TrainingConfig | None = None,
         **base: Unpack[BaseArguments],
     ) -> None:
@@ -51,7 +59,12 @@ class FLTrust(ScreenedStrategy):
         super().__init__(*flower, **base)
         self.training = training or TrainingConfig()
         self._model = copy.deepcopy(model).to(self.device)
-        self._inputs, self._labels = inputs.to(self.device), labels.to(self.device)
+        self._task = task
+        data = inputs if labels is None else (inputs, labels)
+        pair = tensor_pair(data)
+        if pair is None and task is None:
+            raise ConfigError(f"root data are {describe(data)}; without a task they are tensors")
+        self._data: Any = data if pair is None else tuple(part.to(self.device) for part in pair)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]``; trust is both score and contribution."""
@@ -72,5 +85,9 @@ class FLTrust(ScreenedStrategy):
             for name, value in updates.named_buffers.items():
                 state[name].copy_(value)
         generator = torch_generator("root-training", self.seed, updates.server_round)
-        train_local(self._model, self._inputs, self._labels, self.training, generator)
+        if self._task is None:
+            inputs, labels = self._data
+            train_local(self._model, inputs, labels, self.training, generator)
+        else:
+            train_task(self._task, self._model, self._data, self.training, generator)
         return nn.utils.parameters_to_vector(trained).detach() - updates.global_params

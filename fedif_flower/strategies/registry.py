@@ -8,7 +8,7 @@ from typing import Literal, Self, TypedDict
 
 from flwr.serverapp import strategy as flower
 from pydantic import model_validator
-from torch import Tensor, nn
+from torch import nn
 
 from fedif_flower.settings import RefusedValueError, Settings, setting
 from fedif_flower.strategies.afedsv import AFedSV
@@ -28,6 +28,7 @@ from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapfed import ShapFed
 from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import WeightScope
 from fedif_flower.valuation.objective import Metric
@@ -52,7 +53,8 @@ class StrategyParts:
     training: TrainingConfig
     model: nn.Module
     validation: Validation
-    root_data: tuple[Tensor, Tensor]
+    task: Task
+    root_data: Data
     base: BaseArguments
 
     @property
@@ -105,8 +107,9 @@ def _afedsv(parts: StrategyParts) -> ScreenedStrategy:
 
 
 def _fltrust(parts: StrategyParts) -> ScreenedStrategy:
-    inputs, labels = parts.root_data
-    return FLTrust(parts.model, inputs, labels, training=parts.training, **parts.base)
+    return FLTrust(
+        parts.model, parts.root_data, None, task=parts.task, training=parts.training, **parts.base
+    )
 
 
 def _leave_one_out(parts: StrategyParts) -> ScreenedStrategy:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.recorder import write_json
+from fedif_flower.run.server import fingerprint
 from fedif_flower.settings import AUTO, Scalar
-from fedif_flower.tasks.data import load_dataset
-from fedif_flower.tasks.models import default_model
+from fedif_flower.tasks.images import settled
 
 SUMMARY, LABEL = "summary.json", "cell.json"
 
@@ -76,13 +76,11 @@ def make_cell(
     folder = (output_dir / group).absolute()
     own = {"output-dir": str(folder), "run-name": AUTO, "resume": AUTO}
     config = RunConfig.from_run_config({**settings, **own})
-    dataset = load_dataset(config.dataset, config.data_dir)
-    if config.model == AUTO:
-        config = config.replace(model=default_model(dataset.image_shape))
-    content = f"{config.digest()} {dataset.fingerprint}"
+    config = settled(config)
+    content = f"{config.digest()} {fingerprint(config)}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     config = config.replace(run_name=f"{name}-{digest}")
-    return Cell(group, name, config, data or config.dataset)
+    return Cell(group, name, config, data or config.subject)
 
 
 def is_complete(run_dir: Path) -> bool:

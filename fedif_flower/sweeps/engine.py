@@ -19,8 +19,7 @@ from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.sweeps.cells import Cell, by_num_clients, distinct, find_result
 from fedif_flower.sweeps.federations import GridClock, Outcome, run_grid
 from fedif_flower.sweeps.progress import GridProgress
-from fedif_flower.tasks.data import load_dataset
-from fedif_flower.tasks.models import build_model
+from fedif_flower.tasks.registry import build_task
 
 # launch(num_clients, main) calls main(grid, actors); so many actors train at once.
 Launch = Callable[[int, Callable[[Grid, int], None]], None]
@@ -148,8 +147,7 @@ def default_jobs(cells: Sequence[Cell], actors: int) -> int:
 def server_bytes(cell: Cell) -> int:
     """Return roughly how many bytes the server needs for a cell: mostly models."""
     config = cell.config
-    dataset = load_dataset(config.dataset, config.data_dir)
-    model = build_model(config.model, dataset.image_shape, dataset.num_classes, seed=0)
+    model = build_task(config).build_model(seed=0)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     # The clients' vectors, their messages and the replies to these; a few global ones.
     return size * (4 * config.clients_per_round + 10)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import RunConfig, subject_of
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import make_folder, write_atomically
@@ -134,7 +134,7 @@ def read_measurement(run_dir: Path) -> Measurement | None:
         return None
     config = summary["config"]
     label = run_dir / LABEL
-    data = json.loads(label.read_text())["data"] if label.exists() else config["dataset"]
+    data = json.loads(label.read_text())["data"] if label.exists() else subject_of(config)
     figures = {name: summary.get(key) for name, key in _FIGURES.items()}
     return Measurement(
         config=config,

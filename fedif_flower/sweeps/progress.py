@@ -92,7 +92,7 @@ class GridProgress:
 
     def on_row(self, cell: Cell, row: RoundRow) -> None:
         """Show a cell's last accuracy."""
-        shown = "" if row.test_accuracy is None else f" {row.test_accuracy:.1%}"
+        shown = f" {row.headline.removeprefix('test accuracy ')}".rstrip()
         with self._lock:
             self._ran += row.round > 0  # a resumed cell begins later: only these took time here
             self._advance(cell, row.round)

@@ -9,11 +9,20 @@ from fedif_flower.tasks.data import DATASETS, NORMALIZATIONS
 from fedif_flower.tasks.models import MODELS
 
 Precision = Literal["float32", "bf16"]
+IMAGES = "images"  # The built-in task.
+OWN = "app:"  # Before the name of the task that an app brings along.
 
 
 class TaskConfig(Settings):
     """Which data a federation learns from, and which model it trains."""
 
+    task: str = setting(
+        IMAGES,
+        "what is learned; `images`: a classifier of images, which the other keys of this table "
+        "describe; else a task of your own",
+        allowed="images, or a task of an installed package",
+        is_new=True,
+    )
     dataset: str = setting(
         "digits",
         "the data set; `image-folder`: any tree `train/<class>/`, `test/<class>/`",

@@ -242,6 +242,12 @@ def build_model(name: str, image_shape: ImageShape, num_classes: int, *, seed: i
     ConfigError
         If the name is unknown, there is nothing to tell apart, or the images do not fit.
     """
+    with seeded_randomness(derive_seed("model", seed), torch.device("cpu")):
+        return new_model(name, image_shape, num_classes)
+
+
+def new_model(name: str, image_shape: ImageShape, num_classes: int) -> nn.Module:
+    """Build a model from the process's own random state; see :func:`build_model`."""
     if name not in MODELS:
         raise ConfigError(f"model = {name!r}; allowed: {', '.join(MODELS)}")
     if num_classes < 2:
@@ -250,8 +256,7 @@ def build_model(name: str, image_shape: ImageShape, num_classes: int, *, seed: i
         fitting = ", ".join(other for other in MODELS if MODELS[other].fits(image_shape))
         shape = "x".join(map(str, image_shape))
         raise ConfigError(f"model = {name!r} does not fit images of {shape}; allowed: {fitting}")
-    with seeded_randomness(derive_seed("model", seed), torch.device("cpu")):
-        return MODELS[name](image_shape, num_classes)
+    return MODELS[name](image_shape, num_classes)
 
 
 def default_model(image_shape: ImageShape) -> str:

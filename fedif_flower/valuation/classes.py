@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.valuation.batches import describe, map_tensors
+from fedif_flower.tasks.batches import describe, map_tensors
 from fedif_flower.valuation.validation import Validation
 
 

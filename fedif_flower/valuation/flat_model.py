@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ValuationError
+from fedif_flower.tasks.batches import describe
 from fedif_flower.tasks.modules import tied_names, trainable_names
-from fedif_flower.valuation.batches import describe
 from fedif_flower.valuation.pooling import pool_pairwise
 
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)

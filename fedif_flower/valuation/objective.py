@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.valuation.batches import describe, num_examples
+from fedif_flower.tasks.batches import describe, num_examples
+from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
 
 Metric = Literal["accuracy", "loss", "score"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-
-LossFunction = Callable[[Any, Any], Tensor]
-BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, int]]
-ScoreFunction = Callable[[Any, Any], Tensor | float]
 
 
 class Objective(Protocol):
@@ -28,7 +26,7 @@ class Objective(Protocol):
         ...
 
     @property
-    def metrics(self) -> frozenset[Metric]:
+    def metrics(self) -> frozenset[str]:
         """What may be asked for; the first batch decides whether accuracy is defined."""
         ...
 
@@ -44,8 +42,12 @@ class Objective(Protocol):
         """Return the mean loss over the batch."""
         ...
 
+    def loss_and_size(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """Return the mean loss over the batch, and how many examples that is."""
+        ...
+
     def totals(
-        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[Metric]
+        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[str]
     ) -> list[Tensor]:
         """Return the sum over the batch's examples of each metric, one of :attr:`metrics`."""
         ...
@@ -59,18 +61,18 @@ class PairObjective:
 
     call = "loss_fn(model(inputs), targets)"
 
-    def __init__(self, loss_fn: LossFunction, score: ScoreFunction | None) -> None:
+    def __init__(
+        self, loss_fn: LossFunction, scores: Mapping[str, ScoreFunction] | None = None
+    ) -> None:
         self.loss_fn = loss_fn
-        self.score = score
-        self.metrics: frozenset[Metric] = frozenset(
-            ("loss", "accuracy", "score") if score else ("loss", "accuracy")
-        )
+        self.scores = scores or {}
+        self.metrics: frozenset[str] = frozenset(("loss", "accuracy", *self.scores))
 
     def check(self, batch: Any) -> None:
         """Raise ValuationError unless the batch has inputs and targets."""
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise ValuationError(
-                f"a batch of the validation set is {describe(batch)}; expected (inputs, targets). "
+                f"a batch is {describe(batch)}; expected (inputs, targets). "
                 "For anything else pass batch_loss(model, batch) -> (mean loss, size)"
             )
 
@@ -83,8 +85,13 @@ class PairObjective:
         *inputs, targets = batch
         return self.loss_fn(model(*inputs), targets)
 
+    def loss_and_size(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """Return the mean loss over the batch, and its number of targets."""
+        self.check(batch)
+        return self.loss(model, batch), self.size(model, batch)
+
     def totals(
-        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[Metric]
+        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[str]
     ) -> list[Tensor]:
         """Return each metric's sum over the batch's examples, from one forward pass."""
         *inputs, targets = batch
@@ -96,7 +103,7 @@ class PairObjective:
             elif metric == "loss":
                 found.append((self.loss_fn(outputs, targets) * size).float())
             else:
-                found.append(_total(self.score, (outputs, targets), size))
+                found.append(_total(self.scores[metric], (outputs, targets), size))
         return found
 
 
@@ -105,24 +112,26 @@ class BatchObjective:
 
     call = "batch_loss(model, batch)"
 
-    def __init__(self, batch_loss: BatchLoss, score: ScoreFunction | None) -> None:
+    def __init__(
+        self, batch_loss: BatchLoss, scores: Mapping[str, ScoreFunction] | None = None
+    ) -> None:
         self.batch_loss = batch_loss
-        self.score = score
-        self.metrics: frozenset[Metric] = frozenset(("loss", "score") if score else ("loss",))
+        self.scores = scores or {}
+        self.metrics: frozenset[str] = frozenset(("loss", *self.scores))
 
     def check(self, batch: Any) -> None:
         """Accept everything: only ``batch_loss`` knows what a batch is."""
 
     def size(self, model: nn.Module, batch: Any) -> int:
         """Return the size that ``batch_loss`` tells."""
-        return self._ask(model, batch)[1]
+        return self.loss_and_size(model, batch)[1]
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
-        return self._ask(model, batch)[0]
+        return self.loss_and_size(model, batch)[0]
 
     def totals(
-        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[Metric]
+        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[str]
     ) -> list[Tensor]:
         """Return each metric's sum over the batch's examples."""
         found: list[Tensor] = []
@@ -130,10 +139,11 @@ class BatchObjective:
             if metric == "loss":
                 found.append((self.loss(model, batch) * size).float())
             else:
-                found.append(_total(self.score, (model, batch), size))
+                found.append(_total(self.scores[metric], (model, batch), size))
         return found
 
-    def _ask(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+    def loss_and_size(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """Return what ``batch_loss`` answers."""
         answer = self.batch_loss(model, batch)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise ValuationError(
@@ -141,6 +151,17 @@ class BatchObjective:
             )
         loss, size = answer
         return loss, int(size)
+
+
+def objective_of(
+    loss_fn: LossFunction | None,
+    batch_loss: BatchLoss | None,
+    scores: Mapping[str, ScoreFunction] | None = None,
+) -> Objective:
+    """Return what judges by ``batch_loss``, else by ``loss_fn``, else by cross-entropy."""
+    if batch_loss is not None:
+        return BatchObjective(batch_loss, scores)
+    return PairObjective(loss_fn or functional.cross_entropy, scores)
 
 
 def num_correct(outputs: Any, targets: Any) -> Tensor:
@@ -157,7 +178,6 @@ def num_correct(outputs: Any, targets: Any) -> Tensor:
     return torch.tensor(torch.nan)
 
 
-def _total(score: ScoreFunction | None, arguments: tuple[Any, Any], size: int) -> Tensor:
-    """Return a mean score times the batch's size; NaN without a score."""
-    mean = torch.nan if score is None else score(*arguments)
-    return torch.as_tensor(mean, dtype=torch.float32) * size
+def _total(score: ScoreFunction, arguments: tuple[Any, Any], size: int) -> Tensor:
+    """Return a mean score times the batch's size."""
+    return torch.as_tensor(score(*arguments), dtype=torch.float32) * size

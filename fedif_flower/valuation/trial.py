@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.valuation.batches import describe, first_few
-from fedif_flower.valuation.objective import Metric, Objective
+from fedif_flower.tasks.batches import describe, first_few
+from fedif_flower.valuation.objective import Objective
 
 FEW = 2  # Examples: a model that calls ``squeeze`` treats a single one differently.
 
 
 def defined_metrics(
     model: nn.Module, parameters: Sequence[Tensor], objective: Objective, batch: Any
-) -> frozenset[Metric]:
+) -> frozenset[str]:
     """Go forward and backward on a batch, and return the metrics that are defined on it.
 
     Parameters
@@ -99,7 +99,7 @@ def _outputs(model: nn.Module, batch: Any) -> str:
         return ""
 
 
-def _is_defined(model: nn.Module, objective: Objective, batch: Any, metric: Metric) -> bool:
+def _is_defined(model: nn.Module, objective: Objective, batch: Any, metric: str) -> bool:
     try:
         with torch.inference_mode():
             (total,) = objective.totals(model, batch, 1, (metric,))

@@ -13,30 +13,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import Dataset
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ValuationError
+from fedif_flower.tasks.batches import first_few, map_tensors, read_batches, to_device
 from fedif_flower.tasks.modules import (
     fastest_memory_format,
     keep_freed_memory,
     to_memory_format,
     without_trace,
 )
-from fedif_flower.valuation.batches import first_few, map_tensors, read_batches, to_device
+from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
 from fedif_flower.valuation.drafts import AccuracyDraft, has_fast_bfloat16
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
-from fedif_flower.valuation.objective import (
-    BatchLoss,
-    BatchObjective,
-    LossFunction,
-    Metric,
-    Objective,
-    PairObjective,
-    ScoreFunction,
-)
+from fedif_flower.valuation.objective import objective_of
 from fedif_flower.valuation.replica_pool import ReplicaPool
 from fedif_flower.valuation.trial import FEW, defined_metrics, differentiate
 
@@ -88,6 +80,8 @@ class Validation:
     score : callable, optional
         Judges coalitions where targets are no classes: ``score(model(inputs), targets)``, or
         ``score(model, batch)`` beside ``batch_loss`` -> mean over the batch; higher is better.
+    measures : mapping of str to callable, optional
+        Further figures by name, each taken as ``score`` is, for :meth:`measure`.
     device : str
         ``"auto"`` (CUDA, then MPS, then CPU) or a torch device.
     batch_size : int, optional
@@ -98,7 +92,7 @@ class Validation:
     ----------
     metrics : frozenset of str
         What is defined of "loss", "accuracy" (``loss_fn`` with outputs ``[n, classes]`` and
-        integer targets ``[n]``) and "score".
+        integer targets ``[n]``), "score" and the names of ``measures``.
     num_examples : int
         Length of D'.
 
@@ -118,6 +112,7 @@ class Validation:
         loss_fn: LossFunction | None = None,
         batch_loss: BatchLoss | None = None,
         score: ScoreFunction | None = None,
+        measures: Mapping[str, ScoreFunction] | None = None,
         device: str | torch.device = "auto",
         batch_size: int | None = None,
     ) -> None:
@@ -127,11 +122,8 @@ class Validation:
             raise ValuationError(f"batch_size is {batch_size}; allowed: >= 1")
         if loss_fn is not None and batch_loss is not None:
             raise ValuationError("loss_fn and batch_loss are both given; allowed: one of them")
-        self._objective: Objective = (
-            BatchObjective(batch_loss, score)
-            if batch_loss is not None
-            else PairObjective(loss_fn or functional.cross_entropy, score)
-        )
+        scores = {**(measures or {}), **({"score": score} if score else {})}
+        self._objective = objective_of(loss_fn, batch_loss, scores)
         self._pool: ReplicaPool[Validation] | None = None
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -150,7 +142,7 @@ class Validation:
     def _read(self, inputs: Inputs, targets: Targets | None) -> Iterator[Any]:
         return read_batches(inputs, targets, self.batch_size)
 
-    def _try(self, batches: Iterator[Any]) -> tuple[list[_Batch], frozenset[Metric]]:
+    def _try(self, batches: Iterator[Any]) -> tuple[list[_Batch], frozenset[str]]:
         """Return all batches once the first has shown that they fit, and what is defined."""
         objective, module = self._objective, self._model.module
         first = next(batches, None)
@@ -268,6 +260,14 @@ class Validation:
         totals = self.totals(params, buffers, ("loss", "accuracy", "score"))
         return Evaluation(*(total / self.num_examples for total in totals.tolist()))
 
+    def measure(
+        self, params: Tensor, buffers: Mapping[str, Tensor] | None = None
+    ) -> dict[str, float]:
+        """Return loss, accuracy and ``measures`` at ``params`` [d], those that are defined."""
+        names = sorted(self.metrics - {"score"})
+        totals = self.totals(params, buffers, names).tolist()
+        return {n: total / self.num_examples for n, total in zip(names, totals, strict=True)}
+
     def loss(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> float:
         """Return the mean loss at ``params`` [d]."""
         return float(self.totals(params, buffers, ("loss",))) / self.num_examples
@@ -277,7 +277,7 @@ class Validation:
         return float(self.totals(params, buffers, ("accuracy",))) / self.num_examples
 
     def totals(
-        self, params: Tensor, buffers: Mapping[str, Tensor] | None, metrics: Sequence[Metric]
+        self, params: Tensor, buffers: Mapping[str, Tensor] | None, metrics: Sequence[str]
     ) -> Tensor:
         """Return sums over the examples at ``params`` [d]: of losses, right answers, scores.
 

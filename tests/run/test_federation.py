@@ -8,7 +8,7 @@ import torch
 from flwr.app import Context, Message
 
 from client_app import app as client_app
-from fedif_flower.client.data import client_data
+from fedif_flower.client.data import client_site
 from fedif_flower.client.reply import behaviour
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.node_config import NodeConfig
@@ -126,17 +126,19 @@ def test_a_model_that_does_not_fit_is_named(tmp_path):
 
 
 def test_partitions_cover_the_training_data(tmp_path):
-    config = run_config(tmp_path)
-    sizes = [
-        len(client_data(config, NodeConfig(partition_id=partition_id, num_partitions=10)).labels)
-        for partition_id in range(10)
-    ]
-    assert sum(sizes) == build_server(config).num_train
+    server = build_server(run_config(tmp_path))
+    sizes = []
+    for partition_id in range(10):
+        node = NodeConfig(partition_id=partition_id, num_partitions=10)
+        pixels, labels = server.task.load("client_data", client_site(server.config, node))
+        assert len(pixels) == len(labels)
+        sizes.append(len(labels))
+    assert sum(sizes) == server.task.num_train
 
 
 def test_node_and_server_must_agree_on_the_number_of_clients(tmp_path):
     with pytest.raises(ConfigError, match="num-clients = 10, but this node is one of 7"):
-        client_data(run_config(tmp_path), NodeConfig(partition_id=0, num_partitions=7))
+        client_site(run_config(tmp_path), NodeConfig(partition_id=0, num_partitions=7))
 
 
 @pytest.fixture
@@ -204,9 +206,11 @@ def test_behaviour_follows_the_seed_unless_the_node_says_otherwise(tmp_path):
 def test_normalization_is_the_run_config_s_for_server_and_clients(tmp_path):
     own = build_server(run_config(tmp_path))
     built = build_server(run_config(tmp_path, normalization="unit-range"))
-    assert (built.normalization.mean, built.normalization.std) == ((0.5,), (0.5,))
+    assert (built.task.transform.mean, built.task.transform.std) == ((0.5,), (0.5,))
+    assert (built.task.facts["mean"], built.task.facts["std"]) == ([0.5], [0.5])
     inputs, labels = built.validation_data
     assert (inputs.min(), inputs.max()) == (-1.0, 1.0)
-    pixels = own.validation_data[0] * own.normalization.std[0] + own.normalization.mean[0]
+    normalization = own.task.transform
+    pixels = own.validation_data[0] * normalization.std[0] + normalization.mean[0]
     torch.testing.assert_close(inputs, 2 * pixels - 1)
     assert torch.equal(labels, own.validation_data[1])

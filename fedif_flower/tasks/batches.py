@@ -1,4 +1,4 @@
-"""A validation set in the batches in which a model sees it: any structure, on any device."""
+"""Data in the batches in which a model sees them: any structure, on any device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedif_flower.errors import ValuationError
 
@@ -116,3 +116,16 @@ def _split(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
     for start in range(0, count, batch_size):
         rows = slice(start, start + batch_size)
         yield map_tensors(lambda tensor, rows=rows: tensor[rows], batch)  # type: ignore[misc]
+
+
+def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:
+    """Return data as ``(inputs, targets)`` if they are two tensors of one length."""
+    tensors = data.tensors if isinstance(data, TensorDataset) else data
+    if (
+        isinstance(tensors, tuple)
+        and len(tensors) == 2
+        and all(isinstance(tensor, Tensor) and tensor.dim() for tensor in tensors)
+        and len(tensors[0]) == len(tensors[1])
+    ):
+        return tensors[0], tensors[1]
+    return None

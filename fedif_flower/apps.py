@@ -1,0 +1,82 @@
+"""Both halves of a Flower app, complete: ``app = server_app(task)``, ``app = client_app(task)``.
+
+A ClientApp runs in a process of its own, often one per message: what only the server needs is
+imported by :func:`server_app`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+
+from fedif_flower.client.app import task_app
+from fedif_flower.run.logs import show_logs
+from fedif_flower.tasks.config import OWN
+from fedif_flower.tasks.task import Task
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid, ServerApp
+
+    from fedif_flower.run.rows import RoundRow
+
+logger = logging.getLogger(__name__)
+
+
+def client_app(task: Task | None = None) -> ClientApp:
+    """Return a complete ClientApp: a client's data, its behaviour, its training, its reply.
+
+    Parameters
+    ----------
+    task : Task, optional
+        What the app is about. ``None``: the run config names a task.
+    """
+    return task_app(task, mods=[_with_log])
+
+
+def server_app(task: Task | None = None) -> ServerApp:
+    """Return a complete ServerApp: run config -> federation -> records and report.
+
+    It understands every key of ``docs/configuration.md``. Flower accepts those on its command line
+    that the app's ``pyproject.toml`` lists under ``[tool.flwr.app.config]``; the others have their
+    defaults.
+
+    Parameters
+    ----------
+    task : Task, optional
+        What the app is about. ``None``: the run config names a task.
+    """
+    from flwr.serverapp import ServerApp
+
+    from fedif_flower.run.config import RunConfig
+    from fedif_flower.run.federation import run_federation
+    from fedif_flower.run.report import require_last_round
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        """Run the federation that the run config describes."""
+        show_logs()
+        own = {} if task is None else {"task": OWN + task.name}
+        config = RunConfig.from_run_config({**context.run_config, **own})
+        run_dir = run_federation(grid, config, on_row=_log_row, task=task)
+        logger.info("Results: %s", run_dir)
+        # Flower reports a run as failed only if its ServerApp raises.
+        require_last_round(run_dir)
+
+    return app
+
+
+def _log_row(row: RoundRow) -> None:
+    if shown := row.headline:
+        logger.info("round %d: %s", row.round, shown)
+
+
+def _with_log(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Show what the package logs, in whatever process answers: Ray's actors do not import this."""
+    show_logs()
+    return call_next(message, context)

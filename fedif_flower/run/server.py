@@ -1,0 +1,139 @@
+"""What the server of a run holds: the task, its initial model, its validation and test split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks import build_behaviour, require_fit
+from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
+from fedif_flower.run.backdoor import triggered_test
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.provenance import tensors_hash
+from fedif_flower.tasks.batches import read_batches, tensors_of
+from fedif_flower.tasks.images import settled
+from fedif_flower.tasks.registry import build_task
+from fedif_flower.tasks.task import Data, Metric, Site, Task
+from fedif_flower.valuation import Validation
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server holds: the task, the initial model, its validation and its test split.
+
+    ``validation_data`` are transformed; ``triggered`` are test examples with a backdoor's trigger.
+    """
+
+    config: RunConfig
+    task: Task
+    model: torch.nn.Module
+    validation: Validation
+    validation_data: Data
+    test: Validation
+    triggered: Validation | None
+    fingerprint: str
+
+
+def build_server(config: RunConfig, task: Task | None = None) -> Server:
+    """Load a task's model and data, and try them together; ``model = "auto"`` is resolved here.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run.
+    task : Task, optional
+        An app's own; else the one that the run config names.
+
+    Raises
+    ------
+    DataError, ConfigError
+        If the data cannot be read, or data, model, loss, attack and number of clients do not fit
+        each other.
+    """
+    config = settled(config, verify=True)
+    task = task or build_task(config)
+    if config.num_clients > (task.num_train or config.num_clients):
+        raise ConfigError(
+            f"num-clients = {config.num_clients}; allowed: at most the "
+            f"{task.num_train} training examples of {task.name!r}"
+        )
+    acting = build_behaviour(config, partition_id=0, seed=config.seed)
+    require_fit(acting, task, config.attack)
+    site = _site(config)
+    model = task.build_model(config.seed)
+    held_out, raw_test = (task.load(what, site) for what in ("validation_data", "test_data"))
+    validation_data, test_data = task.transformed(held_out), task.transformed(raw_test)
+    return Server(
+        config=config,
+        task=task,
+        model=model,
+        validation=_held_out(task, model, "validation_data", validation_data, config),
+        validation_data=validation_data,
+        test=_held_out(task, model, "test_data", test_data, config),
+        triggered=triggered_test(acting, task, raw_test, model, config.device),
+        fingerprint=fingerprint(config, task),
+    )
+
+
+def _held_out(
+    task: Task, model: torch.nn.Module, what: str, data: Data, config: RunConfig
+) -> Validation:
+    """Return one of the server's splits with the model; whatever is wrong names task and split."""
+    measures = {metric.key: metric.function for metric in task.metrics}
+    try:
+        return Validation(
+            model,
+            data,
+            loss_fn=task.loss,
+            batch_loss=task.batch_loss,
+            score=_score(task.metrics[0]) if task.metrics else None,
+            measures=measures,
+            device=config.device,
+        )
+    except ValuationError as error:
+        raise DataError(f"task {task.name!r}: {what}: {error}") from error
+    except FedIFError:
+        raise
+    except Exception as error:  # out of the user's Dataset
+        raise DataError(
+            f"task {task.name!r}: {what} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _score(metric: Metric) -> Any:
+    """Return a metric as coalitions are judged by it: higher is better."""
+    if metric.higher_is_better:
+        return metric.function
+    return lambda *judged: -torch.as_tensor(metric.function(*judged))
+
+
+def tensors_in(data: Data) -> Iterator[Tensor]:
+    """Yield the tensors of data of any form, in their order."""
+    if isinstance(data, Tensor | Mapping | tuple):
+        yield from tensors_of(data)
+    else:
+        for batch in read_batches(data, None, 1000):
+            yield from tensors_of(batch)
+
+
+@lru_cache(maxsize=64)
+def _hash(task: Task, site: Site) -> str:
+    """Return a hash of the tensors that the server holds."""
+    held_out = (task.load(what, site) for what in ("validation_data", "test_data"))
+    return tensors_hash(tensor for data in held_out for tensor in tensors_in(data))[:24]
+
+
+def fingerprint(config: RunConfig, task: Task | None = None) -> str:
+    """Return a text that changes whenever a task's data do."""
+    task = task or build_task(config)
+    return task.fingerprint or _hash(task, _site(config))
+
+
+def _site(config: RunConfig) -> Site:
+    return Site(config.seed, Path(config.data_dir) if config.data_dir else None)

@@ -1,0 +1,254 @@
+"""What a federation is about, in one object: model, data, loss, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
+from fedif_flower.seeding import derive_seed
+from fedif_flower.tasks.batches import describe, tensor_pair
+from fedif_flower.tasks.modules import seeded_randomness
+
+if TYPE_CHECKING:
+    from fedif_flower.tasks.config import TrainingConfig
+
+Data = Tensor | Mapping[str, Any] | tuple[Any, ...] | Dataset[Any] | Iterable[Any]
+LossFunction = Callable[[Any, Any], Tensor]
+BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, int]]
+ScoreFunction = Callable[[Any, Any], Tensor | float]
+LocalTraining = Callable[[nn.Module, Any, "TrainingConfig"], float]
+
+_RESERVED = ("loss", "accuracy", "score")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure by which models are compared, beside the loss.
+
+    Parameters
+    ----------
+    name : str
+        What results call it: ``"mean absolute error"`` has the columns
+        ``test_mean_absolute_error`` and ``validation_mean_absolute_error``.
+    function : callable
+        ``function(model(inputs), targets)``, or ``function(model, batch)`` in a task with
+        ``batch_loss`` -> the mean over the batch. Batches count by their sizes.
+    higher_is_better : bool
+        ``False`` for errors.
+    """
+
+    name: str
+    function: ScoreFunction
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a name that no column can have."""
+        if not self.key.replace("_", "").isalnum() or self.key in _RESERVED:
+            raise ConfigError(
+                f"metric {self.name!r}; allowed: letters, digits and spaces, and none of "
+                f"{', '.join(_RESERVED)}"
+            )
+
+    @property
+    def key(self) -> str:
+        """Its name as columns have it."""
+        return "_".join(self.name.replace("-", " ").lower().split())
+
+
+@dataclass(frozen=True)
+class Site:
+    """Whoever asks for data: the server, or a client.
+
+    Attributes
+    ----------
+    seed : int
+        The run's seed, for what is drawn at random.
+    data_dir : Path, optional
+        Where data lie: the run config's ``data-dir``; on a node that has a ``data-dir`` of its
+        own, that.
+    """
+
+    seed: int = 0
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class ClientSite(Site):
+    """A client that asks for its training data.
+
+    Attributes
+    ----------
+    partition_id : int
+        Which client it is, from 0.
+    num_partitions : int, optional
+        How many clients share one data set, of which this one has a part; ``None``: the node has
+        data of its own, in ``data_dir``.
+    """
+
+    partition_id: int = 0
+    num_partitions: int | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Task:
+    """What a federation is about. Server and clients have the same task.
+
+    Each function is called with torch's random state seeded by the run.
+
+    Parameters
+    ----------
+    name : str
+        What results call it.
+    model : callable
+        ``model()`` -> the untrained module.
+    client_data : callable
+        ``client_data(site)`` -> a client's training data, for its
+        :class:`~fedif_flower.tasks.task.ClientSite`: tensors ``(inputs, targets)``, a Dataset, a
+        DataLoader, or anything else that yields batches.
+    validation_data, test_data : callable
+        ``validation_data(site)`` -> the server's data, for its
+        :class:`~fedif_flower.tasks.task.Site`. The validation split judges clients; the test split
+        only measures the model.
+    loss : callable, optional
+        ``loss(model(inputs), targets)`` -> scalar, the mean over the batch. In a batch of more
+        than two, the last are the targets. Default: cross-entropy.
+    batch_loss : callable, optional
+        In place of ``loss``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar mean
+        and size of the batch.
+    metrics : sequence of Metric
+        The first is what results show first. Accuracy needs no mention: it is taken wherever
+        ``loss`` meets outputs ``[n, classes]`` and integer targets ``[n]``.
+    train : callable, optional
+        In place of SGD on the loss: ``train(model, data, training)`` trains the model in place
+        and returns its mean training loss; ``training`` holds the run config's local epochs, batch
+        size, learning rate and momentum.
+    num_classes : int, optional
+        Of class targets, which label noise needs.
+    input_range : tuple of two floats, optional
+        Least and greatest value of float inputs, which adversarial samples need.
+    transform : callable, optional
+        From the inputs of all these data to what the model takes: a normalisation, say. Attacks
+        change inputs before it. The data are then pairs of tensors.
+    facts : mapping of str
+        What the server tells every client about its data, JSON-able.
+    num_train : int, optional
+        Training examples of all clients, where that is known: no client has more.
+    fingerprint : str
+        Changes whenever the data do. Default: a hash of the server's data.
+
+    Raises
+    ------
+    ConfigError
+        If ``loss`` and ``batch_loss`` are both given, or two metrics have one name.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    client_data: Callable[[ClientSite], Data]
+    validation_data: Callable[[Site], Data]
+    test_data: Callable[[Site], Data]
+    loss: LossFunction | None = None
+    batch_loss: BatchLoss | None = None
+    metrics: Sequence[Metric] = ()
+    train: LocalTraining | None = None
+    num_classes: int | None = None
+    input_range: tuple[float, float] | None = None
+    transform: Callable[[Tensor], Tensor] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    num_train: int | None = None
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        if self.loss is not None and self.batch_loss is not None:
+            raise ConfigError(
+                f"task {self.name!r}: loss and batch_loss are both given; allowed: one of them"
+            )
+        keys = [metric.key for metric in self.metrics]
+        if twice := sorted(key for key in set(keys) if keys.count(key) > 1):
+            raise ConfigError(f"task {self.name!r}: two metrics are called {twice[0]!r}")
+
+    @property
+    def pair_loss(self) -> LossFunction:
+        """The loss of outputs and targets."""
+        return self.loss or functional.cross_entropy
+
+    def build_model(self, seed: int) -> nn.Module:
+        """Return an untrained model whose weights depend on ``seed`` alone.
+
+        Raises
+        ------
+        ConfigError
+            If ``model()`` fails, or returns no module.
+        """
+        model = self._call("model", seed)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"task {self.name!r}: model() returned {type(model).__name__}; expected a "
+                "torch.nn.Module"
+            )
+        return model
+
+    def load(self, what: str, site: Site) -> Data:
+        """Return ``client_data``, ``validation_data`` or ``test_data`` of a site.
+
+        Raises
+        ------
+        DataError
+            If the function fails, or returns nothing.
+        """
+        data: Data | None = self._call(what, site.seed, site)
+        if data is None:
+            raise DataError(f"task {self.name!r}: {what} returned nothing; expected data")
+        return data
+
+    def transformed(self, data: Data) -> Data:
+        """Return data as the model takes them.
+
+        Raises
+        ------
+        DataError
+            If there is a ``transform``, and the data are no pair of tensors.
+        """
+        if self.transform is None:
+            return data
+        pair = tensor_pair(data)
+        if pair is None:
+            raise DataError(
+                f"task {self.name!r}: transform takes tensors of inputs; the data are "
+                f"{describe(data)}: transform them there"
+            )
+        return self.transform(pair[0]), pair[1]
+
+    def in_unit_range(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return inputs in [0, 1], as attacks see them, and the way from there to the model."""
+        transform = self.transform or _unchanged
+        if self.input_range is None or tuple(self.input_range) == (0.0, 1.0):
+            return inputs, transform
+        low, high = self.input_range
+        return (inputs - low) / (high - low), lambda scaled: transform(low + scaled * (high - low))
+
+    def _call(self, what: str, seed: int, *arguments: Site) -> Any:
+        """Call one of the user's functions with the random state that the run prescribes."""
+        try:
+            with seeded_randomness(derive_seed(what, seed), torch.device("cpu")):
+                return getattr(self, what)(*arguments)
+        except (FedIFError, ValuationError):
+            raise
+        except Exception as error:
+            kind = ConfigError if what == "model" else DataError
+            raise kind(
+                f"task {self.name!r}: {what} failed: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _unchanged(inputs: Tensor) -> Tensor:
+    return inputs
