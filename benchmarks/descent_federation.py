@@ -7,7 +7,7 @@ the rest, which is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,7 +29,7 @@ from fedif_flower.valuation import Validation
 CLIENTS, SAMPLED, IMAGES = 100, 10, 6000
 HELD_OUT, CHOOSING = 2000, 2000  # Images of D', and of the part by which rules are chosen.
 TRAINING = TrainingConfig(local_epochs=5, batch_size=16, learning_rate=0.01, momentum=0.9)
-JUDGED_ROUNDS = 10  # At the end; their mean is the result.
+JUDGED_ROUNDS = 10  # At the end; the mean over every second of them is the result.
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,44 @@ class Result:
     passes: float
 
 
+@dataclass
+class OneRound:
+    """Means over rounds: loss on D' after the step, loss and accuracy on the choosing part."""
+
+    own_loss: float
+    loss: float
+    accuracy: float
+    malicious_weight: float
+    auc: float
+    passes: float
+
+
+class Relative:
+    """Each client's weights relative to its examples, over the rounds."""
+
+    def __init__(self, malicious: frozenset[int]) -> None:
+        self._malicious = malicious
+        self._ratios: dict[int, list[float]] = {}
+
+    def add(self, given: Round, weights: Tensor) -> float:
+        """Take in a round; return the malicious clients' share of its weight."""
+        total = float(weights.sum())
+        if not total > 0:
+            return float("nan")
+        for i, ratio in zip(given.ids, (weights / total / given.shares).tolist(), strict=True):
+            self._ratios.setdefault(i, []).append(ratio)
+        return float(weights[given.malicious].sum()) / total
+
+    def auc(self) -> float:
+        """Return how well low relative weights tell malicious clients; NaN if there are none."""
+        marks = [i in self._malicious for i in self._ratios]
+        if len(set(marks)) < 2:
+            return float("nan")
+        from sklearn.metrics import roc_auc_score
+
+        return float(roc_auc_score(marks, [-np.mean(own) for own in self._ratios.values()]))
+
+
 class Federation:
     """One seed of one column, to be run with any rule."""
 
@@ -152,8 +190,9 @@ class Federation:
         inputs, labels = self.normalize(pixels), torch.from_numpy(dataset.test.labels[:].copy())
         self._pixels = pixels
         index = torch.from_numpy(order)
-        self._judged = (inputs, labels, index[HELD_OUT : HELD_OUT + CHOOSING])
-        self._tested = (inputs, labels, index[HELD_OUT + CHOOSING :])
+        judged, tested = index[HELD_OUT : HELD_OUT + CHOOSING], index[HELD_OUT + CHOOSING :]
+        self._judged = (inputs[judged], labels[judged])
+        self._tested = (inputs[tested], labels[tested])
         own = self._held_out(index[:HELD_OUT], labels, held_out)
         noisy = flip_labels(labels[own], 10, held_out.label_noise, torch_generator("noise", seed))
         self._own, self._own_labels = own, noisy
@@ -192,13 +231,14 @@ class Federation:
         )
         return Judge(self.model, self.normalize(pixels), self._own_labels)
 
-    def run(self, rule: WeighingRule, rounds: int) -> Result:
+    def run(
+        self, rule: WeighingRule, rounds: int, on_round: Callable[[Round], None] | None = None
+    ) -> Result:
         """Train with a rule; return the means over the last rounds."""
         params = nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
         initial, mean = params.clone(), torch.zeros_like(params)
         self.judge.passes = 0.0
-        accuracies, shares = [], []
-        relative: dict[int, list[float]] = {}
+        accuracies, shares, relative = [], [], Relative(self.malicious)
         for number in range(1, rounds + 1):
             draw = numpy_generator("descent-sample", self.seed, number)
             ids = sorted(draw.choice(CLIENTS, SAMPLED, replace=False).tolist())
@@ -211,28 +251,45 @@ class Federation:
                 *(number, params, updates, counts, tuple(ids), self.judge),
                 *(rule.beta * mean, malicious, self.perturbed),
             )
+            if on_round is not None:
+                on_round(given)
             weights = rule.weigh(given)
             step = combine(torch.zeros_like(params), updates, weights)
             mean = rule.beta * mean + (1 - rule.beta) * step
             params = params + mean
-            total = float(weights.sum())
-            if total > 0:
-                shares.append(float(weights[malicious].sum()) / total)
-                ratios = weights / total / given.shares
-                for i, ratio in zip(ids, ratios.tolist(), strict=True):
-                    relative.setdefault(i, []).append(ratio)
-            if number > rounds - JUDGED_ROUNDS:
+            shares.append(relative.add(given, weights))
+            if number > rounds - JUDGED_ROUNDS and (rounds - number) % 2 == 0:
                 self._load(params)
-                inputs, labels = self.judge.inputs, self.judge.labels
-                parts = ((inputs, labels, torch.arange(len(labels))), self._judged, self._tested)
-                accuracies.append([evaluate(self.model, x[i], y[i])[1] for x, y, i in parts])
+                accuracies.append([evaluate(self.model, x, y)[1] for x, y in self._parts()])
         self._load(initial)
         return Result(
             *(float(value) for value in np.mean(accuracies, axis=0)),
-            malicious_weight=float(np.mean(shares)),
-            auc=_auc([(np.mean(v), i in self.malicious) for i, v in relative.items()]),
+            malicious_weight=float(np.nanmean(shares)),
+            auc=relative.auc(),
             passes=self.judge.passes / rounds,
         )
+
+    def one_round(self, rule: WeighingRule, rounds: Sequence[Round]) -> OneRound:
+        """Return where a rule leads from each of these rounds, by itself."""
+        self.judge.passes = 0.0
+        found, shares, relative = [], [], Relative(self.malicious)
+        for given in rounds:
+            self._load(given.params)
+            weights = rule.weigh(given)
+            self._load(combine(given.params, given.updates, weights))
+            (own, _), (loss, accuracy) = (evaluate(self.model, *p) for p in self._parts()[:2])
+            found.append((own, loss, accuracy))
+            shares.append(relative.add(given, weights))
+        return OneRound(
+            *(float(value) for value in np.mean(found, axis=0)),
+            malicious_weight=float(np.nanmean(shares)),
+            auc=relative.auc(),
+            passes=self.judge.passes / len(rounds),
+        )
+
+    def _parts(self) -> list[tuple[Tensor, Tensor]]:
+        """Return D', the part by which rules are chosen, and the one that is reported."""
+        return [(self.judge.inputs, self.judge.labels), self._judged, self._tested]
 
     def _load(self, params: Tensor) -> None:
         nn.utils.vector_to_parameters(params.clone(), self.model.parameters())
@@ -257,12 +314,3 @@ class Federation:
         if attack == "gradient-noise":
             update += 0.1 * torch.randn(update.shape, generator=generator)
         return update
-
-
-def _auc(found: list[tuple[float, bool]]) -> float:
-    """Return how well low relative weights tell malicious clients; NaN where there are none."""
-    if len({bad for _, bad in found}) < 2:
-        return float("nan")
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score([bad for _, bad in found], [-value for value, _ in found]))

@@ -61,6 +61,7 @@ class Descent(Rule):
     gain: float = math.inf  # Most deviations that a client's slope counts for upwards.
     backtrack: bool = False
     parts: int = 1  # Each step looks at one of so many parts of D'.
+    held: bool = False  # The whole round looks at the same part.
     old_gradient: bool = False  # The first step takes the gradient at the old model.
     warm: float = 0.0  # How much of the client's last log-ratio it begins with.
     ahead: bool = False  # Descend the loss of the model with momentum.
@@ -90,7 +91,7 @@ class Descent(Rule):
         eta, last, way = self.eta, math.inf, []
         best, slope = log, None
         for k in range(self.steps):
-            part = given.number + k
+            part = given.number + (0 if self.held else k)
             weights = log.softmax(0)
             at_old = self.old_gradient and k == 0
             params = old if at_old else combine(old, own, weights)
@@ -144,6 +145,15 @@ class Descent(Rule):
         step = combine(torch.zeros_like(old), own, weights)
         losses = {s: given.judge.loss(old + s * step) for s in self.search}
         return min(losses, key=lambda s: losses[s])
+
+
+@dataclass
+class Capped(Descent):
+    """What the package does: deviations, a cap on the gain, and no step that raises the loss."""
+
+    scale: str = "std"
+    gain: float = 2.0
+    backtrack: bool = True
 
 
 @dataclass
@@ -213,6 +223,30 @@ RULES: dict[str, Callable[[], Rule]] = {
     "descent-8-capped+m": lambda: Descent(
         scale="std", late_eta=1.0, gain=2.0, backtrack=True, beta=0.5
     ),
+    "capped-8-quarter-held": lambda: Capped(parts=4, held=True),
+    "capped-8-half-held": lambda: Capped(parts=2, held=True),
+    "capped-8-eighth-held": lambda: Capped(parts=8, held=True),
+    "capped-6-quarter-held": lambda: Capped(parts=4, held=True, steps=6),
+    "capped-4-quarter-held": lambda: Capped(parts=4, held=True, steps=4),
+    "capped-4-half-held": lambda: Capped(parts=2, held=True, steps=4),
+    "capped-8-eta-half": lambda: Capped(eta=0.5),
+    "capped-8-floor-3": lambda: Capped(floor=3.0),
+    "capped-8-floor-5": lambda: Capped(floor=5.0),
+    "capped-8-uniform": lambda: Capped(uniform=True),
+    "capped-8-warm": lambda: Capped(warm=0.5),
+    "capped-4-warm": lambda: Capped(steps=4, warm=0.5),
+    "capped-8-prior": lambda: Capped(prior=0.3),
+    "capped-8-search": lambda: Capped(search=(0.0, 0.5, 1.0, 1.5, 2.0)),
+    "capped-8-cap": lambda: Capped(cap=3.0),
+    "capped-8-clip": lambda: Capped(clip=1.0),
+    "capped-8-pgd": lambda: Capped(pgd=1.0),
+    "capped-3-old": lambda: Capped(steps=3, old_gradient=True),
+    "capped-2": lambda: Capped(steps=2),
+    "capped-3": lambda: Capped(steps=3),
+    "capped-16": lambda: Capped(steps=16),
+    "capped-8+m": lambda: Capped(beta=0.5),
+    "capped-8+m-ahead": lambda: Capped(beta=0.5, ahead=True),
+    "capped-8-fedprox": lambda: Capped(mu=0.01),
     "descent-3-std": lambda: Descent(steps=3, scale="std"),
     "descent-2-std": lambda: Descent(steps=2, scale="std"),
     "descent-1-std": lambda: Descent(steps=1, scale="std"),
