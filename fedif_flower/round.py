@@ -150,7 +150,7 @@ class Aggregation:
     accumulative : Tensor, optional
         ``[m]``: the paper's accumulative influence INF of these clients.
     evaluations : int
-        How often the model was evaluated on the validation set.
+        How often the model was evaluated on the validation set, or on a part of it.
     losses : tuple of float
         Where the weights descend the validation loss: at the start and after each step taken.
     applied : Tensor, optional

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates, combine_buffers
+from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
@@ -40,6 +41,9 @@ class InfluenceDescent(ScreenedStrategy):
         The server's held-out set D' with model and loss.
     descent_steps : int
         Steps that are tried in a round, >= 1.
+    descent_examples : int
+        How many examples of D' a round's descent looks at, >= 0, drawn anew for each round in equal
+        shares by class; 0: all of them.
     gamma : float
         Rate of the contributions' smooth update, in (0, 1].
     *flower, **base
@@ -53,15 +57,18 @@ class InfluenceDescent(ScreenedStrategy):
         validation: Validation,
         *flower: Any,
         descent_steps: int = 8,
+        descent_examples: int = 500,
         gamma: float = 0.3,
         **base: Unpack[BaseArguments],
     ) -> None:
         require(descent_steps >= 1, "descent_steps", descent_steps, ">= 1")
+        require(descent_examples >= 0, "descent_examples", descent_examples, ">= 0")
         base.setdefault("trainable_keys", validation.parameter_names)
         base.setdefault("tied_keys", validation.tied_names)
         super().__init__(*flower, **base)
         self.validation = validation
         self.descent_steps = descent_steps
+        self.descent_examples = descent_examples
         self.bounds = StepBounds(self.update_clipping, validation, momentum=self.model.momentum)
         self.ledger = ContributionLedger(gamma, initial=1.0)
 
@@ -81,6 +88,8 @@ class InfluenceDescent(ScreenedStrategy):
         if bool((factors < 1).any()):
             shortened = shortened * factors.to(shortened).unsqueeze(1)
 
+        sample = self._sample(updates.server_round)
+
         def buffers(weights: Tensor) -> dict[str, Tensor]:
             combined = combine_buffers(
                 updates.global_buffers, updates.buffer_updates, weights * buffer_factors
@@ -91,8 +100,8 @@ class InfluenceDescent(ScreenedStrategy):
             updates.global_params,
             shortened,
             updates.num_examples,
-            lambda params, weights: self.validation.loss_and_gradient(params, buffers(weights)),
-            loss=lambda params, weights: self.validation.loss(params, buffers(weights)),
+            lambda params, weights: sample.loss_and_gradient(params, buffers(weights)),
+            loss=lambda params, weights: sample.loss(params, buffers(weights)),
             steps=self.descent_steps,
         )
         relative = descent.weights * (updates.num_examples.sum() / updates.num_examples)
@@ -103,3 +112,10 @@ class InfluenceDescent(ScreenedStrategy):
             losses=descent.losses,
             evaluations=descent.evaluations,
         )
+
+    def _sample(self, server_round: int) -> Validation:
+        """Return the part of D' that the round's descent looks at."""
+        if not self.descent_examples:
+            return self.validation
+        generator = torch_generator("descent", self.seed, server_round)
+        return self.validation.sample(self.descent_examples, generator)

@@ -121,7 +121,11 @@ def _leave_one_out(parts: StrategyParts) -> ScreenedStrategy:
 def _influence_descent(parts: StrategyParts) -> ScreenedStrategy:
     config = parts.config
     return InfluenceDescent(
-        parts.validation, descent_steps=config.descent_steps, gamma=config.gamma, **parts.base
+        parts.validation,
+        descent_steps=config.descent_steps,
+        descent_examples=config.descent_examples,
+        gamma=config.gamma,
+        **parts.base,
     )
 
 
@@ -207,6 +211,13 @@ class StrategyConfig(Settings):
         8,
         "influence descent: steps down the validation loss that are tried in a round",
         ge=1,
+        is_new=True,
+    )
+    descent_examples: int = setting(
+        500,
+        "influence descent: how many validation examples a round looks at, drawn anew for each "
+        "round in equal shares by class; 0: all",
+        ge=0,
         is_new=True,
     )
     server_momentum: float = setting(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,30 @@ def first_few(batch: Any, count: int) -> Any:
     if len({tensor.shape[:1] for tensor in tensors}) != 1:
         return batch
     return map_tensors(lambda tensor: tensor[:count], batch)
+
+
+def take_rows(batch: Any, rows: Tensor) -> Any:
+    """Return the examples of a batch at ``rows`` [k]; its tensors must have one length."""
+    return map_tensors(lambda tensor: tensor[rows.to(tensor.device)], batch)
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """Return batches of one structure as a single one."""
+    joined = iter([torch.cat(pieces) for pieces in zip(*map(tensors_of, batches), strict=True)])
+    return map_tensors(lambda _: next(joined), batches[0])
+
+
+def num_rows(batch: Any) -> int | None:
+    """Return the length that all tensors of a batch have; ``None`` if they differ."""
+    lengths = {tensor.shape[:1] for tensor in tensors_of(batch)}
+    return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else None
+
+
+def class_labels(batch: Any) -> Tensor | None:
+    """Return the integer targets ``[n]`` that end a batch; ``None`` where there are no such."""
+    last = batch[-1] if isinstance(batch, list | tuple) and batch else None
+    is_class = isinstance(last, Tensor) and last.dim() == 1 and not last.is_floating_point()
+    return last if is_class else None
 
 
 def describe(value: Any) -> str:

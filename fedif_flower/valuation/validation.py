@@ -30,6 +30,7 @@ from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
 from fedif_flower.valuation.objective import objective_of
 from fedif_flower.valuation.replica_pool import ReplicaPool
+from fedif_flower.valuation.subsample import draw_batches
 from fedif_flower.valuation.trial import FEW, defined_metrics, differentiate
 
 Inputs = Tensor | Mapping[str, Any] | tuple[Any, ...] | Dataset[Any] | Iterable[Any]
@@ -326,6 +327,27 @@ class Validation:
         for replica in self._pool.replicas:
             replica._model.load(self._model.params, self._model.state)
         return self._pool
+
+    def sample(self, count: int, generator: torch.Generator) -> Validation:
+        """Return a random part of D' with this model, stratified by class (seeded on the CPU).
+
+        Parameters
+        ----------
+        count : int
+            How many examples, >= 1. Where D' has no more, or where its batches cannot be divided,
+            this validation itself is returned.
+        generator : torch.Generator
+            See :func:`~fedif_flower.valuation.subsample.draw_rows`.
+        """
+        contents = draw_batches([content for content, _ in self._batches], count, generator)
+        if contents is None:
+            return self
+        other = copy.copy(self)
+        with self._lock, torch.no_grad():
+            module = self._model.module
+            other._batches = [_Batch(c, self._objective.size(module, c)) for c in contents]
+        other.num_examples = sum(size for _, size in other._batches)
+        return other
 
     def _copy(self) -> Validation:
         other = copy.copy(self)

@@ -79,9 +79,37 @@ def test_buffers_are_those_of_the_weights():
     assert report.losses == pytest.approx((25.0, (first * 3 + second * 7) ** 2))
 
 
-def test_no_step_is_refused():
-    with pytest.raises(ConfigError, match="descent_steps = 0; allowed: >= 1"):
-        InfluenceDescent(bowl(), descent_steps=0)
+def test_a_round_looks_at_a_sample_of_its_own():
+    """Each example wants another point, and a round's descent goes where its sample is."""
+    inputs, targets = torch.ones(40, 1), torch.arange(40.0)[:, None]
+    held_out = Validation(
+        nn.Linear(1, 1, bias=False), inputs, targets, loss_fn=nn.functional.mse_loss, device="cpu"
+    )
+    movers = Movers([[0.0], [40.0]])
+
+    def weights(examples: int) -> list[float]:
+        start = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(start.weight)
+        strategy = InfluenceDescent(held_out, descent_examples=examples, **BASE)
+        _, reports = play(strategy, start, movers, rounds=2)
+        return [report.losses[0] for report in reports]
+
+    assert weights(0)[0] == pytest.approx(sum((20 - k) ** 2 for k in range(40)) / 40)
+    assert weights(40) == weights(0) == weights(1000)
+    assert weights(1) == weights(1)
+    assert weights(1)[0] != weights(0)[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"descent_steps": 0}, "descent_steps = 0; allowed: >= 1"),
+        ({"descent_examples": -1}, "descent_examples = -1; allowed: >= 0"),
+    ],
+)
+def test_what_is_no_descent_is_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        InfluenceDescent(bowl(), **settings)
 
 
 def test_losses_are_recorded_and_steps_are_set(tmp_path):

@@ -150,6 +150,13 @@ def test_an_update_that_does_nothing_has_no_weight_where_others_help():
     assert found.weights.tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
 
 
+def test_one_of_little_weight_does_not_take_all_in_a_step():
+    # The first is thirty deviations better, and counts for two: e^2 times its share.
+    found = descend([[1.0, 0.0], [0.0, 0.0]], [1.0, 0.0], initial=[0.001, 0.999], steps=1)
+    odds = math.exp(2) * 0.001 / (0.999 * math.exp(math.sqrt(0.001 / 0.999)) ** -1)
+    assert found.weights[0].item() == pytest.approx(odds / (1 + odds), rel=1e-2)
+
+
 def test_who_has_no_weight_gets_none():
     found = descend([[1.0, 0.0], [-1.0, 0.0], [0.5, 0.0]], [1.0, 0.0], initial=[0.0, 1.0, 1.0])
     assert found.weights[0] == 0.0

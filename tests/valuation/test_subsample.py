@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.subsample import draw_batches, draw_rows
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data(), st.integers(0, 2**31))
+@settings(max_examples=50)
+def test_every_class_gives_its_share(labels, data, seed):
+    count = data.draw(st.integers(1, len(labels)))
+    rows = draw_rows(torch.tensor(labels), count, generator(seed)).tolist()
+    assert rows == sorted(set(rows))
+    assert len(rows) == count
+    for label in set(labels):
+        share = count * labels.count(label) / len(labels)
+        assert abs(sum(labels[row] == label for row in rows) - share) < 1
+
+
+def test_every_example_has_the_same_chance():
+    labels = torch.tensor([0, 0, 0, 0, 0, 1, 1])
+    counts = torch.zeros(7)
+    for seed in range(700):
+        counts[draw_rows(labels, 3, generator(seed))] += 1
+    # 300 of each are expected; the deviation of a binomial count is 13.
+    assert bool(((counts - 300).abs() < 4 * 13.1).all()), counts
+
+
+def test_batches_of_any_structure_are_joined():
+    batches = [({"x": torch.arange(4) + 4 * k, "y": -torch.arange(4)},) for k in range(5)]
+    found = draw_batches(batches, 10, generator(0))
+    assert [len(batch["x"]) for (batch,) in found] != []
+    assert len(found) == 3  # Two batches' halves make a batch of about four.
+    drawn = torch.cat([batch["x"] for (batch,) in found])
+    assert len(drawn) == 10
+    assert torch.equal(torch.cat([batch["y"] for (batch,) in found]), -(drawn % 4))
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [(torch.zeros(4), torch.zeros(4))],  # No more than is asked for.
+        [(torch.zeros(9, 2), torch.zeros(8))],
+        [object()],
+        [torch.tensor(1.0)],
+    ],
+)
+def test_what_cannot_be_divided_is_left_whole(batches):
+    assert draw_batches(batches, 4, generator(0)) is None
+
+
+def held_out() -> Validation:
+    torch.manual_seed(0)
+    return Validation(
+        nn.Linear(3, 2), torch.randn(40, 3), torch.arange(40) % 2, device="cpu", batch_size=7
+    )
+
+
+def test_the_mean_over_samples_is_the_whole():
+    whole = held_out()
+    params = whole.params()
+    losses, gradients = [], []
+    for seed in range(400):
+        sample = whole.sample(10, generator(seed))
+        assert sample.num_examples == 10
+        loss, gradient = sample.loss_and_gradient(params)
+        losses.append(loss)
+        gradients.append(gradient)
+    loss, gradient = whole.loss_and_gradient(params)
+    own = torch.tensor(losses)
+    assert abs(own.mean() - loss) < 4 * own.std() / 20
+    apart = (torch.stack(gradients).mean(dim=0) - gradient).norm()
+    assert apart < 4 * torch.stack(gradients).std(dim=0).norm() / 20
+    assert whole.num_examples == 40
+
+
+def test_the_same_seed_gives_the_same_sample_and_a_large_one_is_the_whole():
+    whole = held_out()
+    params = whole.params()
+    one, other = (whole.sample(10, generator(3)).loss(params) for _ in range(2))
+    assert one == other != whole.sample(10, generator(4)).loss(params)
+    assert whole.sample(40, generator(0)) is whole
