@@ -1,9 +1,9 @@
 """Which descent of the validation loss is best, at which cost: many rules in one process.
 
 ``python -m benchmarks.descent --data-dir DIR`` runs what is not yet in
-``docs/results/descent-search.csv`` and adds a line for each run: it can be stopped at any time.
+``docs/results/descent-<model>.csv`` and adds a line for each run: it can be stopped at any time.
 ``--one-round`` trains once for each column and lets every rule weigh the same rounds, into
-``docs/results/descent-one-round.csv``: that costs no training, and shows one step at a time.
+``docs/results/descent-<model>-one-round.csv``: no training between them, one step at a time.
 """
 
 from __future__ import annotations
@@ -76,11 +76,12 @@ def main(
     seeds: Annotated[str, typer.Option()] = "0",
     rounds: Annotated[int, typer.Option()] = 40,
     output: Annotated[Path, typer.Option(help="a folder")] = RESULTS,
+    model: Annotated[str, typer.Option(help="lenet5, or mlp: ten times as fast")] = "mlp",
     one_round: Annotated[bool, typer.Option("--one-round")] = False,
 ) -> None:
     """Run what is missing."""
     torch.set_num_threads(1)
-    path = output / f"descent-{'one-round' if one_round else 'search'}.csv"
+    path = output / f"descent-{model}{'-one-round' if one_round else ''}.csv"
     federations: dict[tuple[object, ...], Federation] = {}
     given: dict[tuple[object, ...], list[Round]] = {}
     for key in missing(path, rules, columns, held_out, seeds, rounds):
@@ -89,7 +90,7 @@ def main(
         if place not in federations:
             federations.clear()  # Their models take room, and come a column after the other.
             federations[place] = Federation(
-                COLUMNS[str(column)], int(str(seed)), data_dir, HELD_OUT[str(kind)]
+                COLUMNS[str(column)], int(str(seed)), data_dir, HELD_OUT[str(kind)], model
             )
         federation = federations[place]
         if one_round and place not in given:

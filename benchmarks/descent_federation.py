@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedif_flower.attacks.adversarial import AdversarialSamples, pgd
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
@@ -174,19 +175,27 @@ class Federation:
     """One seed of one column, to be run with any rule."""
 
     def __init__(
-        self, column: Column, seed: int, data_dir: str, held_out: HeldOut | None = None
+        self,
+        column: Column,
+        seed: int,
+        data_dir: str,
+        held_out: HeldOut | None = None,
+        model: str = "lenet5",
     ) -> None:
         self.column, self.seed = column, seed
         held_out = held_out or HeldOut()
         dataset = load_dataset("fashion-mnist", data_dir)
         self.normalize = Normalization(dataset.mean, dataset.std)
-        self.model = build_model("lenet5", dataset.image_shape, 10, seed=seed)
+        # The small model sees every second pixel's neighbourhood: 14 x 14.
+        self._pool = 2 if model == "mlp" else 1
+        side = dataset.image_shape[1] // self._pool
+        self.model = build_model(model, (1, side, side), 10, seed=seed)
         draw = numpy_generator("descent", seed)
         self.clients = self._divide(dataset, draw)
         chosen = malicious_partitions(CLIENTS, column.malicious, seed) if column.malicious else ()
         self.malicious = frozenset(chosen)
         order = draw.permutation(len(dataset.test.labels))
-        pixels = to_pixels(dataset.test.images[np.sort(order)], dataset.max_value)
+        pixels = self._pixels_of(dataset.test.images[:], dataset.max_value)
         inputs, labels = self.normalize(pixels), torch.from_numpy(dataset.test.labels[:].copy())
         self._pixels = pixels
         index = torch.from_numpy(order)
@@ -197,6 +206,9 @@ class Federation:
         noisy = flip_labels(labels[own], 10, held_out.label_noise, torch_generator("noise", seed))
         self._own, self._own_labels = own, noisy
         self.judge = Judge(self.model, inputs[own], noisy)
+
+    def _pixels_of(self, images: np.ndarray, max_value: int) -> Tensor:
+        return functional.avg_pool2d(to_pixels(images, max_value), self._pool)
 
     @staticmethod
     def _held_out(index: Tensor, labels: Tensor, held_out: HeldOut) -> Tensor:
@@ -213,7 +225,7 @@ class Federation:
         for label in range(10):
             own = np.flatnonzero(labels == label)
             owner[own] = draw.choice(CLIENTS, len(own), p=draw.dirichlet(np.ones(CLIENTS)))
-        pixels = to_pixels(train.images[used], dataset.max_value)  # type: ignore[attr-defined]
+        pixels = self._pixels_of(train.images[used], dataset.max_value)  # type: ignore[attr-defined]
         targets = torch.from_numpy(labels.copy())
         owned = [torch.from_numpy(np.flatnonzero(owner == k)) for k in range(CLIENTS)]
         return [(pixels[own], targets[own]) for own in owned]
