@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.valuation.batches import class_labels, join, num_rows, take_rows
+from fedif_flower.tasks.batches import class_labels, join, num_rows, take_rows
 
 
 def draw_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -343,6 +343,8 @@ class Validation:
         if contents is None:
             return self
         other = copy.copy(self)
+        vars(other).pop("gradients", None)  # What is of all of D'.
+        other._draft = None
         with self._lock, torch.no_grad():
             module = self._model.module
             other._batches = [_Batch(c, self._objective.size(module, c)) for c in contents]
