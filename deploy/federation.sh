@@ -15,7 +15,8 @@ On the server, DIR being a folder for its secrets and results:
                                        flower-superlink, such as --log-file superlink.log
                                        or --health-server-address 127.0.0.1:9095
   connect NAME HOST:PORT CA            tell Flower's commands about it, by a name
-  register NAME PUBLIC-KEY...          let nodes with these keys in
+  register NAME PUBLIC-KEY...          let nodes with these keys in; each is called as its key's
+                                       file: hospital-2.pub, hospital-2
   run NAME [KEY=VALUE...]              run the app to its end; exit status 0 only if it completed
 
 On a node:
@@ -134,7 +135,7 @@ register() { # NAME PUBLIC-KEY...
   local name=$1 key
   shift
   for key in "$@"; do
-    flwr supernode register "$key" "$name"
+    flwr supernode register "$key" "$name" --name "$(basename "$key" .pub)"
   done
 }
 

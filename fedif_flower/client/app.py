@@ -9,6 +9,8 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 from fedif_flower.client.reply import describe_node, train_round
+from fedif_flower.client.statement import keep_statement
+from fedif_flower.messages.delivery import ACTION
 from fedif_flower.tasks.task import Task
 
 
@@ -28,6 +30,11 @@ def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
     def query(message: Message, context: Context) -> Message:
         """Say which partition this node holds."""
         return describe_node(message, context)
+
+    @client.query(ACTION)
+    def statement(message: Message, context: Context) -> Message:
+        """Keep the page that says what this node contributed."""
+        return keep_statement(message, context)
 
     @client.train()
     def train(message: Message, context: Context) -> Message:

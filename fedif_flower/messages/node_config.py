@@ -32,6 +32,12 @@ class NodeConfig(Settings):
         "Hub call it, is the same",
         allowed="a string",
     )
+    statement_dir: str | None = setting(
+        None,
+        "folder of this node's own in which it keeps what the server states of its contribution: "
+        "at most 100 statements of at most 2 MiB; without: none",
+        allowed="a string",
+    )
     attack: str | None = setting(
         None,
         "this node misbehaves in this way, whatever the run config says (for tests and demos)",

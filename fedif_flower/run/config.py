@@ -60,6 +60,15 @@ class RunConfig(ClientConfig, StrategyConfig):
         changes_result=False,
     )
 
+    statement_budget: str = setting(
+        "",
+        "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "
+        "empty: it states shares alone",
+        pattern=r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$",
+        allowed="an amount such as '1000' or '1000.50'",
+        changes_result=False,
+    )
+
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Scalar]) -> Self:
         """Parse and check a Flower run config; settings that are ``"auto"`` are resolved.

@@ -8,7 +8,10 @@ from fedif_flower.run.rows import ClientRow
 
 
 def member_table(
-    clients: Sequence[ClientRow], contributed: Mapping[int, float] | None = None, gamma: float = 0.3
+    clients: Sequence[ClientRow],
+    contributed: Mapping[int, float] | None = None,
+    gamma: float = 0.3,
+    names: Mapping[int, str] | None = None,
 ) -> list[str]:
     """Return a Markdown table of the members, the largest contribution first.
 
@@ -21,6 +24,8 @@ def member_table(
         not attribute, and the weight score decides the order.
     gamma : float
         The rate at which weight scores are smoothed.
+    names : mapping of int to str, optional
+        What the operator calls members, by client id.
     """
     members: dict[int, list[ClientRow]] = {}
     for row in clients:
@@ -32,7 +37,8 @@ def member_table(
         value = _last(rows, "contribution") if by_loss is None else by_loss
         return -(float("-inf") if value is None else value), last.partition_id, last.client_id
 
-    columns = ["partition", "node", "rounds", "refused", "contributed, nats", "weight score"]
+    columns = ["member"] if names else []
+    columns += ["partition", "node", "rounds", "refused", "contributed, nats", "weight score"]
     columns += ["accumulative influence", "weight", "marked"]
     if contributed is None:
         columns.remove("contributed, nats")
@@ -41,6 +47,7 @@ def member_table(
     for rows in sorted(members.values(), key=rank):
         last = rows[-1]
         cells = {
+            "member": (names or {}).get(last.client_id, "").replace("|", "\\|"),
             "partition": str(last.partition_id),
             "node": str(last.client_id),
             "rounds": str(len(rows)),

@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,13 @@ from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Evaluation
 
+NAMES = "names.csv"
 # What a run writes, and a new run in the same place removes; nothing else there is touched.
 RESULT_FILES = (
     "summary.json",
     "config.json",
     "provenance.json",
-    "names.csv",
+    NAMES,
     "rounds.csv",
     "clients.csv",
     "attribution.csv",
@@ -93,6 +94,7 @@ class RunRecorder(Callback):
         self._report: RoundReport | None = None
         self.rounds: list[RoundRow] = []
         self.clients: list[ClientRow] = []
+        self.names: dict[int, str] = {}
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             for name in RESULT_FILES:
@@ -129,6 +131,7 @@ class RunRecorder(Callback):
         ]
         self.clients.extend(rows)
         self._append("clients.csv", rows)
+        self._add_names({c.node.client_id: c.node.name for c in report.clients if c.node.name})
 
     def on_evaluation(
         self,
@@ -181,6 +184,7 @@ class RunRecorder(Callback):
             "seconds": time.perf_counter() - self._started,
             "rounds": [dict(vars(row)) for row in self.rounds if row.round <= last_round],
             "clients": [dict(vars(row)) for row in self.clients if row.round <= last_round],
+            "names": dict(self.names),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], last_round: int) -> None:
@@ -203,6 +207,7 @@ class RunRecorder(Callback):
         self._append("rounds.csv", self.rounds)
         self._write_header("clients.csv", ClientRow)
         self._append("clients.csv", self.clients)
+        self._add_names({int(key): str(name) for key, name in state.get("names", {}).items()})
 
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         """Write the model, and ``summary.json`` last; return the summary."""
@@ -217,6 +222,17 @@ class RunRecorder(Callback):
     def complete(self, summary: Mapping[str, Any]) -> None:
         """Mark the run as completed."""
         write_json(self.run_dir / "summary.json", summary)
+
+    def _add_names(self, names: Mapping[int, str]) -> None:
+        """Write what members are called, where that is new."""
+        if names.items() <= self.names.items():
+            return
+        self.names |= names
+        file = StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("client_id", "name"))
+        writer.writerows((key, cell(name)) for key, name in sorted(self.names.items()))
+        write_atomically(self.run_dir / NAMES, file.getvalue())
 
     def _write_header(self, name: str, row: type) -> None:
         write_atomically(self.run_dir / name, ",".join(self._columns(row)) + "\n")

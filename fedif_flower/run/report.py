@@ -42,7 +42,7 @@ def write_report(
     if by_score:
         lines += ["![weight scores over rounds](contributions.png)", ""]
     contributed = sums_by_client(attributed) if attributed else None
-    lines += member_table(recorder.clients, contributed, config.gamma)
+    lines += member_table(recorder.clients, contributed, config.gamma, recorder.names)
     write_atomically(run_dir / REPORT, "\n".join(lines) + "\n")
     recorder.complete(summary)
 

@@ -51,6 +51,7 @@ RECORDS = (
     "summary.json",
     "report.md",
     "accuracy.png",
+    "attribution.png",
     "contributions.png",
     "model.pt",
 )

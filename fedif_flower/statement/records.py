@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -186,8 +185,8 @@ def read_names(path: Path) -> dict[int, str]:
     Raises
     ------
     ConfigError
-        Naming the file and the line: an id that is no whole number, a name that is empty, longer
-        than 80 characters, not printable or given twice.
+        Naming the file and the line: an id that is no whole number or is there twice, a name that
+        is empty, longer than 80 characters or not printable.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -207,8 +206,6 @@ def read_names(path: Path) -> dict[int, str]:
                 "printable characters"
             )
         names[int(key)] = name
-    if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
-        raise ConfigError(f"{path}: two members are called {twice[0]!r}")
     return names
 
 

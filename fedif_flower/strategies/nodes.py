@@ -39,16 +39,23 @@ def identify_by_registration(grid: Grid, node_ids: Sequence[int]) -> list[Client
 
 
 def identify_by_query(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
-    """Ask each node which partition it holds; a node that answers nonsense stays unknown."""
+    """Ask each node which partition it holds; a node that answers nonsense stays unknown.
+
+    Its name is the one that the operator gave it at registration.
+    """
     messages = [
         Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
         for node_id in node_ids
     ]
-    nodes = {node_id: ClientNode(UNKNOWN_PARTITION, node_id) for node_id in node_ids}
+    names = {info.node_id: info.name for info in grid.get_nodes() if info.name}
+    nodes = {
+        node_id: ClientNode(UNKNOWN_PARTITION, node_id, name=names.get(node_id, ""))
+        for node_id in node_ids
+    }
     for reply in grid.send_and_receive(messages, timeout=QUERY_TIMEOUT):
         node_id = reply.metadata.src_node_id
         if node_id in nodes and reply.has_content():
-            nodes[node_id] = _read_answer(node_id, reply.content)
+            nodes[node_id] = _read_answer(nodes[node_id], reply.content)
     return list(nodes.values())
 
 
@@ -165,17 +172,17 @@ class NodeDirectory:
         return node is None or (silent and self._questions[node_id] < MOST_QUESTIONS)
 
 
-def _read_answer(node_id: int, content: RecordDict) -> ClientNode:
+def _read_answer(node: ClientNode, content: RecordDict) -> ClientNode:
     """Return a node as its answer describes it; without a partition if the answer is unusable."""
     try:
         answer = content.config_records["node"]
         partition_id, attack = answer["partition-id"], answer["attack"]
         # A bool is an int, too.
         if type(partition_id) is int and 0 <= partition_id < 2**31 and isinstance(attack, str):
-            return ClientNode(partition_id, node_id, attack)
+            return replace(node, partition_id=partition_id, attack=attack)
         note = f"claims partition {partition_id!r:.40}"
     except Exception as error:  # a hostile answer must not stop the server
         note = f"unreadable answer to the query: {error!r:.100}"
-    nameless = ClientNode(UNKNOWN_PARTITION, node_id, note=note)
-    logger.warning("%s: %s", nameless.label, nameless.note)
-    return nameless
+    unknown = replace(node, note=note)
+    logger.warning("%s: %s", unknown.label, unknown.note)
+    return unknown

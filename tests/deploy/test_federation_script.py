@@ -57,3 +57,12 @@ def test_a_superlink_s_options_are_handed_to_flower(call, tmp_path):
     assert "--enable-supernode-auth" in words
     assert after(words, "--log-file") == "superlink.log"
     assert call("superlink", tmp_path) == ["usage"]
+
+
+def test_a_node_is_registered_under_its_key_file_s_name(call):
+    words = call("register", "consortium", "keys/hospital-2.pub", "hospital-3.pub")
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--name"] == [
+        "hospital-2",
+        "hospital-3",
+    ]
+    assert words[:4] == ["supernode", "register", "keys/hospital-2.pub", "consortium"]

@@ -200,3 +200,23 @@ def test_nothing_is_said_where_all_went_well(tmp_path):
     write_report(recorder, summary)
     assert troubles(summary) == []
     require_last_round(recorder.run_dir)
+
+
+def test_names_are_kept_beside_the_records_and_in_the_report(tmp_path):
+    recorder = RunRecorder(run_config(tmp_path), lambda node: False)
+    recorder.on_evaluation(0)
+    assert not (recorder.run_dir / "names.csv").exists()
+    for server_round, name in ((1, "hospital-1"), (2, "hospital-2")):
+        node = ClientNode(server_round, 100 + server_round, name=name)
+        own = dataclasses.replace(report(server_round, {0: 0.5}), clients=(ClientReport(node),))
+        recorder.on_round(own)
+        recorder.on_evaluation(server_round)
+    written = "client_id,name\n101,hospital-1\n102,hospital-2\n"
+    assert (recorder.run_dir / "names.csv").read_text() == written
+    state = recorder.state_dict(2)
+    again = RunRecorder(run_config(tmp_path), lambda node: False)
+    assert not (again.run_dir / "names.csv").exists()
+    again.load_state_dict(state, 2)
+    assert (again.run_dir / "names.csv").read_text() == written
+    write_report(again, again.finish({"w": torch.zeros(1)}))
+    assert "| hospital-2 | 2 | 102 | 1 |" in (again.run_dir / "report.md").read_text()

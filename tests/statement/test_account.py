@@ -62,6 +62,8 @@ def test_what_means_away_is_what_screening_says():
 def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
     found = account(tmp_path, [{0: 1.0, -1: 0.5}], node_ids={0: 11, -1: 22})
     assert set(by_name(found)) == {"partition 0", "node 22"}
+    found = account(tmp_path, [{0: 1.0, 1: 0.5, 2: 0.5}], names={0: "clinic", 1: "clinic"})
+    assert set(by_name(found)) == {"clinic (0)", "clinic (1)", "partition 2"}
 
 
 def test_a_member_drawn_once_has_a_wide_interval_and_one_drawn_always_a_narrow_one():

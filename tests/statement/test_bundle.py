@@ -6,8 +6,15 @@ import json
 import pytest
 
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.run.recorder import RESULT_FILES
 from fedif_flower.statement.account import settle
-from fedif_flower.statement.bundle import account_json, make_statement, parse_budget, read_account
+from fedif_flower.statement.bundle import (
+    RECORDS,
+    account_json,
+    make_statement,
+    parse_budget,
+    read_account,
+)
 from fedif_flower.statement.records import read_run
 from tests.statement.runs import make_run
 
@@ -31,6 +38,10 @@ def test_a_statement_is_pages_a_table_json_and_what_checks_them(tmp_path, key):
     manifest = (folder / "manifest.json").read_text()
     assert "hospital-2" not in manifest
     assert set(json.loads(manifest)["files"]) > {"clients.csv", "model.pt", "config.json"}
+
+
+def test_every_file_of_results_is_signed():
+    assert set(RECORDS) == set(RESULT_FILES)
 
 
 def test_an_account_is_read_back_as_it_was(tmp_path):

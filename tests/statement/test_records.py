@@ -88,7 +88,6 @@ def test_names_are_those_at_registration_or_those_given(tmp_path):
         ("client_id,name\n1,\n", "line 2: name = ''"),
         (f"client_id,name\n1,{'a' * 81}\n", "1 to 80 printable characters"),
         ("client_id,name\n1,a\x1b[0m\n", "1 to 80 printable characters"),
-        ("client_id,name\n1,a\n2,a\n", "two members are called 'a'"),
         ("client_id,name\n1,a,b\n", "its columns must be"),
     ],
 )

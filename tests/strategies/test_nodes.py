@@ -108,3 +108,22 @@ def test_names_go_on_after_a_restart():
     second.load_state_dict(first.state_dict())
     assert second.label(1000) == first.label(1000) == "A (node 1000)"
     assert second.label(12345678901234567890) == "node 12345678.."
+
+
+class Registered(LocalGrid):
+    """A grid whose first node has a name, given at registration."""
+
+    def get_nodes(self):
+        for info in super().get_nodes():
+            info.name = "hospital-2" if info.node_id == 1000 else ""
+            yield info
+
+
+def test_a_node_is_called_what_it_was_registered_as():
+    directory = NodeDirectory(identify_by_query, timeout=1.0)
+    named, unnamed = directory.online(Registered(Clients(), 2), 2)
+    assert (named.name, named.label) == ("hospital-2", "hospital-2 (node 1000)")
+    assert unnamed.label == "partition 1 (node 1001)"
+    silent = NodeDirectory(identify_by_query, timeout=1.0)
+    (node, _) = silent.online(Registered(Slow({0: 9}), 2), 2)
+    assert (node.partition_id, node.name) == (UNKNOWN_PARTITION, "hospital-2")

@@ -1,0 +1,103 @@
+"""Bringing members their pages: at the end of a run, or once a node is there again.
+
+A run's ``undelivered.json`` holds who is still to get which page. Every later run with the same
+``output-dir`` tries again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from fedif_flower.errors import FedIFError
+from fedif_flower.messages.delivery import ACTION, Delivery, read_receipt
+from fedif_flower.messages.screened_grid import screened
+from fedif_flower.run.config import RunConfig
+from fedif_flower.statement.bundle import make_statement, parse_budget
+from fedif_flower.statement.manifest import ACCOUNT, FOLDER, MANIFEST, SIGNATURE
+from fedif_flower.statement.records import ATTRIBUTION
+from fedif_flower.statement.signing import default_key_path, load_or_make_key
+from fedif_flower.storage import write_atomically
+from fedif_flower.strategies.nodes import is_simulated
+
+UNDELIVERED = "undelivered.json"
+# A node starts a process to answer; one that is slower gets its page another time.
+TIMEOUT = 60.0
+logger = logging.getLogger(__name__)
+
+
+def state_and_deliver(grid: Grid, config: RunConfig, run_dir: Path) -> None:
+    """Make a finished run's statement, and send every node that is online its pages.
+
+    Only where clients are real nodes, and contributions were attributed. Nothing that fails here
+    fails the run: the log says what, and pages stay to be delivered.
+    """
+    if is_simulated(grid):
+        return
+    if (run_dir / ATTRIBUTION).is_file():
+        try:
+            budget = parse_budget(config.statement_budget) if config.statement_budget else None
+            folder = make_statement(
+                run_dir, load_or_make_key(default_key_path()), budget_cents=budget
+            )
+            _address(run_dir, folder)
+            logger.info("Statement: %s", folder)
+        except FedIFError as error:
+            logger.error("the run has no statement: %s", error)
+    deliver(grid, run_dir.parent)
+
+
+def deliver(grid: Grid, output_dir: Path) -> None:
+    """Send the nodes that are online every page that they did not get yet, the oldest first."""
+    if is_simulated(grid):
+        return
+    waiting = sorted(output_dir.glob(f"*/{UNDELIVERED}"), key=lambda path: path.stat().st_mtime_ns)
+    silent: set[int] = set()
+    for path in waiting:
+        try:
+            silent |= _deliver_run(screened(grid), path, silent)
+        except (FedIFError, OSError, ValueError, KeyError) as error:
+            logger.error("%s: statements cannot be delivered: %r", path.parent, error)
+
+
+def _address(run_dir: Path, folder: Path) -> None:
+    """Note who is to get which page."""
+    members = json.loads((folder / ACCOUNT).read_bytes())["members"]
+    pages = {str(member["client_id"]): member["page"] for member in members}
+    write_atomically(run_dir / UNDELIVERED, json.dumps(pages, indent=2) + "\n")
+
+
+def _deliver_run(grid: Grid, path: Path, silent: set[int]) -> set[int]:
+    """Send one run's pages; return the nodes that did not answer."""
+    left = {int(key): name for key, name in json.loads(path.read_text()).items()}
+    folder = path.parent / FOLDER
+    manifest, signature = (folder / MANIFEST).read_bytes(), (folder / SIGNATURE).read_bytes()
+    online = (set(grid.get_node_ids()) & left.keys()) - silent
+    messages = [
+        Message(
+            Delivery((folder / left[node_id]).read_bytes(), manifest, signature).to_content(),
+            node_id,
+            f"{MessageType.QUERY}.{ACTION}",
+        )
+        for node_id in sorted(online)
+    ]
+    answered = set()
+    for reply in grid.send_and_receive(messages, timeout=TIMEOUT) if messages else ():
+        node_id = reply.metadata.src_node_id
+        if node_id not in online or not reply.has_content():
+            continue
+        answered.add(node_id)
+        receipt = read_receipt(reply.content)
+        if receipt.kept or not receipt.wanted:
+            left.pop(node_id, None)
+        if not receipt.kept:
+            logger.info("node %d did not keep its statement: %s", node_id, receipt.reason)
+    if left:
+        write_atomically(path, json.dumps({str(k): v for k, v in left.items()}, indent=2) + "\n")
+    else:
+        path.unlink()
+    return online - answered
