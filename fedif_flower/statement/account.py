@@ -43,6 +43,8 @@ class MemberAccount:
         The most examples it claimed and was believed.
     contribution : float
         In nats of validation loss; negative: it raised the loss.
+    equal_part : float
+        What it would be if each round's were shared equally among those who took part.
     interval : tuple of float, optional
         Its 95 % interval (see :func:`intervals`).
     by_class : tuple of float
@@ -68,6 +70,7 @@ class MemberAccount:
     away: int
     examples: float | None
     contribution: float
+    equal_part: float
     interval: tuple[float, float] | None
     by_class: tuple[float, ...]
     share: float
@@ -117,6 +120,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         replies[reply.client_id].append(reply)
     names = labels(records)
     by_class = _by_class(records)
+    equal = equal_parts(records)
     accounts = [
         _member(
             client_id,
@@ -128,6 +132,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
             by_class.get(client_id, ()),
             float(shares[i]),
             cents[i],
+            equal[client_id],
         )
         for i, client_id in enumerate(members)
     ]
@@ -152,6 +157,17 @@ def contributions_by_round(records: RunRecords) -> NDArray[np.float64]:
     for part in records.parts:
         values[part.round - 1, column[part.client_id]] += part.contribution
     return values
+
+
+def equal_parts(records: RunRecords) -> dict[int, float]:
+    """Return each member's contribution if its rounds' were shared equally, by client id."""
+    counts = Counter(part.round for part in records.parts)
+    return {
+        client_id: math.fsum(
+            records.rounds[p.round - 1].attributed / counts[p.round] for p in parts
+        )
+        for client_id, parts in records.parts_of.items()
+    }
 
 
 def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
@@ -238,6 +254,7 @@ def _member(
     by_class: tuple[float, ...],
     share: float,
     cents: int | None,
+    equal_part: float,
 ) -> MemberAccount:
     away = sum(reply.away for reply in replies)
     refused = sum(bool(reply.rejection) for reply in replies) - away
@@ -256,11 +273,12 @@ def _member(
         away=away,
         examples=max(claims, default=None),
         contribution=contribution,
+        equal_part=equal_part,
         interval=between,
         by_class=by_class,
         share=share,
         cents=cents,
         weight_score=scores[-1] if scores else None,
         refusals=tuple(refusals.most_common()),
-        verdict=judge(Facts(contribution, between, taken_part, refused)),
+        verdict=judge(Facts(contribution, equal_part, between, taken_part, refused)),
     )

@@ -192,7 +192,8 @@ together lowered the validation loss from {{ account.loss_before | loss }} to {{
 account.loss_after | loss }};
 {{ account.attributed | nats }} of the fall of {{ account.decrease | nats }} is attributed, and
 the remainder is
-{{ account.remainder | nats }}.</figcaption></figure>
+{{ account.remainder | nats }}. An equal part of what was gained in your rounds would be
+{{ member.equal_part | nats }}.</figcaption></figure>
 </section>
 <section class="keep">
 <h2>Your rounds</h2>

@@ -11,6 +11,8 @@ from typing import Literal
 
 Level = Literal["accept", "review", "quarantine"]
 MAX_REFUSED = 0.5  # Of the replies that came.
+MIN_TAKEN_PART = 3
+SMALL_PART = 0.25
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Facts:
     """What a verdict rests on; see :class:`~fedif_flower.statement.account.MemberAccount`."""
 
     contribution: float
+    equal_part: float
     interval: tuple[float, float] | None
     taken_part: int
     refused: int
@@ -79,15 +82,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "review",
-        "the run has fewer than five rounds, so that there is no interval",
-        lambda f: f.interval is None,
-        "too few rounds for an interval",
+        "it took part in fewer than three rounds, or the run has fewer than five",
+        lambda f: f.taken_part < MIN_TAKEN_PART or f.interval is None,
+        "too few rounds to judge by: {taken_part}",
     ),
     Rule(
         "review",
-        "the interval reaches 0",
-        lambda f: f.interval is not None and f.interval[0] <= 0,
-        "its interval reaches 0; rounds taken part: {taken_part}",
+        "the contribution is less than a quarter of an equal part of what its rounds gained",
+        lambda f: f.contribution < SMALL_PART * f.equal_part,
+        "less than a quarter of an equal part of what its rounds gained",
     ),
     Rule(
         "review",
@@ -97,9 +100,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "accept",
-        "otherwise: the contribution and its whole interval are positive",
+        "otherwise",
         lambda _: True,
-        "its contribution and its whole interval are positive",
+        "it contributed, and none of its replies was refused",
     ),
 )
 

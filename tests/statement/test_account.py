@@ -37,6 +37,9 @@ def test_a_run_worked_out_by_hand(tmp_path):
     assert (first.cents, second.cents, third.cents) == (800_00, 200_00, 0)
     assert (first.taken_part, second.taken_part) == (2, 1)
     assert (first.examples, first.weight_score) == (100.0, 0.5)
+    # A third of 0.625, and half of 0.375.
+    assert first.equal_part == pytest.approx(0.625 / 3 + 0.375 / 2)
+    assert second.equal_part == pytest.approx(0.625 / 3)
 
 
 def test_refusals_and_absence_are_told_apart(tmp_path):

@@ -5,17 +5,20 @@ import pytest
 from fedif_flower.statement.verdict import RULES, Facts, judge
 
 CASES = [
-    (Facts(0.4, (0.1, 0.9), 20, 0), "accept", "positive"),
-    (Facts(0.4, (0.1, 0.9), 20, 2), "review", "2 of its 22 replies were refused"),
-    (Facts(0.4, (0.1, 0.9), 2, 3), "quarantine", "3 of its 5 replies were refused"),
-    (Facts(0.4, (0.1, 0.9), 2, 2), "review", "2 of its 4 replies"),
-    (Facts(0.0, (0.0, 0.0), 20, 0), "review", "exactly 0"),
-    (Facts(0.0, (0.0, 0.0), 0, 0), "review", "none of its replies was accepted"),
-    (Facts(0.4, (0.0, 1.2), 1, 0), "review", "reaches 0; rounds taken part: 1"),
-    (Facts(-0.1, (-0.4, 0.2), 9, 0), "review", "raised the loss"),
-    (Facts(-0.1, (-0.4, -0.01), 9, 0), "quarantine", "whole interval is negative"),
-    (Facts(-0.1, None, 3, 0), "review", "raised the loss"),
-    (Facts(0.4, None, 3, 0), "review", "too few rounds"),
+    (Facts(0.4, 0.5, (0.1, 0.9), 20, 0), "accept", "it contributed"),
+    (Facts(0.4, -0.5, (-0.1, 0.9), 20, 0), "accept", "it contributed"),
+    (Facts(0.4, 0.5, (0.1, 0.9), 20, 2), "review", "2 of its 22 replies were refused"),
+    (Facts(0.4, 0.5, (0.1, 0.9), 2, 3), "quarantine", "3 of its 5 replies were refused"),
+    (Facts(0.4, 0.5, (0.1, 0.9), 3, 3), "review", "3 of its 6 replies"),
+    (Facts(0.0, 0.5, (0.0, 0.0), 20, 0), "review", "exactly 0"),
+    (Facts(0.0, 0.0, (0.0, 0.0), 0, 0), "review", "none of its replies was accepted"),
+    (Facts(0.12, 0.5, (0.1, 1.2), 9, 0), "review", "less than a quarter of an equal part"),
+    (Facts(0.13, 0.5, (-0.1, 1.2), 9, 0), "accept", "it contributed"),
+    (Facts(-0.1, 0.5, (-0.4, 0.2), 9, 0), "review", "raised the loss"),
+    (Facts(-0.1, 0.5, (-0.4, -0.01), 9, 0), "quarantine", "whole interval is negative"),
+    (Facts(-0.1, 0.5, None, 3, 0), "review", "raised the loss"),
+    (Facts(0.4, 0.5, None, 3, 0), "review", "too few rounds to judge by: 3"),
+    (Facts(0.4, 0.5, (0.0, 1.2), 1, 0), "review", "too few rounds to judge by: 1"),
 ]
 
 
