@@ -52,6 +52,7 @@ RECORDS = (
     "report.md",
     "accuracy.png",
     "attribution.png",
+    "metric.png",
     "contributions.png",
     "model.pt",
 )
