@@ -56,6 +56,7 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
         max_paused_turns=config.max_paused_turns,
         max_num_examples=config.max_num_examples or server.task.num_train or MOST_EXAMPLES,
         update_clipping=config.update_clipping,
+        neighbour_mixing=config.assumed_malicious_fraction if config.neighbour_mixing else 0.0,
         server_momentum=config.server_momentum,
         device=config.device,
         callbacks=callbacks,

@@ -43,6 +43,7 @@ class BaseArguments(TypedDict, total=False):
     max_num_examples: float
     max_examples_ratio: float
     update_clipping: float | Literal["auto"]
+    neighbour_mixing: float
     server_momentum: float
     device: str | torch.device
     callbacks: Sequence[Callback]

@@ -73,6 +73,10 @@ class FlowerRule(ScreenedStrategy):
             raise ConfigError(
                 f"update_clipping = {self.update_clipping:g}; allowed with Flower's own rules: 0"
             )
+        if self.neighbour_mixing:
+            raise ConfigError(
+                f"neighbour_mixing = {self.neighbour_mixing:g}; allowed with Flower's own rules: 0"
+            )
         self.inner = inner
         self.rule_state = _RuleState(inner)
         for name in _SAMPLING:

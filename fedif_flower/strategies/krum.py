@@ -57,7 +57,8 @@ class Krum(ScreenedStrategy):
         require(num_selected >= 1, "num_selected", num_selected, ">= 1")
         require(distances in DISTANCES, "distances", distances, ", ".join(DISTANCES))
         super().__init__(*flower, **base)
-        self.keep_arrays = num_selected == 1 and not self.update_clipping
+        changed = self.update_clipping or self.neighbour_mixing
+        self.keep_arrays = num_selected == 1 and not changed
         self.malicious_fraction = malicious_fraction
         self.num_selected = num_selected
         self.distances = distances

@@ -12,21 +12,27 @@ from torch import nn
 
 from fedif_flower.settings import RefusedValueError, Settings, setting
 from fedif_flower.strategies.afedsv import AFedSV
+from fedif_flower.strategies.align_ins import AlignIns
 from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.centred_clipping import CentredClipping
+from fedif_flower.strategies.dnc import DnC
 from fedif_flower.strategies.fedadp import FedAdp
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.fedsv import FedSV
+from fedif_flower.strategies.flame import Flame
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.fltrust import FLTrust
 from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.krum import Distances, Krum
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
+from fedif_flower.strategies.median import Median
 from fedif_flower.strategies.rfa import RFA
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapfed import ShapFed
+from fedif_flower.strategies.trimmed_mean import TrimmedMean
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation import Validation
@@ -172,6 +178,16 @@ STRATEGIES: Mapping[str, Builder] = {
     "fedadp": lambda parts: FedAdp(**parts.base),
     "rfa": lambda parts: RFA(**parts.base),
     "krum": _krum,
+    "median": lambda parts: Median(**parts.base),
+    "trimmed-mean": lambda parts: TrimmedMean(
+        malicious_fraction=parts.config.assumed_malicious_fraction, **parts.base
+    ),
+    "centred-clipping": lambda parts: CentredClipping(**parts.base),
+    "dnc": lambda parts: DnC(
+        malicious_fraction=parts.config.assumed_malicious_fraction, **parts.base
+    ),
+    "flame": lambda parts: Flame(**parts.base),
+    "align-ins": lambda parts: AlignIns(**parts.base),
     **_FLOWER_RULES,
 }
 
@@ -245,10 +261,17 @@ class StrategyConfig(Settings):
     )
     assumed_malicious_fraction: float = setting(
         0.5,
-        "the share of malicious clients that Krum, Multi-Krum and Bulyan expect",
+        "the share of malicious clients that Krum, Multi-Krum, Bulyan, trimmed mean, DnC and "
+        "neighbour mixing expect",
         ge=0,
         le=1,
         auto="`malicious-fraction`",
+    )
+    neighbour_mixing: bool = setting(
+        False,
+        "each update is first replaced by the mean of its nearest (NNM): all of the round but the "
+        "share `assumed-malicious-fraction`; not with Flower's own rules",
+        is_new=True,
     )
     shapley_estimator: str = setting(
         "complementary", "for `afedsv`, `fedsv`, `s-fedavg`", choices=ESTIMATORS
@@ -300,6 +323,8 @@ class StrategyConfig(Settings):
     def _can_be_clipped(self) -> Self:
         if self.strategy in _FLOWER_RULES and self.update_clipping:
             raise RefusedValueError("update_clipping", f"0 with strategy {self.strategy!r}")
+        if self.strategy in _FLOWER_RULES and self.neighbour_mixing:
+            raise RefusedValueError("neighbour_mixing", f"false with strategy {self.strategy!r}")
         return self
 
     @model_validator(mode="after")

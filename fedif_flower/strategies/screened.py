@@ -23,8 +23,9 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedif_flower.aggregators.neighbour_mixing import mix, unmixed
 from fedif_flower.devices import select_device
-from fedif_flower.errors import DivergedError, ValuationError
+from fedif_flower.errors import DivergedError, ValuationError, require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, average_metrics
 from fedif_flower.messages.metrics import ReplyLimits
@@ -94,6 +95,9 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         ``"auto"``: :attr:`default_clipping`, 0 unless the strategy says otherwise.
     server_momentum : float
         See :class:`~fedif_flower.aggregators.server_momentum.ServerMomentum`; 0: there is none.
+    neighbour_mixing : float
+        The share of a round that :func:`~fedif_flower.aggregators.neighbour_mixing.mix` leaves out
+        of each mean; 0: nothing is mixed.
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     callbacks : sequence of Callback
@@ -128,6 +132,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         max_num_examples: float = 10_000_000,
         max_examples_ratio: float = 10.0,
         update_clipping: float | Literal["auto"] = "auto",
+        neighbour_mixing: float = 0.0,
         server_momentum: float = 0.0,
         device: str | torch.device = "auto",
         callbacks: Sequence[Callback] = (),
@@ -153,6 +158,9 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             self.default_clipping if update_clipping == "auto" else update_clipping
         )
         self.bounds = StepBounds(self.update_clipping, momentum=self.model.momentum)
+        in_range = 0.0 <= neighbour_mixing <= 1.0
+        require(in_range, "neighbour_mixing", neighbour_mixing, "0 to 1")
+        self.neighbour_mixing = neighbour_mixing
         self.device = select_device(device)
         self.callbacks = list(callbacks)
         self.failures = MemberFailures(max_failed_rounds, max_paused_turns)
@@ -324,7 +332,9 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             updates = round_updates(
                 server_round, accepted, self.workspace, self.model.vectors, self.device
             )
-            vectors, aggregation = self.merge(updates, accepted)
+            mixed, mixing = mix(updates, self.neighbour_mixing)
+            vectors, aggregation = self.merge(mixed, accepted)
+            aggregation = unmixed(aggregation, mixing)
         except Exception as error:  # out of a user's model or loss, as likely as not
             known = isinstance(error, ValuationError)
             # An unknown error may come from the model that was sent: an older one is known to work.

@@ -1,0 +1,76 @@
+"""AlignIns: updates whose direction or signs are not those of the others are left out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.linear_algebra import inner_products
+
+
+def align_ins_coefficients(
+    updates: Tensor,
+    global_params: Tensor,
+    *,
+    threshold: float = 1.0,
+    share: float = 0.3,
+) -> Tensor:
+    r"""Return what to multiply each update by: 0 where its direction stands out.
+
+    .. math:: z_i = \frac{|x_i - \operatorname{median} x|}{\operatorname{std} x}, \quad
+              x \in \{\cos(u_i, w_{t-1}),\ \operatorname{signs}_i\}
+
+    signs is the share of an update's largest coordinates whose sign is the principal one,
+    :math:`\operatorname{sgn} \sum_j \operatorname{sgn} u_j`. An update is left out where either z
+    exceeds the threshold. The others are shortened to the median of their lengths and averaged.
+    Where nobody is left, the model stays as it is.
+
+    Parameters
+    ----------
+    updates : Tensor
+        ``[m, d]``: :math:`u_i`, m >= 1, finite.
+    global_params : Tensor
+        ``[d]``: :math:`w_{t-1}`.
+    threshold : float
+        > 0.
+    share : float
+        Of the coordinates, in (0, 1], that count as an update's largest.
+
+    Returns
+    -------
+    Tensor
+        ``[m]``, float64.
+
+    References
+    ----------
+    Xu et al., 2025 (Detecting backdoor attacks in federated learning via direction alignment
+    inspection), section 4.
+    """
+    products = inner_products(updates, global_params)
+    norms = products.squared_norms.sqrt()  # [m]
+    length = norms * products.squared_norm.sqrt()
+    cosines = torch.where(length > 0, products.inner / length, 0.0)  # [m]
+    aligned = sign_alignment(updates, share)
+    kept = (_distance(cosines) <= threshold) & (_distance(aligned) <= threshold)
+    if not bool(kept.any()):
+        return torch.zeros_like(norms)
+    bound = norms[kept].median()
+    clipped = torch.where(norms > bound, bound / norms, 1.0)
+    return kept * clipped / kept.sum()
+
+
+def sign_alignment(updates: Tensor, share: float) -> Tensor:
+    """Return the share of each update's largest coordinates with the principal sign, ``[m]``."""
+    signs = updates.sign()  # [m, d]
+    principal = signs.sum(dim=0).sign()  # [d]
+    count = max(int(share * updates.shape[1]), 1)
+    largest = updates.abs().topk(count, dim=1).indices  # [m, count]
+    same = signs.gather(1, largest) == principal[largest]
+    return same.double().mean(dim=1)
+
+
+def _distance(values: Tensor) -> Tensor:
+    """Return how many standard deviations each value is from the median; 0 without spread."""
+    std = values.std(correction=0)
+    middle = values.quantile(0.5)
+    return torch.where(std > 0, (values - middle).abs() / std, 0.0)

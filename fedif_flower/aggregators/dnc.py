@@ -1,0 +1,65 @@
+"""Divide and conquer: updates far along the main direction of their spread are left out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.linear_algebra import gram_matrix
+from fedif_flower.errors import ValuationError
+
+
+def dnc_weights(
+    updates: Tensor,
+    num_malicious: int,
+    generator: torch.Generator,
+    *,
+    iterations: int = 1,
+    filtered: float = 1.0,
+    coordinates: int = 10_000,
+) -> Tensor:
+    r"""Return equal weights for the updates that no iteration leaves out.
+
+    .. math:: s_i = \langle v, x_i - \mu \rangle^2
+
+    with v the main direction (top right singular vector) of the centred updates, over a random
+    subset of the coordinates. The :math:`\lceil c f \rceil` largest are left out. Where iterations
+    leave out all, the model stays.
+
+    Parameters
+    ----------
+    updates : Tensor
+        ``[m, d]``, m >= 1, finite.
+    num_malicious : int
+        f >= 0.
+    generator : torch.Generator
+        On the CPU: chooses the coordinates.
+    iterations : int
+        >= 1.
+    filtered : float
+        c > 0.
+    coordinates : int
+        How many are looked at, >= 1; all where there are no more.
+
+    Returns
+    -------
+    Tensor
+        ``[m]``, float64.
+
+    References
+    ----------
+    Shejwalkar & Houmansadr, 2021 (Manipulating the Byzantine), algorithm 2.
+    """
+    if num_malicious < 0:
+        raise ValuationError(f"num_malicious is {num_malicious}; allowed: >= 0")
+    m, d = updates.shape
+    kept = max(m - -int(-filtered * num_malicious // 1), 1)
+    good = torch.ones(m, dtype=torch.bool)
+    for _ in range(iterations):
+        chosen = torch.randperm(d, generator=generator)[:coordinates].to(updates.device)
+        part = updates[:, chosen].double()  # [m, coordinates]
+        # The projections on v are an eigenvector of the small matrix, times a constant.
+        _, vectors = torch.linalg.eigh(gram_matrix(part - part.mean(dim=0)))
+        best = vectors[:, -1].square().argsort(stable=True)[:kept].cpu()
+        good &= torch.zeros_like(good).scatter_(0, best, True)
+    return good.double() / good.sum().clamp_min(1)
