@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.descent_training import train_together
 from fedif_flower.attacks.adversarial import AdversarialSamples, pgd
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
 from fedif_flower.attacks.label_noise import flip_labels
@@ -85,7 +86,8 @@ class Judge:
             order = torch.argsort(self.labels, stable=True)  # Every k-th of each class.
             chosen = [order[k::parts] for k in range(parts)]
             self._parts[parts] = [
-                Validation(self.model, self.inputs[i], self.labels[i], device="cpu") for i in chosen
+                Validation(self.model, self.inputs[i], self.labels[i], device="cpu", batch_size=500)
+                for i in chosen
             ]
         return self._parts[parts]
 
@@ -255,7 +257,7 @@ class Federation:
             draw = numpy_generator("descent-sample", self.seed, number)
             ids = sorted(draw.choice(CLIENTS, SAMPLED, replace=False).tolist())
             ids = [i for i in ids if len(self.clients[i][1]) > 1]
-            updates = torch.stack([self._train(i, params, number, rule.mu) for i in ids])
+            updates = self._train(ids, params, number, rule.mu)
             counts = torch.tensor([len(self.clients[i][1]) for i in ids], dtype=torch.float64)
             malicious = torch.tensor([i in self.malicious for i in ids])
             self._load(params)
@@ -306,12 +308,31 @@ class Federation:
     def _load(self, params: Tensor) -> None:
         nn.utils.vector_to_parameters(params.clone(), self.model.parameters())
 
-    def _train(self, client: int, params: Tensor, number: int, mu: float) -> Tensor:
-        """Return a client's update ``[d]``."""
+    def _train(self, ids: Sequence[int], params: Tensor, number: int, mu: float) -> Tensor:
+        """Return the clients' updates ``[m, d]``."""
         self._load(params)
+        generators = [torch_generator("descent-client", self.seed, i, number) for i in ids]
+        data = [self._data(i, g) for i, g in zip(ids, generators, strict=True)]
+        inputs, labels = zip(*data, strict=True)
+        if self._pool > 1:
+            updates = train_together(params, inputs, labels, TRAINING, generators, mu)
+        else:
+            updates = torch.empty(len(ids), len(params))
+            for k, generator in enumerate(generators):
+                self._load(params)
+                train_local(self.model, inputs[k], labels[k], TRAINING, generator, proximal_mu=mu)
+                updates[k] = nn.utils.parameters_to_vector(self.model.parameters()).detach()
+            updates -= params
+        if self.column.attack == "gradient-noise":
+            for k, (i, generator) in enumerate(zip(ids, generators, strict=True)):
+                if i in self.malicious:
+                    updates[k] += 0.1 * torch.randn(len(params), generator=generator)
+        return updates
+
+    def _data(self, client: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return what a client trains on: normalised images and labels."""
         pixels, labels = self.clients[client]
         attack = self.column.attack if client in self.malicious else "none"
-        generator = torch_generator("descent-client", self.seed, client, number)
         if attack in ("label-noise", "adversarial"):
             ratio = poison_ratio(self.column.low, self.column.high, self.seed, client)
             if attack == "label-noise":
@@ -321,8 +342,4 @@ class Federation:
                 pixels = AdversarialSamples(ratio).poison_inputs(
                     self.model, pixels, labels, self.normalize, generator
                 )
-        train_local(self.model, self.normalize(pixels), labels, TRAINING, generator, proximal_mu=mu)
-        update = nn.utils.parameters_to_vector(self.model.parameters()).detach() - params
-        if attack == "gradient-noise":
-            update += 0.1 * torch.randn(update.shape, generator=generator)
-        return update
+        return self.normalize(pixels), labels
