@@ -70,6 +70,7 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
         validation=server.validation,
         task=server.task,
         root_data=server.validation_data,
+        is_malicious=malicious_marker(config),
         base=base,
     )
     return STRATEGIES[config.strategy](parts)

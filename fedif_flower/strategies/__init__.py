@@ -17,6 +17,7 @@ from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.krum import Krum
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.median import Median
+from fedif_flower.strategies.oracle import OracleExclusion
 from fedif_flower.strategies.rfa import RFA
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -43,6 +44,7 @@ __all__ = [
     "Krum",
     "LeaveOneOut",
     "Median",
+    "OracleExclusion",
     "SFedAvg",
     "ScreenedStrategy",
     "ShapFed",

@@ -10,6 +10,7 @@ from flwr.serverapp import strategy as flower
 from pydantic import model_validator
 from torch import nn
 
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.settings import RefusedValueError, Settings, setting
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.align_ins import AlignIns
@@ -28,6 +29,7 @@ from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.krum import Distances, Krum
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.median import Median
+from fedif_flower.strategies.oracle import OracleExclusion
 from fedif_flower.strategies.rfa import RFA
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -61,6 +63,7 @@ class StrategyParts:
     validation: Validation
     task: Task
     root_data: Data
+    is_malicious: Callable[[ClientNode], bool]
     base: BaseArguments
 
     @property
@@ -188,6 +191,7 @@ STRATEGIES: Mapping[str, Builder] = {
     ),
     "flame": lambda parts: Flame(**parts.base),
     "align-ins": lambda parts: AlignIns(**parts.base),
+    "oracle": lambda parts: OracleExclusion(parts.is_malicious, **parts.base),
     **_FLOWER_RULES,
 }
 

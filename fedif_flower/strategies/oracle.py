@@ -1,0 +1,46 @@
+"""An oracle that knows who is malicious: what leaving clients out can reach, in simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import torch
+
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.screened import ScreenedStrategy
+
+
+class OracleExclusion(ScreenedStrategy):
+    r"""FedAvg over the honest clients of a round, told by an oracle who they are.
+
+    .. math:: p_i = n_i / \sum_{j \in H_t} n_j \text{ for } i \in H_t, \text{ else } 0
+
+    with :math:`H_t` the round's honest clients. Where there are none, the model stays as it is. It
+    is a reference for other strategies: nobody knows :math:`H_t` outside of a simulation.
+
+    Parameters
+    ----------
+    is_malicious : callable
+        Tells of a client whether it misbehaves.
+    *flower, **base
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+    """
+
+    def __init__(
+        self,
+        is_malicious: Callable[[ClientNode], bool],
+        *flower: Any,
+        **base: Unpack[BaseArguments],
+    ) -> None:
+        super().__init__(*flower, **base)
+        self.is_malicious = is_malicious
+
+    def weigh(self, updates: RoundUpdates) -> Aggregation:
+        """Return the shares of the honest clients' examples, ``[m]``."""
+        bad = {n.client_id for n in self._asked.values() if self.is_malicious(n)}
+        is_honest = torch.tensor([client_id not in bad for client_id in updates.client_ids])
+        examples = torch.where(is_honest, updates.num_examples, 0.0)
+        return Aggregation(weights=examples / examples.sum().clamp_min(1e-300))
