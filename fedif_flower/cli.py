@@ -108,6 +108,38 @@ def sweep(
 
 
 @cli.command()
+def arena(
+    seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ...")] = 1,
+    output_dir: OutputDir = Path("runs/arena"),
+    page: Annotated[
+        Path | None, typer.Option(help="the page, *.md; default: arena.md beside the results")
+    ] = None,
+    jobs: Jobs = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="one client after the other, without Ray")
+    ] = False,
+) -> None:
+    """Fight every strategy with every attack on digits, and write a page with a heat map."""
+    from fedif_flower.client.app import app
+    from fedif_flower.run.config import default_run_config
+    from fedif_flower.sweeps.arena import arena_cells, bouts, measured
+    from fedif_flower.sweeps.arena_page import about, headline, write_page
+    from fedif_flower.sweeps.engine import LocalLauncher, run_cells
+
+    console = Console()
+    cells = arena_cells(bouts(), seeds, default_run_config(), output_dir)
+    launch = LocalLauncher(app) if in_process else launcher(1, 0.0)
+    complete = run_cells(list(cells.values()), launch, console, jobs=1 if in_process else jobs)
+    found = measured(cells)
+    path = page or output_dir / "arena.md"
+    command = f"fedif arena --seeds {seeds}" + (" --in-process" if in_process else "")
+    write_page(found, path, about(seeds, command))
+    headline(found).print(console)
+    console.print(f"Page: {path.absolute()}", soft_wrap=True, highlight=False)
+    finish(complete)
+
+
+@cli.command()
 def report(
     directories: Annotated[list[Path], typer.Argument(help="with results")],
     output_dir: OutputDir = Path("runs/report"),
