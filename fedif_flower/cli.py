@@ -202,6 +202,18 @@ def verify(
         console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
 
 
+@cli.command()
+def replay(run_dir: RunDir) -> None:
+    """Recompute what each member contributed from the updates that a run kept, bit for bit."""
+    from fedif_flower.statement.replay import replay as recompute
+
+    found = recompute(run_dir)
+    Console().print(
+        f"The same bits: {found.contributions} contributions in {found.rounds} rounds",
+        highlight=False,
+    )
+
+
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
     show_logs()

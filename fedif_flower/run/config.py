@@ -60,6 +60,13 @@ class RunConfig(ClientConfig, StrategyConfig):
         changes_result=False,
     )
 
+    keep_updates: bool = setting(
+        False,
+        "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
+        "recomputes who contributed what; each round takes as much as its updates and two models "
+        "more, and the log says at the start how much that is",
+        changes_result=False,
+    )
     statement_budget: str = setting(
         "",
         "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "
@@ -109,6 +116,8 @@ class RunConfig(ClientConfig, StrategyConfig):
             raise RefusedValueError(
                 "data_dir", "the folder's path, which dataset 'image-folder' needs"
             )
+        if self.keep_updates and self.attribution == "off":
+            raise RefusedValueError("keep_updates", "false with attribution = 'off'")
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")

@@ -25,6 +25,7 @@ from fedif_flower.run.recorder import OnRow, RunRecorder, write_json
 from fedif_flower.run.report import troubles, write_report
 from fedif_flower.run.resume import ResumableRun, require_space
 from fedif_flower.run.server import Server, build_server, tensors_in
+from fedif_flower.run.updates import KeptUpdates, kept_copies
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import identify_clients
@@ -140,7 +141,10 @@ def _run_federation(
     origin = provenance(config, server.fingerprint, tensors_in(server.validation_data))
     write_json(recorder.run_dir / PROVENANCE, origin)
     arrays = model_arrays(server.model)
-    require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1)
+    done = checkpoint.server_round if checkpoint else 0
+    rounds_to_keep = config.num_server_rounds - done if config.keep_updates else 0
+    kept = kept_copies(rounds_to_keep, config.clients_per_round)
+    require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
     strategy = build_strategy(server)
     attributed = config.attribution != "off"
     attribution = RecordedAttribution(config, server.validation) if attributed else None
@@ -149,6 +153,8 @@ def _run_federation(
     )
     evaluation = ServerEvaluation(server.validation, server.test, recorder, server.triggered)
     own = [recorder, evaluation] if attribution is None else [recorder, evaluation, attribution]
+    if config.keep_updates:
+        own.append(KeptUpdates(config.run_dir, after=done))
     strategy.callbacks += [*own, *callbacks, run]
     if checkpoint is None:
         checkpoints.remove_after(-1)

@@ -178,15 +178,30 @@ def _refusing(checkpoint: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def require_space(recorder: RunRecorder, arrays: ArrayRecord, *, copies: int) -> None:
-    """Raise ConfigError if the disk cannot hold so many copies of the model.
+def require_space(
+    recorder: RunRecorder, arrays: ArrayRecord, *, copies: int, kept: int = 0
+) -> None:
+    """Raise ConfigError if the disk cannot hold so many copies of the model; say what is kept.
 
     There are four with checkpoints: two of them, a third while it is written, and ``model.pt``.
+    ``kept`` are those of ``keep-updates``.
     """
-    needed = copies * sum(len(array.data) for array in arrays.values()) + 2**20
+    size = sum(len(array.data) for array in arrays.values())
+    needed = (copies + kept) * size + 2**20
     free = shutil.disk_usage(recorder.run_dir).free
+    if kept:
+        logger.info(
+            "keep-updates: the updates will take up to %.1f MiB of the %.1f MiB that are free",
+            kept * size / 2**20,
+            free / 2**20,
+        )
     if free < needed:
+        what = (
+            "the model, its checkpoints and the kept updates"
+            if kept
+            else "the model and its checkpoints"
+        )
         raise ConfigError(
-            f"output-dir = {recorder.config.output_dir!r}: {free / 2**20:.1f} MiB free, but the "
-            f"model and its checkpoints need {needed / 2**20:.1f} MiB"
+            f"output-dir = {recorder.config.output_dir!r}: {free / 2**20:.1f} MiB free, but "
+            f"{what} need {needed / 2**20:.1f} MiB"
         )

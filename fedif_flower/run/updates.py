@@ -1,0 +1,125 @@
+"""The updates of a run's rounds, kept so that others can recompute what each contributed."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import StatementError
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.storage import make_folder, write_atomically, writing
+from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.steps import Step
+
+UPDATES = "updates"
+_NAME = re.compile(r"round-(\d{6,})\.pt")
+logger = logging.getLogger(__name__)
+
+
+class KeptUpdates(Callback):
+    """Writes each round's step as ``updates/round-000001.pt``: the updates, and what was applied.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run's folder.
+    after : int
+        Files of later rounds, of an earlier attempt, are removed.
+    """
+
+    def __init__(self, run_dir: Path, after: int) -> None:
+        self.folder = run_dir / UPDATES
+        make_folder(self.folder)
+        with writing(self.folder):
+            for number, path in kept_rounds(run_dir).items():
+                if number > after:
+                    path.unlink()
+
+    def on_step(self, step: Step) -> None:
+        """Write a round's step."""
+        assert step.aggregation.applied is not None  # the attribution has made sure
+        content = {
+            "server_round": step.updates.server_round,
+            "members": [[node.partition_id, node.client_id] for node in step.nodes],
+            "updates": _own(step.updates.client_updates),
+            "applied": _own(step.aggregation.applied),
+            "shares": list(step.shares),
+            "before": _vectors(step.before),
+            "after": _vectors(step.after),
+        }
+        buffer = BytesIO()
+        torch.save(content, buffer)
+        path = self.folder / f"round-{step.updates.server_round:06d}.pt"
+        write_atomically(path, buffer.getvalue())
+
+
+@dataclass(frozen=True)
+class KeptNode:
+    """Who sent an update, as far as it is kept."""
+
+    partition_id: int
+    client_id: int
+
+
+def kept_copies(num_rounds: int, clients_per_round: int) -> int:
+    """Return how many copies of the model the kept updates of so many rounds weigh at most."""
+    return num_rounds * (clients_per_round + 2)  # The models before and after a step, too.
+
+
+def kept_rounds(run_dir: Path) -> dict[int, Path]:
+    """Return the files of kept steps by round, in order."""
+    found = ((_NAME.fullmatch(path.name), path) for path in sorted((run_dir / UPDATES).glob("*")))
+    return {int(match[1]): path for match, path in found if match}
+
+
+def read_step(path: Path) -> Step:
+    """Read what :class:`KeptUpdates` wrote; nothing in the file can run.
+
+    Raises
+    ------
+    StatementError
+        If it is damaged, or no such file.
+    """
+    try:
+        content = torch.load(path, weights_only=True)
+        updates, applied = content["updates"], content["applied"]
+        before, after = (ModelVectors(**content[name]) for name in ("before", "after"))
+        nodes = [KeptNode(*member) for member in content["members"]]
+        if not len(nodes) == len(updates) == len(applied):
+            raise ValueError("members, updates and coefficients are not equally many")
+        server_round, shares = int(content["server_round"]), tuple(content["shares"])
+    except Exception as error:  # a file that was made by hand can hold anything
+        raise StatementError(f"{path.name} is no kept round: {error!r:.200}") from error
+    nothing = torch.zeros(len(nodes), dtype=torch.float64)
+    of_round = RoundUpdates(
+        server_round=server_round,
+        client_ids=tuple(node.client_id for node in nodes),
+        num_examples=nothing,
+        model=before,
+        client_updates=updates,
+        squared_norms=nothing,
+        buffer_updates=torch.zeros(len(nodes), 0),
+    )
+    aggregation = Aggregation(weights=applied, applied=applied)
+    return Step(of_round, nodes, before, after, aggregation, shares)  # type: ignore[arg-type]
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU: a view would be saved with all of its memory."""
+    return tensor.detach().cpu().clone()
+
+
+def _vectors(vectors: ModelVectors) -> dict[str, Any]:
+    counters = {name: _own(values) for name, values in vectors.counters.items()}
+    return {
+        "params": _own(vectors.params),
+        "buffers": _own(vectors.buffers),
+        "counters": counters,
+    }

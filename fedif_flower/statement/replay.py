@@ -1,0 +1,164 @@
+"""Recomputing the attribution of a run whose updates were kept, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.round import ModelVectors
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import build_strategy
+from fedif_flower.run.provenance import code_hash, tensors_hash
+from fedif_flower.run.rows import read_rows
+from fedif_flower.run.server import Server, build_server, tensors_in
+from fedif_flower.run.updates import UPDATES, kept_rounds, read_step
+from fedif_flower.statement.records import ATTRIBUTION, CONFIG, ROUNDS, RunRecords, read_run
+from fedif_flower.strategies.attributed import RoundAttribution
+from fedif_flower.strategies.attribution import PathAttribution
+from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.steps import Step
+from fedif_flower.tasks.config import OWN
+from fedif_flower.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How many rounds and contributions were recomputed, all with the same bits."""
+
+    rounds: int
+    contributions: int
+
+
+def replay(run_dir: Path, task: Task | None = None) -> Replayed:
+    """Recompute every contribution from the kept updates and compare it with the recorded one.
+
+    The bits are the same on the same kind of processor, with the same versions and number of
+    threads; elsewhere the last digits may differ, and the error says by how much.
+
+    Parameters
+    ----------
+    run_dir : Path
+        A complete run with ``attribution`` and ``keep-updates``.
+    task : Task, optional
+        The app's own task, where the run had one.
+
+    Raises
+    ------
+    StatementError
+        Naming the round and the client whose contribution is another one, or the validation set if
+        it is not the run's.
+    ConfigError
+        If the run kept no updates, or had a task of its app's own and none is given.
+    """
+    records = read_run(run_dir)
+    kept = kept_rounds(run_dir)
+    failed = {
+        int(row["round"]) for row in read_rows(run_dir / ROUNDS) if row["round_failed"] == "1"
+    }
+    contributed = {part.round for part in records.parts}
+    if missing := contributed - kept.keys() - failed:
+        raise ConfigError(
+            f"{str(run_dir)!r}: the updates of round {min(missing)} were not kept: run it with "
+            "keep-updates = true"
+        )
+    server = _server(run_dir, records, task)
+    steps = {number: read_step(path) for number, path in kept.items()}
+    return _compare(records, _attribute(server, steps, len(records.rounds), contributed))
+
+
+def _server(run_dir: Path, records: RunRecords, task: Task | None) -> Server:
+    """Return what the run's server held: its task and validation set."""
+    config = RunConfig.from_run_config(json.loads((run_dir / CONFIG).read_text()))
+    if task is None and config.task.startswith(OWN):
+        raise ConfigError(f"the run's task is its app's own, {config.task!r}: call replay with it")
+    server = build_server(config, task)
+    if tensors_hash(tensors_in(server.validation_data)) != records.provenance["validation_sha256"]:
+        raise StatementError("the validation set is not the one that the run had")
+    return server
+
+
+def _attribute(
+    server: Server, steps: Mapping[int, Step], num_rounds: int, contributed: set[int]
+) -> list[RoundAttribution]:
+    """Attribute the steps as the run did; whether one was taken back is told by the records."""
+    # The models that were kept have the server's momentum in them.
+    settings = server.config.replace(server_momentum=0.0)
+    strategy = build_strategy(replace(server, config=settings))
+    model = strategy.model
+    model.receive(model_arrays(server.model))
+    attribution = PathAttribution(
+        server.validation, settings.attribution, per_class=settings.attribution_per_class
+    )
+    attribution.on_start(strategy)
+    last: Step | None = None
+    for number in range(1, num_rounds + 1):
+        step = steps.get(number)
+        if step is not None and not _same(step.before.params, model.vectors.params):
+            model.advance(step.before)
+        attribution.on_replies(number)
+        if step is None:
+            if number in contributed and last is not None:
+                model.advance(_copy(last.before))
+            attribution.on_round(_failed(number))
+            continue
+        last = replace(step, before=model.vectors)
+        model.advance(step.after)
+        attribution.on_step(last)
+        if number not in contributed:
+            model.advance(_copy(last.before))
+    attribution.on_end()
+    return attribution.rounds
+
+
+def _copy(vectors: ModelVectors) -> ModelVectors:
+    """Return the same model as another one: a model is known by its tensor."""
+    return replace(vectors, params=vectors.params.clone())
+
+
+def _failed(number: int) -> RoundReport:
+    """Return the report of a round that left the model as it was, or took it back."""
+    return RoundReport(number, (), 0, 0, 0, True, 0.0, 0.0, 0)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
+
+
+def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:
+    """Raise StatementError for the first contribution that is not the recorded one."""
+    recomputed = {
+        (of_round.server_round, client.client_id): (client.contribution, *client.classes)
+        for of_round in found
+        for client in of_round.clients
+    }
+    recorded = {
+        (part.round, part.client_id): (part.contribution, *part.by_class) for part in records.parts
+    }
+    other_code = records.provenance["code_sha256"] != code_hash()
+    version = "; this is another version of the code" if other_code else ""
+    for number, client_id in sorted(recorded.keys() | recomputed.keys()):
+        told, is_now = (which.get((number, client_id)) for which in (recorded, recomputed))
+        if told != is_now:
+            off = (
+                f" (relative difference {_difference(told, is_now):.1g})" if told and is_now else ""
+            )
+            raise StatementError(
+                f"{ATTRIBUTION}: round {number}, client {client_id}: {_shown(told)} is recorded, "
+                f"the updates in {UPDATES}/ give {_shown(is_now)}{off}{version}"
+            )
+    return Replayed(len(found), len(recorded))
+
+
+def _difference(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    pairs = zip(one, other, strict=False)
+    return max(abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs)
+
+
+def _shown(values: tuple[float, ...] | None) -> str:
+    return "nothing" if values is None else repr(values[0])

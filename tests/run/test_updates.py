@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import logging
+import shutil
+
+import pytest
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.updates import KeptUpdates, kept_copies, kept_rounds
+from tests.statement.test_replay import config, run
+
+PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
+
+
+def test_what_keeping_costs_is_said_before_it_starts_and_is_not_exceeded(tmp_path, caplog):
+    settings = config(tmp_path, num_server_rounds=3)
+    with caplog.at_level(logging.INFO, "fedif_flower"):
+        run_dir = run(settings)
+    assert kept_copies(3, 4) == 18  # Of each round four updates and two models.
+    size = 18 * 4 * PARAMETERS
+    said = f"keep-updates: the updates will take up to {size / 2**20:.1f} MiB"
+    assert said in caplog.text
+    files = list(kept_rounds(run_dir).values())
+    assert len(files) == 3
+    overhead = 8192  # Of a file, beside its tensors.
+    assert sum(path.stat().st_size for path in files) < size + 3 * overhead
+
+
+def test_a_disk_that_cannot_hold_them_is_an_error_before_training(tmp_path, monkeypatch):
+    free = shutil._ntuple_diskusage(2**30, 0, 2 * 2**20)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    with pytest.raises(ConfigError, match=r"2.0 MiB free, .* and the kept updates need \d+"):
+        run(config(tmp_path, num_server_rounds=1000))
+    assert not (tmp_path / "run" / "updates").exists()
+
+
+def test_updates_are_kept_only_where_they_are_attributed(tmp_path):
+    with pytest.raises(ConfigError, match="keep-updates = True; allowed: false with attribution"):
+        config(tmp_path, attribution="off")
+
+
+def test_what_an_earlier_attempt_left_of_later_rounds_is_removed(tmp_path):
+    run_dir = run(config(tmp_path, num_server_rounds=3))
+    other = run_dir / "updates" / "notes.txt"
+    other.write_text("mine")
+    KeptUpdates(run_dir, after=1)
+    assert list(kept_rounds(run_dir)) == [1]
+    assert other.exists()
+
+
+def test_a_run_that_keeps_nothing_has_the_same_bits(tmp_path):
+    kept = run(config(tmp_path / "a", num_server_rounds=2))
+    plain = run(config(tmp_path / "b", num_server_rounds=2, keep_updates=False))
+    assert not (plain / "updates").exists()
+    for name in ("attribution.csv", "attribution_rounds.csv"):
+        assert (kept / name).read_bytes() == (plain / name).read_bytes()
