@@ -12,6 +12,7 @@ from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_flower.valuation.score_guard import ScoreGuard
 
 
 class AFedSV(ContributionStrategy):
@@ -36,7 +37,7 @@ class AFedSV(ContributionStrategy):
     shapley_estimator, shapley_samples, shapley_utility
         The estimator's name and sample count, and ``"accuracy"``, ``"loss"`` or ``"score"`` (the
         validation's own).
-    round_normalization, smooth_update, bias_correction, weight_scope, num_clients
+    round_normalization, smooth_update, bias_correction, weight_scope, guard, num_clients
         As in :class:`~fedif_flower.strategies.contribution.ContributionStrategy`.
     *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
@@ -55,6 +56,7 @@ class AFedSV(ContributionStrategy):
         smooth_update: bool = True,
         bias_correction: bool = False,
         weight_scope: str = "participants",
+        guard: ScoreGuard | None = None,
         num_clients: int | None = None,
         **base: Unpack[BaseArguments],
     ) -> None:
@@ -73,6 +75,7 @@ class AFedSV(ContributionStrategy):
             smooth_update=smooth_update,
             bias_correction=bias_correction,
             weight_scope=weight_scope,
+            guard=guard,
             num_clients=num_clients,
             **base,
         )

@@ -13,6 +13,7 @@ from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Valuation
 from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ContributionLedger, min_max
+from fedif_flower.valuation.score_guard import ScoreGuard
 from fedif_flower.valuation.step_bounds import StepBounds
 
 
@@ -42,6 +43,8 @@ class ContributionStrategy(ScreenedStrategy):
         ``"participants"``: weights sum to 1 over the round's clients. ``"population"``: AFedSV's
         unbiased form over all K clients (see
         :meth:`~fedif_flower.valuation.ledger.ContributionLedger.population_weights`).
+    guard : ScoreGuard, optional
+        Options against scores that are farmed; ``None``: the paper's scores alone.
     num_clients : int, optional
         K for ``"population"``; default: every node seen so far.
     *flower, **base
@@ -61,6 +64,7 @@ class ContributionStrategy(ScreenedStrategy):
         smooth_update: bool = True,
         bias_correction: bool = False,
         weight_scope: str = "participants",
+        guard: ScoreGuard | None = None,
         num_clients: int | None = None,
         **base: Unpack[BaseArguments],
     ) -> None:
@@ -78,11 +82,13 @@ class ContributionStrategy(ScreenedStrategy):
         )
         self.round_normalization = round_normalization
         self.weight_scope = weight_scope
+        self.guard = guard
         self.num_clients = num_clients
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the contributions too."""
-        return super().stateful() | {"ledger": self.ledger}
+        guard: dict[str, Stateful] = {"guard": self.guard} if self.guard else {}
+        return super().stateful() | {"ledger": self.ledger} | guard
 
     @property
     def contributions(self) -> dict[str, float]:
@@ -97,6 +103,8 @@ class ContributionStrategy(ScreenedStrategy):
         """Return contribution weights ``[m]`` and the scores behind them."""
         scores, client_ids = self.valuation.score(updates), updates.client_ids
         normalized = min_max(scores.values) if self.round_normalization else scores.values
+        if self.guard:
+            normalized = self.guard.normalized(scores.values, normalized, updates.squared_norms)
         contributions = self.ledger.update(client_ids, normalized)
         accumulative = (
             self.ledger.accumulate(client_ids, scores.influences)
@@ -108,6 +116,8 @@ class ContributionStrategy(ScreenedStrategy):
             weights = self.ledger.population_weights(client_ids, population)
         else:
             weights = self.ledger.weights(client_ids)
+        if self.guard:
+            weights = self.guard.weights(weights, client_ids, scores.values)
         return Aggregation(
             weights=weights,
             scores=scores.values,

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.valuation import InfluenceValuation, Validation
+from fedif_flower.valuation.score_guard import ScoreGuard
 
 
 class FedIF(ContributionStrategy):
@@ -33,6 +34,9 @@ class FedIF(ContributionStrategy):
         Let a client of few rounds count as its own rounds say, instead of starting at 0.
     weight_scope : str
         ``"participants"`` or ``"population"``.
+    guard : ScoreGuard, optional
+        Options against scores that are farmed (see
+        :class:`~fedif_flower.valuation.score_guard.ScoreGuard`).
     overlap : bool
         Take the validation gradient while the clients train.
     num_clients : int, optional
@@ -58,6 +62,7 @@ class FedIF(ContributionStrategy):
         smooth_update: bool = True,
         bias_correction: bool = False,
         weight_scope: str = "participants",
+        guard: ScoreGuard | None = None,
         overlap: bool = True,
         num_clients: int | None = None,
         **base: Unpack[BaseArguments],
@@ -72,6 +77,7 @@ class FedIF(ContributionStrategy):
             smooth_update=smooth_update,
             bias_correction=bias_correction,
             weight_scope=weight_scope,
+            guard=guard,
             num_clients=num_clients,
             **base,
         )

@@ -40,6 +40,7 @@ from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import WeightScope
 from fedif_flower.valuation.objective import Metric
+from fedif_flower.valuation.score_guard import ScoreGuard
 from fedif_flower.valuation.shapley import ESTIMATORS
 
 
@@ -80,6 +81,18 @@ class StrategyParts:
         """How many malicious clients a robust aggregator is told to expect in a round."""
         return round(self.config.assumed_malicious_fraction * self.clients_per_round)
 
+    @property
+    def guard(self) -> ScoreGuard | None:
+        """What keeps scores from being farmed; ``None`` where every option is off."""
+        config = self.config
+        if not (config.anchored_scores or config.least_length or config.harm_memory):
+            return None
+        return ScoreGuard(
+            anchored=config.anchored_scores,
+            least_length=config.least_length,
+            harm_memory=config.harm_memory,
+        )
+
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2"]
 Builder = Callable[[StrategyParts], ScreenedStrategy]
@@ -95,6 +108,7 @@ def _fedif(parts: StrategyParts) -> ScreenedStrategy:
         smooth_update=config.smooth_update,
         bias_correction=config.bias_correction,
         weight_scope=config.weight_scope,
+        guard=parts.guard,
         num_clients=parts.num_clients,
         **parts.base,
     )
@@ -109,6 +123,7 @@ def _afedsv(parts: StrategyParts) -> ScreenedStrategy:
         smooth_update=config.smooth_update,
         bias_correction=config.bias_correction,
         weight_scope=config.weight_scope,
+        guard=parts.guard,
         num_clients=parts.num_clients,
         **parts.shapley,
         **parts.base,
@@ -226,6 +241,25 @@ class StrategyConfig(Settings):
     weight_scope: WeightScope = setting(
         "participants",
         "weights sum to 1 over the round's clients, or AFedSV's unbiased form over all",
+    )
+    anchored_scores: bool = setting(
+        False,
+        "FedIF, AFedSV: max(Phi, 0) / max Phi in place of min-max: an update of nothing earns nothing",
+        is_new=True,
+    )
+    least_length: float = setting(
+        0.0,
+        "FedIF, AFedSV: an update shorter than so many times the round's median counts less, as "
+        "much as it is shorter; 0: length does not count",
+        ge=0,
+        is_new=True,
+    )
+    harm_memory: int = setting(
+        0,
+        "FedIF, AFedSV: of so many rounds of a member's own the harmful ones (Phi < 0) are "
+        "remembered; with half of them it has no weight; 0: nothing is remembered",
+        ge=0,
+        is_new=True,
     )
     descent_steps: int = setting(
         8,
