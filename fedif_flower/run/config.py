@@ -18,7 +18,7 @@ from pydantic import model_validator
 
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
-from fedif_flower.strategies.registry import StrategyConfig, default_clipping
+from fedif_flower.strategies.config import StrategyConfig, default_clipping
 from fedif_flower.tasks.config import IMAGES
 
 # Settings of the built-in task, which another task does not read.

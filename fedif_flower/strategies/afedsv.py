@@ -11,8 +11,8 @@ from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.objective import Metric
-from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_flower.valuation.score_guard import ScoreGuard
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 
 class AFedSV(ContributionStrategy):

@@ -9,7 +9,7 @@ import pytest
 from fedif_flower import strategies
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.settings import Settings
-from fedif_flower.strategies.registry import StrategyConfig
+from fedif_flower.strategies.config import StrategyConfig
 
 CLASSES = [getattr(strategies, name) for name in strategies.__all__]
 DECLARED: tuple[type[Settings], ...] = (StrategyConfig, ClientConfig)

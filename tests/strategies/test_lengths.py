@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.lengths import Cell, measure
-from fedif_flower.strategies.registry import STRATEGIES, default_clipping
+from fedif_flower.strategies.config import default_clipping
+from fedif_flower.strategies.registry import STRATEGIES
 
 CONTRIBUTION = {"fedif", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"}
 

@@ -1,0 +1,205 @@
+"""The settings of strategies: how the server draws clients, believes them and weighs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from fedif_flower.settings import RefusedValueError, Settings, setting
+from fedif_flower.strategies.afedsv import AFedSV
+from fedif_flower.strategies.fedif import FedIF
+from fedif_flower.strategies.fedsv import FedSV
+from fedif_flower.strategies.influence_descent import InfluenceDescent
+from fedif_flower.strategies.krum import Distances
+from fedif_flower.strategies.leave_one_out import LeaveOneOut
+from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES
+from fedif_flower.strategies.s_fedavg import SFedAvg
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.shapfed import ShapFed
+from fedif_flower.valuation.ledger import WeightScope
+from fedif_flower.valuation.objective import Metric
+from fedif_flower.valuation.shapley import ESTIMATORS
+
+Attribution = Literal["off", "trapezoid", "simpson", "gauss2"]
+
+
+class StrategyConfig(Settings):
+    """How the server draws clients, believes them, and weighs what they send."""
+
+    strategy: str = setting("fedif", "how the server weighs and combines", choices=STRATEGIES)
+    fraction_train: float = setting(0.1, "share C of the clients drawn in a round", gt=0, le=1)
+    gamma: float = setting(
+        0.3,
+        "rate of the smooth update",
+        gt=0,
+        le=1,
+        auto="0.4 for FedIF on Fashion-MNIST, 0.3 otherwise",
+    )
+    weight_normalization: bool = setting(
+        True, "FedIF: divide by the norm of the update (off: an ablation)"
+    )
+    round_normalization: bool = setting(
+        True, "FedIF, AFedSV: min-max over the round (off: an ablation)"
+    )
+    smooth_update: bool = setting(
+        True, "FedIF, AFedSV: smooth over rounds with rate gamma (off: an ablation)"
+    )
+    bias_correction: bool = setting(
+        False,
+        "FedIF, AFedSV: the weight score of a client of few rounds is the mean of these, not held "
+        "down (or up) by where it started",
+        is_new=True,
+    )
+    weight_scope: WeightScope = setting(
+        "participants",
+        "weights sum to 1 over the round's clients, or AFedSV's unbiased form over all",
+    )
+    anchored_scores: bool = setting(
+        False,
+        "FedIF, AFedSV: max(Phi, 0) / max Phi in place of min-max: an update of nothing earns "
+        "nothing",
+        is_new=True,
+    )
+    least_length: float = setting(
+        0.0,
+        "FedIF, AFedSV: an update shorter than so many times the round's median counts less, as "
+        "much as it is shorter; 0: length does not count",
+        ge=0,
+        is_new=True,
+    )
+    harm_memory: int = setting(
+        0,
+        "FedIF, AFedSV: of so many rounds of a member's own the harmful ones (Phi < 0) are "
+        "remembered; with half of them it has no weight; 0: nothing is remembered",
+        ge=0,
+        is_new=True,
+    )
+    descent_steps: int = setting(
+        8,
+        "influence descent: steps down the validation loss that are tried in a round",
+        ge=1,
+        is_new=True,
+    )
+    descent_examples: int = setting(
+        500,
+        "influence descent: how many validation examples a round looks at, drawn anew for each "
+        "round in equal shares by class; 0: all",
+        ge=0,
+        is_new=True,
+    )
+    server_momentum: float = setting(
+        0.0,
+        "the model moves along a running mean of the rounds' steps, in which older ones count for "
+        "so much; 0: along each round's own",
+        ge=0,
+        lt=1,
+        is_new=True,
+    )
+    proximal_mu: float = setting(0.01, "FedProx's mu", ge=0)
+    update_clipping: float = setting(
+        0.0,
+        "longer updates are shortened to this many times the usual length, which is the median of "
+        "the last lengths of all clients. A contribution strategy also shortens or skips a step "
+        "that would lose what was gained on the validation set. 0: no bounds, as in the paper, and "
+        "the only value for Flower's own rules",
+        ge=0,
+        auto="2 for the contribution strategies, else 0",
+    )
+    krum_distances: Distances = setting(
+        "parameters",
+        "what Krum measures between: what is trained, or all that is sent, counters of batch "
+        "normalisation included (`docs/results.md` says what that does)",
+    )
+    assumed_malicious_fraction: float = setting(
+        0.5,
+        "the share of malicious clients that Krum, Multi-Krum, Bulyan, trimmed mean, DnC and "
+        "neighbour mixing expect",
+        ge=0,
+        le=1,
+        auto="`malicious-fraction`",
+    )
+    neighbour_mixing: bool = setting(
+        False,
+        "each update is first replaced by the mean of its nearest (NNM): all of the round but the "
+        "share `assumed-malicious-fraction`; not with Flower's own rules",
+        is_new=True,
+    )
+    shapley_estimator: str = setting(
+        "complementary", "for `afedsv`, `fedsv`, `s-fedavg`", choices=ESTIMATORS
+    )
+    shapley_samples: int = setting(
+        50,
+        "complementary: samples per stratum; permutation: orders; gtg: most orders; owen: "
+        "antithetic pairs",
+        ge=1,
+    )
+    # No data set here has a score of its own.
+    shapley_utility: Metric = setting(
+        "accuracy", "what a coalition is worth", choices=("accuracy", "loss")
+    )
+    attribution: Attribution = setting(
+        "off",
+        "path attribution: what each client contributed to each round's decrease of the validation "
+        "loss, in `attribution.csv`, by this quadrature rule (`docs/methods/path-attribution.md`)",
+        changes_result=False,
+    )
+    attribution_per_class: bool = setting(
+        False,
+        "also split it by the class of the validation examples",
+        changes_result=False,
+    )
+    min_valid_replies: int = setting(1, "with fewer, the round fails and the old model stays", ge=1)
+    max_failed_rounds: int = setting(
+        3,
+        "the run ends when most members gave no usable reply this many times in a row, or when "
+        "this many rounds in a row failed although replies were usable",
+        ge=1,
+        changes_result=False,
+    )
+    max_paused_turns: int = setting(
+        63,
+        "a member that errs again and again is not asked for 1, 3, 7 ... of its turns, at most for "
+        "this many; 0: nobody is paused",
+        ge=0,
+        changes_result=False,
+    )
+    max_num_examples: int = setting(
+        0,
+        "a client that claims more examples is refused; 0: the size of the server's training "
+        "split. No client counts for more than ten times the round's median",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _can_be_clipped(self) -> Self:
+        if self.strategy in FLOWER_RULES and self.update_clipping:
+            raise RefusedValueError("update_clipping", f"0 with strategy {self.strategy!r}")
+        if self.strategy in FLOWER_RULES and self.neighbour_mixing:
+            raise RefusedValueError("neighbour_mixing", f"false with strategy {self.strategy!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_attributed(self) -> Self:
+        if self.strategy in FLOWER_RULES and self.attribution != "off":
+            words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
+            raise RefusedValueError("attribution", words)
+        return self
+
+
+# Strategies whose classes bound the lengths of updates by default.
+_BOUNDED: Mapping[str, type[ScreenedStrategy]] = {
+    "fedif": FedIF,
+    "influence-descent": InfluenceDescent,
+    "afedsv": AFedSV,
+    "fedsv": FedSV,
+    "s-fedavg": SFedAvg,
+    "leave-one-out": LeaveOneOut,
+    "shapfed": ShapFed,
+}
+
+
+def default_clipping(strategy: str) -> float:
+    """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name."""
+    return _BOUNDED.get(strategy, ScreenedStrategy).default_clipping
