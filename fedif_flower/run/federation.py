@@ -21,6 +21,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.evaluation import ServerEvaluation
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.provenance import PROVENANCE, provenance
+from fedif_flower.run.quarantine import RecordedQuarantine
 from fedif_flower.run.recorder import OnRow, RunRecorder, write_json
 from fedif_flower.run.report import troubles, write_report
 from fedif_flower.run.resume import ResumableRun, require_space
@@ -152,7 +153,11 @@ def _run_federation(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
     )
     evaluation = ServerEvaluation(server.validation, server.test, recorder, server.triggered)
-    own = [recorder, evaluation] if attribution is None else [recorder, evaluation, attribution]
+    own: list[Callback] = [recorder, evaluation]
+    if attribution is not None:
+        own.append(attribution)
+        if config.policy == "quarantine":
+            own.append(RecordedQuarantine(config, attribution))
     if config.keep_updates:
         own.append(KeptUpdates(config.run_dir, after=done))
     strategy.callbacks += [*own, *callbacks, run]

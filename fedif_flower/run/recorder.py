@@ -42,6 +42,7 @@ RESULT_FILES = (
     "clients.csv",
     "attribution.csv",
     "attribution_rounds.csv",
+    "quarantine.csv",
     "model.pt",
     "accuracy.png",
     "attribution.png",

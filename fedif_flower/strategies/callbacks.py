@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.steps import Step
@@ -25,6 +26,10 @@ class Callback:
 
     def on_start(self, strategy: ScreenedStrategy) -> None:
         """Look at the strategy before its first round; its model is the one to begin with."""
+
+    def admit(self, nodes: Sequence[ClientNode], server_round: int) -> Sequence[ClientNode]:  # noqa: ARG002
+        """Return those of the nodes that may be drawn in a round."""
+        return nodes
 
     def on_replies(self, server_round: int) -> None:
         """Be told that a round's replies are here; the updates of the last step are lost now."""
@@ -47,6 +52,19 @@ class Callback:
 
     def on_end(self) -> None:
         """Be told that there are no more rounds, whether they ended in good order or not."""
+
+
+def admitted(
+    callbacks: Iterable[Callback],
+    nodes: Sequence[ClientNode],
+    server_round: int,
+    at_least: int,
+) -> Sequence[ClientNode]:
+    """Return the nodes that every callback admits; all, if those were fewer than ``at_least``."""
+    free = nodes
+    for callback in callbacks:
+        free = callback.admit(free, server_round)
+    return free if len(free) >= at_least else nodes
 
 
 class OnRound(Callback):

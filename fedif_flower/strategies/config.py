@@ -23,6 +23,7 @@ from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley import ESTIMATORS
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2"]
+Policy = Literal["none", "quarantine"]
 
 
 class StrategyConfig(Settings):
@@ -150,6 +151,13 @@ class StrategyConfig(Settings):
         "also split it by the class of the validation examples",
         changes_result=False,
     )
+    policy: Policy = setting(
+        "none",
+        "`quarantine`: members whose attributed contribution is negative beyond its interval are "
+        "not drawn for some of their turns (`docs/methods/quarantine.md`); it needs "
+        '`attribution = "simpson"`',
+        is_new=True,
+    )
     min_valid_replies: int = setting(1, "with fewer, the round fails and the old model stays", ge=1)
     max_failed_rounds: int = setting(
         3,
@@ -171,6 +179,12 @@ class StrategyConfig(Settings):
         "split. No client counts for more than ten times the round's median",
         ge=0,
     )
+
+    @model_validator(mode="after")
+    def _can_be_quarantined(self) -> Self:
+        if self.policy == "quarantine" and self.attribution != "simpson":
+            raise RefusedValueError("attribution", '"simpson" with policy "quarantine"')
+        return self
 
     @model_validator(mode="after")
     def _can_be_clipped(self) -> Self:

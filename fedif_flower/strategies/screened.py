@@ -34,7 +34,7 @@ from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace,
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, admitted
 from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel
@@ -247,7 +247,8 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         begun = self._asked or self.completed_rounds
         nodes = self.nodes.online(grid, needed if begun else max(needed, self.min_available_nodes))
         self._online = nodes
-        sampled = self.select(self.failures.available(nodes, server_round, needed), server_round)
+        free = self.failures.available(nodes, server_round, needed)
+        sampled = self.select(admitted(self.callbacks, free, server_round, needed), server_round)
         self._asked = {node.node_id: node for node in sampled}
         self.prepare(vectors.params, self.model.named_buffers)
         logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))

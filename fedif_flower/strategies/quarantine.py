@@ -1,0 +1,180 @@
+"""Quarantine: members whose updates raise the loss again and again are left out for a while."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import stdtrit
+
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.strategies.attributed import RoundAttribution
+from fedif_flower.strategies.attribution import PathAttribution
+from fedif_flower.strategies.callbacks import Callback
+
+logger = logging.getLogger(__name__)
+
+LEAST_LOOKS = 4  # Rounds that a member took part in since it was last judged.
+LONGEST_MEMORY = 8  # Of these rounds, the last.
+LEAST_MEMBERS = 5  # Fewer cannot show what is usual.
+CONFIDENCE = 0.95
+UNUSUAL = 5.0  # In robust standard deviations below the members' median.
+FIRST_PAUSE, LONGEST_PAUSE = 4, 64  # Turns; it doubles from one quarantine to the next.
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A member is not drawn from one round until before another, and why.
+
+    Attributes
+    ----------
+    server_round, until_round : int
+        The first round without it, and the first in which it may be drawn again.
+    partition_id, client_id : int
+        Who.
+    reason : str
+        With its figures.
+    """
+
+    server_round: int
+    until_round: int
+    partition_id: int
+    client_id: int
+    reason: str
+
+
+@dataclass
+class _Member:
+    partition_id: int
+    worths: list[float] = field(default_factory=list)  # One for each round since the last look.
+    quarantines: int = 0
+    until_round: int = 0
+
+
+class Quarantine(Callback):
+    r"""Leaves out members whose attributed contribution is negative beyond its interval.
+
+    In a round of m clients a member's worth is what a unit of its update did to the loss,
+
+    .. math:: x_i = \frac{c_i / a_i}{\frac{1}{m} \sum_j |c_j / a_j|},
+
+    with :math:`c_i` its attributed contribution and :math:`a_i > 0` the coefficient that its
+    update was given; so the weights of the strategy neither hide nor excuse anybody. A member is
+    quarantined once both hold for the mean of :math:`x_i` over the last
+    :data:`LONGEST_MEMORY` rounds that it took part in, at least :data:`LEAST_LOOKS`:
+
+    - the upper end of its one-sided t interval (:data:`CONFIDENCE`) is below 0;
+    - it lies more than :data:`UNUSUAL` robust standard deviations (1.4826 times the median of
+      absolute deviations) below the median of all members' means: where a model has converged,
+      the updates of honest members pull against each other, and many are a little below 0.
+
+    It is then not drawn for :data:`FIRST_PAUSE` of its turns, twice as many the next time, at most
+    :data:`LONGEST_PAUSE`. Afterwards it is judged anew by what it sends from then on: everybody can
+    come back. A turn is the number of rounds in which a member is drawn once on average.
+
+    Parameters
+    ----------
+    attribution : PathAttribution
+        Among the callbacks of the same strategy. Round t is judged by what is attributed of the
+        rounds up to t - 2: the round before is still being attributed when clients are drawn.
+    on_decision : callable, optional
+        Called with each :class:`Decision`.
+
+    Attributes
+    ----------
+    decisions : list of Decision
+        So far.
+    """
+
+    def __init__(
+        self,
+        attribution: PathAttribution,
+        on_decision: Callable[[Decision], object] | None = None,
+    ) -> None:
+        self.attribution = attribution
+        self.decisions: list[Decision] = []
+        self._on_decision = on_decision
+        self._members: dict[int, _Member] = {}
+        self._judged = 0  # Rounds taken in.
+
+    def admit(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
+        """Return the nodes that are not quarantined in this round."""
+        while (
+            self._judged < len(self.attribution.rounds)
+            and self.attribution.rounds[self._judged].server_round <= server_round - 2
+        ):
+            found = self.attribution.rounds[self._judged]
+            self._judged += 1
+            self._take_in(found, num_nodes=len(nodes))
+        return [n for n in nodes if self._until(n.client_id) <= server_round]
+
+    def _until(self, client_id: int) -> int:
+        member = self._members.get(client_id)
+        return member.until_round if member else 0
+
+    def _take_in(self, found: RoundAttribution, num_nodes: int) -> None:
+        """Note what a round's members are worth, and decide about each of them."""
+        worths = relative_worths(found)
+        for client in found.clients:
+            member = self._members.setdefault(client.client_id, _Member(client.partition_id))
+            # What was on its way when the quarantine began is no news.
+            if client.client_id in worths and found.server_round >= member.until_round:
+                member.worths.append(worths[client.client_id])
+                del member.worths[:-LONGEST_MEMORY]
+        means = {
+            client_id: float(np.mean(member.worths))
+            for client_id, member in self._members.items()
+            if len(member.worths) >= LEAST_LOOKS
+        }
+        if len(means) < LEAST_MEMBERS:
+            return
+        everyone = np.array(list(means.values()))
+        median = float(np.median(everyone))
+        spread = 1.4826 * float(np.median(np.abs(everyone - median)))
+        turn = math.ceil(num_nodes / max(len(worths), 1))
+        for client_id in worths.keys() & means.keys():
+            member = self._members[client_id]
+            upper = upper_bound(member.worths)
+            if upper < 0 and means[client_id] < median - UNUSUAL * spread:
+                reason = (
+                    f"worth {means[client_id]:.2f} on average of {len(member.worths)} rounds, at "
+                    f"most {upper:.2f} at {CONFIDENCE:.0%} confidence; usual is {median:.2f}"
+                )
+                self._quarantine(client_id, found.server_round + 2, turn, reason)
+
+    def _quarantine(self, client_id: int, server_round: int, turn: int, reason: str) -> None:
+        member = self._members[client_id]
+        turns = min(FIRST_PAUSE * 2**member.quarantines, LONGEST_PAUSE)
+        member.quarantines += 1
+        member.until_round = server_round + turn * turns
+        member.worths.clear()
+        decision = Decision(
+            server_round, member.until_round, member.partition_id, client_id, reason
+        )
+        logger.info(
+            "partition %d is left out until round %d: %s",
+            member.partition_id,
+            member.until_round,
+            reason,
+        )
+        self.decisions.append(decision)
+        if self._on_decision is not None:
+            self._on_decision(decision)
+
+
+def relative_worths(found: RoundAttribution) -> dict[int, float]:
+    """Return what a unit of each client's update was worth, relative to the round's others."""
+    units = {
+        c.client_id: c.contribution / c.coefficient for c in found.clients if c.coefficient > 0
+    }
+    scale = float(np.mean(np.abs(list(units.values())))) if units else 0.0
+    return {client_id: unit / scale for client_id, unit in units.items()} if scale else {}
+
+
+def upper_bound(values: Sequence[float]) -> float:
+    """Return the upper end of the mean's one-sided t interval at :data:`CONFIDENCE`; n >= 2."""
+    quantile = float(stdtrit(len(values) - 1, CONFIDENCE))
+    return float(np.mean(values) + quantile * np.std(values, ddof=1) / math.sqrt(len(values)))

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
+from fedif_flower.strategies.callbacks import Callback, admitted
+from fedif_flower.strategies.quarantine import (
+    FIRST_PAUSE,
+    LEAST_LOOKS,
+    LEAST_MEMBERS,
+    Quarantine,
+    relative_worths,
+    upper_bound,
+)
+
+NODES = [ClientNode(i, 1000 + i, is_simulated=True) for i in range(6)]
+
+
+def attributed(server_round: int, contributions: dict[int, float], coefficient: float = 0.2):
+    clients = tuple(ClientAttribution(i, i, coefficient, c) for i, c in contributions.items())
+    return RoundAttribution(server_round, 1.0, 0.9, clients)
+
+
+def quarantine(rounds: list[RoundAttribution]) -> Quarantine:
+    return Quarantine(SimpleNamespace(rounds=rounds))
+
+
+def steady(server_round: int, of_last: float) -> RoundAttribution:
+    """Return a round of six members: five helpful ones that differ a little, and the last."""
+    wobble = 0.01 * (server_round % 2)
+    honest = {i: 0.1 + 0.01 * i + wobble for i in range(5)}
+    return attributed(server_round, honest | {5: of_last + wobble})
+
+
+def test_worth_is_per_unit_of_the_coefficient_and_relative_to_the_round():
+    clients = (
+        ClientAttribution(0, 0, 0.5, 0.2),  # 0.4 a unit
+        ClientAttribution(1, 1, 0.1, -0.02),  # -0.2 a unit
+        ClientAttribution(2, 2, 0.0, 0.0),  # no weight: says nothing
+    )
+    worths = relative_worths(RoundAttribution(1, 1.0, 0.8, clients))
+    assert worths == pytest.approx({0: 0.4 / 0.3, 1: -0.2 / 0.3})
+    assert relative_worths(attributed(1, {0: 0.0, 1: 0.0})) == {}
+    assert relative_worths(RoundAttribution(1, 1.0, 1.0)) == {}
+
+
+def test_the_upper_bound_is_that_of_the_one_sided_t_interval():
+    # t of 3 degrees of freedom at 95 %: 2.3534 (any table); mean 0, standard deviation 2.
+    values = [-math.sqrt(3), -math.sqrt(3), math.sqrt(3), math.sqrt(3)]
+    assert upper_bound(values) == pytest.approx(2.3534 * 2.0 / 2.0, abs=1e-4)
+
+
+def test_who_harms_in_every_round_is_left_out_and_comes_back():
+    rounds = [steady(t, of_last=-0.3) for t in range(1, LEAST_LOOKS + 1)]
+    policy = quarantine(rounds)
+    # Round t is drawn by what is known of the rounds up to t - 2.
+    assert policy.admit(NODES, LEAST_LOOKS + 1) == NODES
+    first = LEAST_LOOKS + 2
+    assert policy.admit(NODES, first) == NODES[:5]
+    [decision] = policy.decisions
+    assert (decision.partition_id, decision.client_id) == (5, 5)
+    # All six take part in every round: a turn is one round.
+    assert (decision.server_round, decision.until_round) == (first, first + FIRST_PAUSE)
+    assert "usual is" in decision.reason
+    rounds += [attributed(t, dict.fromkeys(range(5), 0.1)) for t in range(first - 1, first + 9)]
+    assert policy.admit(NODES, first + FIRST_PAUSE - 1) == NODES[:5]
+    assert policy.admit(NODES, first + FIRST_PAUSE) == NODES
+
+
+def test_the_second_quarantine_is_twice_as_long_and_good_rounds_clear_the_first():
+    rounds = [steady(t, of_last=-0.3) for t in range(1, 40)]
+    policy = quarantine(rounds)
+    for t in range(1, 42):
+        policy.admit(NODES, t)
+    lengths = [d.until_round - d.server_round for d in policy.decisions]
+    assert lengths[:2] == [FIRST_PAUSE, 2 * FIRST_PAUSE]
+    # Looked at again: as many rounds as at first.
+    first, second = policy.decisions[:2]
+    assert second.server_round == first.until_round + LEAST_LOOKS - 1 + 2
+    better = quarantine(rounds[:8] + [steady(t, of_last=0.1) for t in range(9, 40)])
+    for t in range(1, 42):
+        better.admit(NODES, t)
+    assert len(better.decisions) == 1
+
+
+def test_who_is_a_little_below_zero_where_everybody_is_stays():
+    # A model that has converged: updates pull against each other.
+    even = [{0: 0.02, 1: -0.01, 2: 0.01, 3: -0.02, 4: 0.0, 5: -0.015}] * 20
+    policy = quarantine([attributed(t, found) for t, found in enumerate(even, start=1)])
+    assert policy.admit(NODES, 22) == NODES
+
+
+def test_who_helps_now_and_then_stays():
+    swinging = [steady(t, of_last=-0.3 if t % 2 else 0.3) for t in range(1, 30)]
+    policy = quarantine(swinging)
+    assert policy.admit(NODES, 31) == NODES
+
+
+def test_too_few_members_cannot_show_what_is_usual():
+    few = dict.fromkeys(range(LEAST_MEMBERS - 2), 0.1) | {LEAST_MEMBERS - 2: -0.5}
+    policy = quarantine([attributed(t, few) for t in range(1, 20)])
+    assert policy.admit(NODES, 21) == NODES
+
+
+def test_a_federation_is_not_left_without_members():
+    class Nobody(Callback):
+        def admit(self, nodes, server_round):
+            return []
+
+    assert admitted([Nobody()], NODES, 1, at_least=1) == NODES
+    assert admitted([Callback()], NODES, 1, at_least=1) == NODES
+
+
+def test_a_resumed_run_decides_as_the_whole_one():
+    rounds = [steady(t, of_last=-0.3) for t in range(1, 20)]
+    whole = quarantine(rounds)
+    admitted_whole = [whole.admit(NODES, t) for t in range(1, 20)]
+    resumed = quarantine(rounds)
+    assert resumed.admit(NODES, 12) == admitted_whole[11]
+    assert resumed.admit(NODES, 19) == admitted_whole[18]
+    assert resumed.decisions == whole.decisions
