@@ -1,10 +1,9 @@
-"""Who a quarantine leaves out: honest members by mistake, malicious ones rightly, and what it gains.
+"""Whom a quarantine leaves out: honest members by mistake, malicious ones rightly; what it gains.
 
-Federations of 30 members on the digits, 10 a round, with and without ``policy = "quarantine"``; the
-thresholds of :mod:`fedif_flower.strategies.quarantine` were chosen on seeds 0 and 1, the figures are
-of other seeds. Results are appended as they come, and what is there is not run again.
+Federations of 30 members on the digits, 10 a round, with and without ``policy = "quarantine"``.
+The thresholds of :mod:`fedif_flower.strategies.quarantine` were chosen on seeds 0 and 1; the
+figures are of other seeds. Results are appended as they come; what is there is not run again.
 """
-
 from __future__ import annotations
 
 import csv
