@@ -4,6 +4,7 @@ Federations of 30 members on the digits, 10 a round, with and without ``policy =
 The thresholds of :mod:`fedif_flower.strategies.quarantine` were chosen on seeds 0 and 1; the
 figures are of other seeds. Results are appended as they come; what is there is not run again.
 """
+
 from __future__ import annotations
 
 import csv
