@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedif_flower.apps import client_app, server_app
     from fedif_flower.strategies import (
         RFA,
         AFedSV,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         ShapFed,
     )
     from fedif_flower.strategies.attribution import PathAttribution
+    from fedif_flower.tasks.task import ClientSite, Metric, Site, Task
     from fedif_flower.valuation import Validation, round_influence
     from fedif_flower.valuation.ledger import ContributionLedger, min_max
     from fedif_flower.valuation.path import path_attribution
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RFA",
     "AFedSV",
+    "ClientSite",
     "ContributionLedger",
     "ContributionStrategy",
     "FLTrust",
@@ -41,28 +44,34 @@ __all__ = [
     "InfluenceDescent",
     "Krum",
     "LeaveOneOut",
+    "Metric",
     "PathAttribution",
     "SFedAvg",
     "ShapFed",
+    "Site",
+    "Task",
     "Validation",
+    "client_app",
     "min_max",
     "path_attribution",
     "round_influence",
+    "server_app",
 ]
 
-_ROOMS = (
-    *("strategies", "strategies.attribution"),
-    *("valuation", "valuation.ledger", "valuation.path"),
-)
+_HOMES = {
+    **dict.fromkeys(("client_app", "server_app"), "apps"),
+    **dict.fromkeys(("ClientSite", "Metric", "Site", "Task"), "tasks.task"),
+    **dict.fromkeys(("Validation", "round_influence"), "valuation"),
+    **dict.fromkeys(("ContributionLedger", "min_max"), "valuation.ledger"),
+    "PathAttribution": "strategies.attribution",
+    "path_attribution": "valuation.path",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is asked for: PyTorch and Flower take seconds."""
     if name in __all__:
-        for room in _ROOMS:
-            module = import_module(f"{__name__}.{room}")
-            if hasattr(module, name):
-                return getattr(module, name)
+        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'strategies')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

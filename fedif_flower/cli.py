@@ -66,6 +66,38 @@ def run(
     require_last_round(run_dir)
 
 
+@cli.command("list")
+def list_names() -> None:
+    """List the tasks, attacks and strategies there are, and where they come from."""
+    from rich.table import Table
+
+    from fedif_flower.attacks import ATTACKS
+    from fedif_flower.strategies.registry import STRATEGIES
+    from fedif_flower.tasks.registry import TASKS
+
+    table = Table("key", "name", "from")
+    for registry in (TASKS, ATTACKS, STRATEGIES):
+        for found in registry.found():
+            table.add_row(found.kind, found.name, found.source)
+        table.add_section()
+    console = Console()
+    console.print(table)
+    console.print(
+        "Besides: module:object, out of any package that is installed here.", highlight=False
+    )
+
+
+@cli.command("new")
+def new_app(
+    folder: Annotated[Path, typer.Argument(help="where to; its name is the app's")],
+) -> None:
+    """Write a Flower app with a task of your own to fill in; it runs as it is."""
+    from fedif_flower.scaffold import write_app
+
+    for path in write_app(folder):
+        Console().print(str(path), soft_wrap=True, highlight=False)
+
+
 @cli.command("export-partitions")
 def export(
     folder: Annotated[Path, typer.Argument(help="gets a folder for each client")],

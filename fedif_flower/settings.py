@@ -203,7 +203,8 @@ def _allowed(field: FieldInfo) -> str:
     if not choices and get_origin(field.annotation) is Literal:
         choices = list(get_args(field.annotation))
     if choices:
-        return ", ".join(choices)
+        also = getattr(_extra(field, "choices"), "also", None)  # A registry has more than it lists.
+        return ", ".join([*choices, *([also] if also else [])])
     kinds: dict[Any, str] = {bool: "true, false", int: "an integer", float: "a number"}
     kind = kinds.get(field.annotation, "a string")
     signs = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -30,13 +30,14 @@ from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.attacks.sign_flip import SignFlip
 from fedif_flower.attacks.sybils import Sybils
 from fedif_flower.errors import ConfigError
+from fedif_flower.names import Registry, call_with
 from fedif_flower.settings import RefusedValueError, Settings, setting
 from fedif_flower.tasks.task import Task
 
 AttackFactory = Callable[["AttackConfig", float], Behaviour]
 """Builds the behaviour from the config and the client's own poison ratio."""
 
-ATTACKS: Mapping[str, AttackFactory] = MappingProxyType(
+_BUILT_IN: Mapping[str, AttackFactory] = MappingProxyType(
     {
         "none": lambda _config, _ratio: Behaviour(),
         "label-noise": lambda _config, ratio: LabelNoise(ratio),
@@ -74,6 +75,31 @@ ATTACKS: Mapping[str, AttackFactory] = MappingProxyType(
         "sybils": lambda config, _ratio: Sybils(config.attack_strength),
     }
 )
+
+
+def _own(name: str, found: Any) -> AttackFactory:
+    """Return what builds an attack of a package's own: a Behaviour, or a function like those above.
+
+    A class gets ``ratio`` and ``config`` where its constructor names them.
+    """
+
+    def build(config: AttackConfig, ratio: float) -> Behaviour:
+        offered = {"ratio": ratio, "config": config}
+        is_class = isinstance(found, type)
+        made = call_with(f"attack {name!r}", found, offered) if is_class else found(config, ratio)
+        if not isinstance(made, Behaviour):
+            raise ConfigError(
+                f"attack = {name!r} is of type {type(made).__name__}; allowed: a subclass of "
+                "fedif_flower.attacks.Behaviour, or a function (config, ratio) that returns one"
+            )
+        return made
+
+    if not callable(found):
+        raise ConfigError(f"attack = {name!r} is no class or function: {type(found).__name__}")
+    return build
+
+
+ATTACKS: Registry[AttackFactory] = Registry("attack", _BUILT_IN, _own)
 
 
 class AttackConfig(Settings):

@@ -26,6 +26,7 @@ from fedif_flower.client.data import client_site
 from fedif_flower.client.local import Trained, train_task
 from fedif_flower.client.memory import attack_memory
 from fedif_flower.client.poisoning import poisoned_data
+from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
@@ -66,6 +67,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     config = read_config(settings)
     node = NodeConfig.from_node_config(context.node_config)
     server_round = cast(int, settings[ROUND_KEY])
+    require_trusted(config, node)
     task = task or _named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
     acting = behaviour(config, node)
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Self
 
 from pydantic import model_validator
@@ -44,6 +44,18 @@ class NodeConfig(Settings):
         choices=ATTACKS,
     )
 
+    import_from: str = setting(
+        "",
+        "packages, separated by spaces, out of which a run config may name a task or an attack as "
+        "`module:object`; those that a package installs under a name of their own need no mention "
+        "([security](security.md#what-a-node-executes))",
+    )
+
+    @property
+    def importable(self) -> Collection[str]:
+        """The packages of ``import_from``."""
+        return self.import_from.split()
+
     @model_validator(mode="after")
     def _is_one_of_the_partitions(self) -> Self:
         if self.num_partitions is not None and self.partition_id >= self.num_partitions:
@@ -73,6 +85,6 @@ class NodeConfig(Settings):
         if node.num_partitions is None and not node.data_dir:
             raise ConfigError(
                 "node-config needs num-partitions (a part of a data set that all clients share) "
-                "or data-dir (images of this client's own)"
+                "or data-dir (data of this client's own)"
             )
         return node

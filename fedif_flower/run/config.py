@@ -19,7 +19,8 @@ from pydantic import model_validator
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
-from fedif_flower.tasks.config import IMAGES
+from fedif_flower.tasks.config import IMAGES, OWN
+from fedif_flower.tasks.registry import TASKS
 
 # Settings of the built-in task, which another task does not read.
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
@@ -109,6 +110,8 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.task not in TASKS and not self.task.startswith(OWN):
+            raise RefusedValueError("task", ", ".join([*TASKS, TASKS.also]))
         for name in IMAGE_FIELDS if self.task != IMAGES else ():
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise RefusedValueError(name, f"only with task {IMAGES!r}: others have their own")

@@ -16,6 +16,7 @@ from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationErr
 from fedif_flower.run.backdoor import triggered_test
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.provenance import tensors_hash
+from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.batches import read_batches, tensors_of
 from fedif_flower.tasks.images import settled
 from fedif_flower.tasks.registry import build_task
@@ -56,6 +57,7 @@ def build_server(config: RunConfig, task: Task | None = None) -> Server:
         If the data cannot be read, or data, model, loss, attack and number of clients do not fit
         each other.
     """
+    STRATEGIES[config.strategy]  # Whatever cannot be imported shows before anything is loaded.
     config = settled(config, verify=True)
     task = task or build_task(config)
     if config.num_clients > (task.num_train or config.num_clients):

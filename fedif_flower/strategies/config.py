@@ -216,4 +216,6 @@ _BOUNDED: Mapping[str, type[ScreenedStrategy]] = {
 
 def default_clipping(strategy: str) -> float:
     """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name."""
+    if STRATEGIES.is_own(strategy):
+        return float(getattr(STRATEGIES.load(strategy), "default_clipping", 0.0))
     return _BOUNDED.get(strategy, ScreenedStrategy).default_clipping

@@ -10,6 +10,7 @@ from flwr.serverapp import strategy as flower
 from torch import nn
 
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.names import Registry
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.align_ins import AlignIns
 from fedif_flower.strategies.arguments import BaseArguments
@@ -28,6 +29,7 @@ from fedif_flower.strategies.krum import Krum
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.median import Median
 from fedif_flower.strategies.oracle import OracleExclusion
+from fedif_flower.strategies.own import own_strategy
 from fedif_flower.strategies.rfa import RFA
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -180,7 +182,7 @@ FLOWER_RULES: Mapping[str, Builder] = {
     "bulyan": _bulyan,
 }
 
-STRATEGIES: Mapping[str, Builder] = {
+_BUILT_IN: Mapping[str, Builder] = {
     "fedif": _fedif,
     "fedavg": lambda parts: FedAvg(**parts.base),
     "fedprox": lambda parts: FedProx(proximal_mu=parts.config.proximal_mu, **parts.base),
@@ -207,3 +209,6 @@ STRATEGIES: Mapping[str, Builder] = {
     "oracle": lambda parts: OracleExclusion(parts.is_malicious, **parts.base),
     **FLOWER_RULES,
 }
+
+
+STRATEGIES: Registry[Builder] = Registry("strategy", _BUILT_IN, own_strategy)

@@ -10,7 +10,7 @@ from fedif_flower.tasks.models import MODELS
 
 Precision = Literal["float32", "bf16"]
 IMAGES = "images"  # The built-in task.
-OWN = "app:"  # Before the name of the task that an app brings along.
+OWN = "this-app:"  # Before the name of the task that an app brings along.
 
 
 class TaskConfig(Settings):

@@ -61,7 +61,7 @@ def classes(**changes) -> Task:
 
 def run(tmp_path, task: Task, **settings):
     values = {
-        "task": "app:" + task.name,
+        "task": "this-app:" + task.name,
         "num-clients": 4,
         "fraction-train": 1.0,
         "num-server-rounds": 3,

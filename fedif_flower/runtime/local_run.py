@@ -1,0 +1,39 @@
+"""A whole federation in this process, without Ray: to try a task, in a test or a notebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedif_flower.apps import client_app
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.settings import Scalar
+from fedif_flower.tasks.config import OWN
+from fedif_flower.tasks.task import Task
+
+
+def run_locally(task: Task, output_dir: str | Path = "runs", **settings: Scalar) -> Path:
+    """Run a federation about a task in this process, and return the directory of its results.
+
+    Clients train one after the other, so that it suits a few small ones.
+
+    Parameters
+    ----------
+    task : Task
+        What it is about.
+    output_dir : str or Path
+        Results go to a folder there.
+    **settings
+        Run-config keys, written with underscores: ``num_clients=4``.
+
+    Raises
+    ------
+    FedIFError
+        Whatever is wrong with the task or a setting, or stopped the run.
+    """
+    keys = {name.replace("_", "-"): value for name, value in settings.items()}
+    config = RunConfig.from_run_config(
+        {**keys, "task": OWN + task.name, "output-dir": str(output_dir)}
+    )
+    return run_federation(LocalGrid(client_app(task), config.num_clients), config, task=task)

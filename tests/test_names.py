@@ -1,0 +1,155 @@
+"""Names from outside of the package, resolved in one place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from fedif_flower.attacks import ATTACKS, AttackConfig, Behaviour, LabelNoise, build_behaviour
+from fedif_flower.client import trust
+from fedif_flower.client.trust import require_trusted
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.names import Registry, _installed, call_with, is_import
+from fedif_flower.run.config import RunConfig
+from fedif_flower.strategies import ScreenedStrategy
+from fedif_flower.strategies.registry import STRATEGIES, default_clipping
+from fedif_flower.tasks.registry import TASKS, build_task
+from fedif_flower.tasks.task import Task
+
+MODULE = """
+from fedif_flower import ContributionStrategy, Task
+from fedif_flower.attacks import Behaviour
+from fedif_flower.strategies import ScreenedStrategy
+
+class Rotate(Behaviour):
+    def __init__(self, ratio): self.ratio = ratio
+
+def make(config, ratio): return Rotate(config.attack_target)
+
+class Plain(ScreenedStrategy): ...
+
+def task():
+    return Task(name="t", model=None, client_data=None, validation_data=None, test_data=None)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Iterator[str]:
+    """A package that is installed and has an entry point of each kind."""
+    name = "fedif_names_example"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / f"{name}_broken.py").write_text("1 / 0")
+    information = tmp_path / f"{name}-1.2.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+    (information / "entry_points.txt").write_text(
+        f"[fedif_flower.attacks]\nrotate = {name}:Rotate\n"
+        f"[fedif_flower.tasks]\nt = {name}:task\n"
+        f"[fedif_flower.strategies]\nplain = {name}:Plain\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    _installed.cache_clear()
+    yield name
+    sys.modules.pop(name, None)
+    _installed.cache_clear()
+
+
+def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
+    config = AttackConfig(attack="rotate", poison_ratio_min=0.4, poison_ratio_max=0.4)
+    assert build_behaviour(config, partition_id=0, seed=0).ratio == pytest.approx(0.4)
+    made = build_behaviour(
+        config.replace(attack=f"{package}:make", attack_target=7), partition_id=0, seed=0
+    )
+    assert made.ratio == 7
+    assert isinstance(ATTACKS["label-noise"](config, 0.5), LabelNoise)
+    assert build_task(RunConfig(task="t")).name == "t"
+    assert build_task(RunConfig(task=f"{package}:task")).name == "t"
+    assert default_clipping("plain") == ScreenedStrategy.default_clipping
+    assert "rotate" in list(ATTACKS)
+
+
+def test_what_there_is_says_where_it_comes_from(package):
+    listed = {entry.name: entry.source for entry in [*ATTACKS.found(), *TASKS.found()]}
+    assert listed["label-noise"] == listed["images"] == "built in"
+    assert listed["rotate"] == f"{package} 1.2: {package}:Rotate"
+    assert {entry.kind for entry in STRATEGIES.found()} == {"strategy"}
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere", r"attack = 'nowhere'; allowed: none, label-noise, .*, module:object"),
+        (
+            "no_such_module:Attack",
+            r"attack = 'no_such_module:Attack': cannot import 'no_such_module': "
+            r"ModuleNotFoundError: No module named 'no_such_module'; is its package installed",
+        ),
+        ("{0}_broken:X", r"cannot import '{0}_broken': ZeroDivisionError: division by zero"),
+        ("{0}:Missing", r"'{0}' is there, but has no 'Missing'"),
+        ("{0}:number", r"attack = '{0}:number' is no class or function: int"),
+        ("{0}:Plain", r"attack '{0}:Plain' needs the argument|is of type Plain; allowed: a sub"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_one_sentence_that_says_what_was_tried(
+    package, name, sentence
+):
+    def build() -> Behaviour:
+        config = AttackConfig(attack=name.format(package))
+        return build_behaviour(config, partition_id=0, seed=0)
+
+    with pytest.raises(ConfigError, match=sentence.format(package)) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_or_strategy_of_the_wrong_kind_is_named(package):
+    with pytest.raises(ConfigError, match=r"is of type int; allowed: a fedif_flower\.Task"):
+        build_task(RunConfig(task=f"{package}:number"))
+    with pytest.raises(ConfigError, match=r"task = 'my task'; allowed: images, t, module:object"):
+        RunConfig(task="my task")
+    with pytest.raises(ConfigError, match="this app brings no task along"):
+        build_task(RunConfig(task="this-app:hospitals"))
+    with pytest.raises(ConfigError, match=r"neither built in .* nor an entry point"):
+        STRATEGIES["unheard-of"]
+
+
+def test_only_the_form_of_an_import_counts_as_one():
+    assert is_import("pkg.module:Class.attribute")
+    for text in ("pkg", "pkg:", ":object", "a b:c", "a:b:c", "../x:y", "app:", 3):
+        assert not is_import(text)
+
+
+def test_a_function_gets_the_arguments_that_it_names():
+    def wanted(validation, *flower, extra=1, **base):
+        return validation, extra, base
+
+    offered, rest = {"validation": "v", "model": "m"}, {"seed": 3}
+    assert call_with("it", wanted, offered, rest) == ("v", 1, {"seed": 3})
+    assert call_with("it", lambda model: model, offered, rest) == "m"
+    with pytest.raises(ConfigError, match="it needs the argument 'other'; it can have validation"):
+        call_with("it", lambda other: other, offered, rest)
+
+
+@pytest.mark.parametrize("key", ["task", "attack"])
+def test_a_node_imports_only_from_packages_that_its_operator_allows(key, monkeypatch):
+    monkeypatch.setattr(trust, "_is_simulated", lambda: False)
+    config = ClientConfig(**{key: "os.path:join"})
+    node = NodeConfig(partition_id=0, num_partitions=2)
+    with pytest.raises(ConfigError, match=rf"{key} = 'os.path:join': this node imports nothing"):
+        require_trusted(config, node)
+    require_trusted(config, NodeConfig(partition_id=0, num_partitions=2, import_from="json os"))
+    require_trusted(ClientConfig(task="images", attack="none"), node)
+
+
+def test_a_registry_of_its_own_names_its_group():
+    registry = Registry("strategy", {"a": 1}, lambda _name, found: found)
+    assert registry.group == "fedif_flower.strategies"
+    assert (list(registry), len(registry), registry["a"]) == (["a"], 1, 1)
+    assert isinstance(Behaviour(), Behaviour)
+    assert Task is TASKS.load("fedif_flower:Task")
