@@ -16,7 +16,8 @@ from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.names import Registry, _installed, call_with, is_import
 from fedif_flower.run.config import RunConfig
 from fedif_flower.strategies import ScreenedStrategy
-from fedif_flower.strategies.registry import STRATEGIES, default_clipping
+from fedif_flower.strategies.config import default_clipping
+from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.registry import TASKS, build_task
 from fedif_flower.tasks.task import Task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedif_flower.apps import client_app
+from fedif_flower.client.app import task_app
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -36,4 +36,4 @@ def run_locally(task: Task, output_dir: str | Path = "runs", **settings: Scalar)
     config = RunConfig.from_run_config(
         {**keys, "task": OWN + task.name, "output-dir": str(output_dir)}
     )
-    return run_federation(LocalGrid(client_app(task), config.num_clients), config, task=task)
+    return run_federation(LocalGrid(task_app(task), config.num_clients), config, task=task)
