@@ -50,7 +50,7 @@ def distribution(values: tuple[float, ...], own: float, decimals: int) -> Markup
     colour = RED if own < 0 else BLUE
     ends = "".join(
         f'<text x="{scale(v)}" y="72" text-anchor="middle">{nats(v, decimals)}</text>'
-        for v in _apart([scale.low, 0.0, scale.high], scale, 70)
+        for v in _apart([0.0, scale.high, scale.low], scale, 70)
     )
     side = "start" if scale(own) < 80 else "end" if scale(own) > 640 else "middle"
     return Markup(
@@ -95,7 +95,7 @@ def by_round(values: Sequence[float | None], decimals: int) -> Markup:
         )
     marks = "".join(
         f'<text x="62" y="{scale(v) + 4}" text-anchor="end">{nats(v, decimals)}</text>'
-        for v in _apart([scale.low, 0.0, scale.high], scale, 14)
+        for v in _apart([0.0, scale.high, scale.low], scale, 14)
     )
     return Markup(
         '<svg viewBox="0 0 720 146" width="720" height="146" role="img" '

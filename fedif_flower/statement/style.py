@@ -8,9 +8,8 @@ STYLE = """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0 auto; padding: 40px 32px 56px; max-width: 1180px; color: var(--ink);
-  background: #fff; font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", "Liberation
-  Sans",
-  Arial, sans-serif; }
+  background: #fff; font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue",
+  "Liberation Sans", Arial, sans-serif; }
 header { border-bottom: 2px solid var(--ink); padding-bottom: 14px; margin-bottom: 26px; }
 header p { margin: 4px 0 0; color: var(--soft); }
 h1 { font-size: 27px; line-height: 1.2; margin: 0; letter-spacing: -0.01em; overflow-wrap:

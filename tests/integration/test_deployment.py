@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import subprocess
 import urllib.error
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.run.rows import read_rows
+from fedif_flower.statement.verify import verify
 from tests.integration.damage import damage_partitions
 from tests.integration.deployed import (
     REPOSITORY,
@@ -40,9 +42,19 @@ RUN_CONFIG = {
     "checkpoint-every": 2,
     "resume": "auto",
     "round-timeout": 300.0,
+    "attribution": "simpson",
+    "statement-budget": "100",
     "run-name": "story",
     "device": "cpu",
 }
+
+
+def node_config(deployed: Deployment, name: str) -> str:
+    """Return what a node says of itself; all but one keep their statements."""
+    config = f"partition-id={PARTITIONS[name]} num-partitions=3"
+    if name == "cyd":
+        return f"{config} attack='gradient-noise'"
+    return f"{config} statement-dir='{deployed.directory / 'statements' / name}'"
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +62,10 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     with Deployment(tmp_path_factory.mktemp("deployment")) as deployed:
         deployed.start_superlink()
         damaged = damage_partitions(deployed.directory / "cache-of-bob", 3)
-        for name, partition_id in PARTITIONS.items():
-            attack = " attack='gradient-noise'" if name == "cyd" else ""
+        for name in PARTITIONS:
             deployed.start_node(
                 name,
-                f"partition-id={partition_id} num-partitions=3{attack}",
+                node_config(deployed, name),
                 environment={"XDG_CACHE_HOME": str(damaged)} if name == "bob" else None,
             )
         yield deployed
@@ -86,7 +97,7 @@ def story(deployment: Deployment) -> Story:
     def has_ada_back() -> bool:
         # As a service manager does: the SuperLink lets it in once it has missed its heartbeats.
         if deployment.nodes["ada"].poll() is not None:
-            deployment.start_node("ada", f"partition-id={PARTITIONS['ada']} num-partitions=3")
+            deployment.start_node("ada", node_config(deployment, "ada"))
         rows = [r for r in read_rows(run_dir / "clients.csv") if r["client_id"] == ada]
         return any(int(row["round"]) > KILLED_IN and row["contribution"] for row in rows)
 
@@ -131,6 +142,31 @@ def test_scores_belong_to_the_right_nodes(deployment: Deployment, story: Story) 
     assert marked == {deployment.node_ids["cyd"]}
     last = {row["client_id"]: float(row["contribution"]) for row in rows if row["contribution"]}
     assert min(last, key=last.__getitem__) == str(deployment.node_ids["cyd"])
+
+
+def test_nodes_are_called_what_they_were_registered_as(
+    deployment: Deployment, story: Story
+) -> None:
+    names = {int(r["client_id"]): r["name"] for r in read_rows(story.run_dir / "names.csv")}
+    assert names == {deployment.node_ids[name]: name for name in PARTITIONS}
+    assert f"| ada | {PARTITIONS['ada']} |" in (story.run_dir / "report.md").read_text()
+    assert "ada (node " in story.log or "ada (node " in deployment.log("superlink")
+
+
+def test_each_node_gets_its_own_page_which_is_signed(deployment: Deployment, story: Story) -> None:
+    assert verify(story.run_dir).not_here == ()
+    fingerprints = set()
+    for name, other in (("ada", "bob"), ("bob", "ada")):
+        (kept,) = (deployment.directory / "statements" / name).iterdir()
+        page = kept / "statement.html"
+        assert f"{name}: your contribution" in page.read_text()
+        assert not re.search(rf"\b{other}\b", page.read_text())
+        fingerprints.add(verify(page).key)
+    assert len(fingerprints) == 1
+    assert not (deployment.directory / "statements" / "cyd").exists()
+    assert not (story.run_dir / "undelivered.json").exists()
+    keys = list(deployment.directory.rglob("statement-key.pem"))
+    assert [path.stat().st_mode & 0o777 for path in keys] == [0o600]
 
 
 def test_a_killed_supernode_costs_its_reply_and_is_remembered(

@@ -9,6 +9,7 @@ import pytest
 from fedif_flower.messages.page import MAX_PAGE_BYTES, refuse_page
 from fedif_flower.statement.bundle import make_statement
 from fedif_flower.statement.pictures import decimals_for, nats
+from fedif_flower.statement.style import STYLE
 from tests.statement.runs import make_run
 
 NAMES = {0: "hospital-2", 1: "St. <b>Mary's</b> & Co", 2: "Klinikum"}
@@ -153,3 +154,8 @@ def test_a_large_consortium_s_page_stays_below_what_a_node_takes(tmp_path, key):
 def test_numbers_have_a_true_minus_and_as_many_digits_as_the_largest_needs():
     assert [nats(v, 3) for v in (0.5, -0.5, 0.0)] == ["+0.500", "\u22120.500", "0"]
     assert [decimals_for([v]) for v in (12.0, 1.0, 0.02, 1e-20, 0.0)] == [2, 3, 5, 9, 2]
+
+
+def test_no_text_in_the_style_is_broken_over_lines():
+    # A browser drops such a declaration, and with it the fonts.
+    assert all(line.count('"') % 2 == 0 for line in STYLE.splitlines())
