@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedif_flower.apps import client_app, server_app
+    from fedif_flower.run.progress import ShowRounds
+    from fedif_flower.run.writer import RunWriter
     from fedif_flower.strategies import (
         RFA,
         AFedSV,
@@ -46,8 +48,10 @@ __all__ = [
     "LeaveOneOut",
     "Metric",
     "PathAttribution",
+    "RunWriter",
     "SFedAvg",
     "ShapFed",
+    "ShowRounds",
     "Site",
     "Task",
     "Validation",
@@ -64,6 +68,8 @@ _HOMES = {
     **dict.fromkeys(("Validation", "round_influence"), "valuation"),
     **dict.fromkeys(("ContributionLedger", "min_max"), "valuation.ledger"),
     "PathAttribution": "strategies.attribution",
+    "RunWriter": "run.writer",
+    "ShowRounds": "run.progress",
     "path_attribution": "valuation.path",
 }
 

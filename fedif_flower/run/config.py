@@ -17,6 +17,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.run.trackers import TRACKERS, tracker_names
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
 from fedif_flower.tasks.config import IMAGES, OWN
@@ -40,6 +41,13 @@ class RunConfig(ClientConfig, StrategyConfig):
         "`auto`: strategy, data set, attack and a hash of the settings",
         pattern=r"^([^/\\\x00]*[^/\\\x00.][^/\\\x00]*|\.{3,})$",
         allowed="a folder's name, or 'auto'",
+        changes_result=False,
+    )
+    trackers: str = setting(
+        "",
+        "where curves of each round and member go beside the run's files: `tensorboard` (into the "
+        "run's folder), `mlflow` (to `MLFLOW_TRACKING_URI`, else into `output-dir/mlflow.db`)",
+        allowed="tensorboard, mlflow, or both with a comma; empty: nowhere",
         changes_result=False,
     )
     round_timeout: float = setting(
@@ -124,6 +132,8 @@ class RunConfig(ClientConfig, StrategyConfig):
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")
+        if not set(tracker_names(self.trackers)) <= set(TRACKERS):
+            raise RefusedValueError("trackers", f"{', '.join(TRACKERS)}, or both with a comma")
         return self
 
     @property

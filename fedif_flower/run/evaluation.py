@@ -6,14 +6,18 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord
+from torch import Tensor
 
 from fedif_flower.messages.text import printable
-from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.valuation import Evaluation, Validation
+
+if TYPE_CHECKING:
+    from fedif_flower.run.writer import RunWriter
 
 logger = logging.getLogger(__name__)
 
@@ -25,31 +29,30 @@ class ServerEvaluation(Callback):
 
     Parameters
     ----------
-    validation, test : Validation
+    validation, test : Validation, optional
         The two splits.
-    recorder : RunRecorder
-        Its run says how often, and how many rounds there are.
+    writer : RunWriter
+        Takes each round's line, and says which rounds are due.
     triggered : Validation, optional
         Test examples with a backdoor's trigger, labelled with its target.
     """
 
     def __init__(
         self,
-        validation: Validation,
-        test: Validation,
-        recorder: RunRecorder,
+        validation: Validation | None,
+        test: Validation | None,
+        writer: RunWriter,
         triggered: Validation | None = None,
     ) -> None:
         self.validation = validation
         self.test = test
-        self.recorder = recorder
+        self.writer = writer
         self.triggered = triggered
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float] | None:
         """Write the round's line, with what was measured where it is due, and return them."""
-        config = self.recorder.config
-        if server_round % config.eval_every and server_round != config.num_server_rounds:
-            self.recorder.on_evaluation(server_round)
+        if not (self.validation or self.test) or not self.writer.is_due(server_round):
+            self.writer.on_evaluation(server_round)
             return None
         started = time.perf_counter()
 
@@ -61,8 +64,8 @@ class ServerEvaluation(Callback):
             triggered = self.triggered
             success = triggered.accuracy(vectors.params, buffers) if triggered else None
             return (
-                self.validation.measure(vectors.params, buffers),
-                self.test.measure(vectors.params, buffers),
+                _measured(self.validation, vectors.params, buffers),
+                _measured(self.test, vectors.params, buffers),
                 success,
             )
 
@@ -73,26 +76,39 @@ class ServerEvaluation(Callback):
                 raise
             reason = printable(f"the evaluation failed: {error!r}")
             logger.error("round %d: %s", server_round, reason)
-            self.recorder.on_evaluation(server_round, reason=reason)
+            self.writer.on_evaluation(server_round, reason=reason)
             return None
         found = {"validation": validation, "test": test}
-        own = [metric.key for metric in self.recorder.metrics]
-        self.recorder.on_evaluation(
+        own = [metric.key for metric in self.writer.metrics]
+        self.writer.on_evaluation(
             server_round,
             _evaluation(test),
             _evaluation(validation),
             attack_success=success,
-            metrics={f"{split}_{key}": found[split][key] for key in own for split in found},
+            metrics={
+                f"{split}_{key}": figures[key]
+                for key in own
+                for split, figures in found.items()
+                if key in figures
+            },
             evaluation_seconds=time.perf_counter() - started,
         )
         metrics = {
             f"{split}-{key.replace('_', '-')}": figures[key]
             for split, figures in found.items()
-            for key in ("accuracy", *own)
+            for key in ("accuracy", "loss", *own)
             if key in figures
         }
         return metrics if success is None else {**metrics, "attack-success": success}
 
 
-def _evaluation(measured: Mapping[str, float]) -> Evaluation:
+def _measured(
+    judge: Validation | None, params: Tensor, buffers: Mapping[str, Tensor]
+) -> dict[str, float]:
+    return judge.measure(params, buffers) if judge else {}
+
+
+def _evaluation(measured: Mapping[str, float]) -> Evaluation | None:
+    if not measured:
+        return None
     return Evaluation(measured["loss"], measured.get("accuracy", math.nan))

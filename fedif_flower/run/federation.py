@@ -22,11 +22,13 @@ from fedif_flower.run.evaluation import ServerEvaluation
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.provenance import PROVENANCE, provenance
 from fedif_flower.run.quarantine import RecordedQuarantine
-from fedif_flower.run.recorder import OnRow, RunRecorder, write_json
+from fedif_flower.run.recorder import RunRecorder, write_json
 from fedif_flower.run.report import troubles, write_report
 from fedif_flower.run.resume import ResumableRun, require_space
 from fedif_flower.run.server import Server, build_server, tensors_in
+from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.updates import KeptUpdates, kept_copies
+from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import identify_clients
@@ -138,6 +140,9 @@ def _run_federation(
     settings = {**config.identity(), "data": server.fingerprint}
     checkpoints = CheckpointFolder(config.run_dir / "checkpoints", settings)
     checkpoint = checkpoints.find(config.resume)
+    trackers = build_trackers(
+        config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
+    )
     recorder = RunRecorder(config, malicious_marker(config), on_row, server.task.metrics)
     origin = provenance(config, server.fingerprint, tensors_in(server.validation_data))
     write_json(recorder.run_dir / PROVENANCE, origin)
@@ -152,15 +157,17 @@ def _run_federation(
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
     )
-    evaluation = ServerEvaluation(server.validation, server.test, recorder, server.triggered)
-    own: list[Callback] = [recorder, evaluation]
+    recorder.evaluation = ServerEvaluation(
+        server.validation, server.test, recorder, server.triggered
+    )
+    own: list[Callback] = [recorder]
     if attribution is not None:
         own.append(attribution)
         if config.policy == "quarantine":
             own.append(RecordedQuarantine(config, attribution))
     if config.keep_updates:
         own.append(KeptUpdates(config.run_dir, after=done))
-    strategy.callbacks += [*own, *callbacks, run]
+    strategy.callbacks += [*own, *trackers, *callbacks, run]
     if checkpoint is None:
         checkpoints.remove_after(-1)
     else:

@@ -25,9 +25,14 @@ def plot_progress(
     rounds: Sequence[RoundRow], metrics: Sequence[Metric], run_dir: Path, title: str
 ) -> Path:
     """Draw test and validation accuracy over the rounds, or what a task has in its place."""
-    if metrics and all(row.test_accuracy is None for row in rounds):
+    has_accuracy = any(
+        value is not None
+        for row in rounds
+        for value in (row.test_accuracy, row.validation_accuracy)
+    )
+    if metrics and not has_accuracy:
         name, key = metrics[0].name, metrics[0].key
-    elif all(row.test_accuracy is None for row in rounds):
+    elif not has_accuracy:
         name = key = "loss"
     else:
         name = key = "accuracy"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.reports import RoundReport
+
+if TYPE_CHECKING:
+    from fedif_flower.strategies.screened import ScreenedStrategy
 
 SECONDS_PER_LINE = 30.0
 
@@ -65,3 +73,47 @@ class RoundProgress:
                 f"round {server_round}/{self._num_rounds} {text}".rstrip(), highlight=False
             )
             self._printed = self._clock()
+
+
+class ShowRounds(Callback):
+    """Prints one line for each round, for notebooks and scripts, in place of Flower's own.
+
+    Flower logs five lines a round and the whole result at the end; its warnings alone are shown
+    while the rounds last.
+
+    Parameters
+    ----------
+    every : int
+        Rounds from one line to the next, >= 1.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        self._every = every
+        self._report: RoundReport | None = None
+        self._flower = logging.getLogger("flwr")
+        self._level = self._flower.level
+
+    def on_start(self, strategy: ScreenedStrategy) -> None:  # noqa: ARG002
+        """Keep Flower's own lines off the screen."""
+        self._level = self._flower.level
+        self._flower.setLevel(max(self._level, logging.WARNING))
+
+    def on_round(self, report: RoundReport) -> None:
+        """Keep the report until the round's model has been looked at."""
+        self._report = report
+
+    def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Print the round's line where it is due."""
+        report = self._report
+        if server_round % self._every or report is None or report.server_round != server_round:
+            return
+        asked = report.num_accepted + report.num_rejected + report.num_failed
+        parts = [f"{report.num_accepted} of {asked} replies"]
+        parts += [f"{name.replace('-', ' ')} {value:.4g}" for name, value in metrics.items()]
+        if report.failed:
+            parts.append(f"failed: {report.reason}")
+        print(f"round {server_round}: {', '.join(parts)}, {report.round_seconds:.1f} s")
+
+    def on_end(self) -> None:
+        """Let Flower log as before."""
+        self._flower.setLevel(self._level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,9 +14,12 @@ from fedif_flower.errors import TrainingFailedError
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.members import member_table
 from fedif_flower.run.plots import plot_attribution, plot_progress, plot_scores
-from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution, sums_by_client
+
+if TYPE_CHECKING:
+    from fedif_flower.run.recorder import RunRecorder
+    from fedif_flower.run.writer import RunWriter
 
 REPORT, SUMMARY = "report.md", "summary.json"
 
@@ -28,23 +31,30 @@ def write_report(
 
     ``attributed`` are the run's rounds, where it attributed them.
     """
-    run_dir, config = recorder.run_dir, recorder.config
-    title = _title(config.to_mapping(), config.subject)
-    picture = plot_progress(recorder.rounds, recorder.metrics, run_dir, title)
-    last = config.num_server_rounds
-    by_score = plot_scores(recorder.clients, last, run_dir / "contributions.png")
-    by_loss = plot_attribution(attributed, recorder.clients, last, run_dir / "attribution.png")
-    lines = [f"# {title}", "", "| figure | value |", "| --- | --- |"]
+    write_pages(recorder, summary, attributed)
+    recorder.complete(summary)
+
+
+def write_pages(
+    writer: RunWriter, summary: Mapping[str, Any], attributed: Sequence[RoundAttribution] = ()
+) -> None:
+    """Write pictures and ``report.md``."""
+    run_dir, clients, last = writer.run_dir, writer.clients, writer.last_round
+    by_score = plot_scores(clients, last, run_dir / "contributions.png")
+    by_loss = plot_attribution(attributed, clients, last, run_dir / "attribution.png")
+    lines = [f"# {writer.title}", "", "| figure | value |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_rows(summary)]
-    lines += ["", f"![{picture.stem} over rounds]({picture.name})", ""]
+    lines += [""]
+    if any(row.test_loss is not None or row.validation_loss is not None for row in writer.rounds):
+        picture = plot_progress(writer.rounds, writer.metrics, run_dir, writer.title)
+        lines += [f"![{picture.stem} over rounds]({picture.name})", ""]
     if by_loss:
         lines += ["![attributed contributions over rounds](attribution.png)", ""]
     if by_score:
         lines += ["![weight scores over rounds](contributions.png)", ""]
     contributed = sums_by_client(attributed) if attributed else None
-    lines += member_table(recorder.clients, contributed, config.gamma, recorder.names)
+    lines += member_table(clients, contributed, writer.gamma, writer.names)
     write_atomically(run_dir / REPORT, "\n".join(lines) + "\n")
-    recorder.complete(summary)
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -87,7 +97,8 @@ def _quality(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _title(settings: Mapping[str, Any], subject: str) -> str:
+def run_title(settings: Mapping[str, Any], subject: str) -> str:
+    """Return what a run is called."""
     return f"{settings['strategy']} on {subject}, attack: {settings['attack']}"
 
 
@@ -106,7 +117,7 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
     console = console or Console()
     summary = json.loads((run_dir / SUMMARY).read_text())
     config = summary["config"]
-    table = Table(title=_title(config, subject_of(config)))
+    table = Table(title=run_title(config, subject_of(config)))
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in summary_rows(summary):

@@ -12,16 +12,12 @@ from typing import Any
 import torch
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION
-from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.tasks.task import Metric
 
 
 def summarize(
-    config: RunConfig,
-    rounds: list[RoundRow],
-    clients: list[ClientRow],
-    metrics: Sequence[Metric] = (),
+    rounds: list[RoundRow], clients: list[ClientRow], metrics: Sequence[Metric] = ()
 ) -> dict[str, Any]:
     """Return a run's result in a few figures.
 
@@ -35,6 +31,7 @@ def summarize(
     """
     evaluated = [row for row in rounds if row.test_accuracy is not None and row.round > 0]
     accuracies = [row.test_accuracy for row in evaluated if row.test_accuracy is not None]
+    validated = [row.validation_accuracy for row in rounds if row.validation_accuracy is not None]
     weighed = [row for row in clients if row.weight is not None]
     total = sum(row.weight or 0.0 for row in weighed)
     bad = sum(row.weight or 0.0 for row in weighed if row.malicious)
@@ -42,12 +39,11 @@ def summarize(
     trained = [row.train_seconds for row in clients if row.train_seconds is not None]
     last = evaluated[-1] if evaluated else None
     return {
-        "config": config.to_mapping(),
         "rounds": max((row.round for row in rounds), default=0),
         "test_accuracy": last.test_accuracy if last else None,
         "test_accuracy_last_ten": statistics.fmean(accuracies[-10:]) if accuracies else None,
         "test_accuracy_best": max(accuracies, default=None),
-        "validation_accuracy": last.validation_accuracy if last else None,
+        "validation_accuracy": validated[-1] if validated else None,
         "attack_success": last.attack_success if last else None,
         **_metrics(rounds, metrics),
         "malicious_weight_share": bad / total if total > 0 and any_malicious else None,

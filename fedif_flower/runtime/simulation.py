@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.recorder import OnRow
+from fedif_flower.run.writer import OnRow
 from fedif_flower.runtime.ray_grid import RayGrid, ray_grid
 
 

@@ -50,6 +50,9 @@ class Callback:
         """
         return None
 
+    def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics that evaluation and all callbacks gave for a round's model."""
+
     def on_end(self) -> None:
         """Be told that there are no more rounds, whether they ended in good order or not."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,42 @@ class RoundReport:
     evaluations: int
     reason: str = ""
     losses: tuple[float, ...] = ()
+
+
+def client_line(server_round: int, client: ClientReport) -> dict[str, Any]:
+    """Return a client's line of a round's table, by column."""
+    return {
+        "round": server_round,
+        "partition_id": client.node.partition_id,
+        "client_id": client.node.client_id,
+        "score": client.score,
+        "normalized": client.normalized,
+        "contribution": client.contribution,
+        "weight": client.weight,
+        "accumulative_influence": client.accumulative,
+        "num_examples": client.num_examples,
+        "train_seconds": client.train_seconds,
+        "train_loss": client.train_loss,
+        "rejection": client.rejection,
+        "note": client.note,
+    }
+
+
+def round_line(report: RoundReport) -> dict[str, Any]:
+    """Return a round's line of the table of rounds, by column."""
+    seconds = [c.train_seconds for c in report.clients if c.train_seconds]
+    return {
+        "round": report.server_round,
+        "round_seconds": report.round_seconds,
+        "train_seconds": statistics.fmean(seconds) if seconds else None,
+        "aggregation_seconds": report.aggregation_seconds,
+        "accepted": report.num_accepted,
+        "rejected": report.num_rejected,
+        "failed": report.num_failed,
+        "evaluations": report.evaluations,
+        "round_failed": report.failed,
+        "reason": report.reason,
+    }
 
 
 def round_report(

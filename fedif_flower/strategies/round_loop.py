@@ -119,8 +119,13 @@ class RoundLoop(Strategy):
             return None  # An earlier process has looked at the model that it left.
         server_round = flower_round + self.offset
         metrics: dict[str, float] = {**self._evaluate(server_round)}
-        for callback in self.strategy.callbacks:
-            metrics.update(callback.on_model(server_round, self.strategy.model) or {})
+        callbacks = (self.strategy.history, *self.strategy.callbacks)
+        try:
+            for callback in callbacks:
+                metrics.update(callback.on_model(server_round, self.strategy.model) or {})
+        finally:
+            for callback in callbacks:
+                callback.on_metrics(server_round, metrics)
         if not metrics:
             return None
         record = self._so_far.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))

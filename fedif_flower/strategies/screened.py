@@ -38,6 +38,7 @@ from fedif_flower.strategies.callbacks import Callback, admitted
 from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel
+from fedif_flower.strategies.history import History
 from fedif_flower.strategies.nodes import Identify, NodeDirectory
 from fedif_flower.strategies.reports import log_remarks, round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
@@ -162,6 +163,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         require(in_range, "neighbour_mixing", neighbour_mixing, "0 to 1")
         self.neighbour_mixing = neighbour_mixing
         self.device = select_device(device)
+        self.history = History()
         self.callbacks = list(callbacks)
         self.failures = MemberFailures(max_failed_rounds, max_paused_turns)
         self.completed_rounds = 0  # By earlier processes.
@@ -286,7 +288,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             aggregation_seconds=time.perf_counter() - started,
         )
         log_remarks(report)
-        for callback in self.callbacks:
+        for callback in (self.history, *self.callbacks):
             if outcome.step is not None:
                 callback.on_step(outcome.step)
             callback.on_round(report)

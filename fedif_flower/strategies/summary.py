@@ -21,12 +21,18 @@ class SettingsSummary:
     """Gives a Flower strategy a :meth:`summary` of every argument its constructor takes."""
 
     _settings: Mapping[str, Any]  # See remembering_settings.
+    _given: Mapping[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let :meth:`summary` know the arguments that a subclass adds."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = remembering_settings(cls.__init__)  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Name the class and the arguments that it was called with."""
+        given = (f"{name}={shown_setting(value)}" for name, value in self._given.items())
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def summary(self) -> None:
         """Log every setting, as Flower's strategies do."""
@@ -72,8 +78,9 @@ def given_settings(
 def remembering_settings(constructor: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
     """Return a constructor that first keeps what it is called with, as ``_settings``.
 
-    The outermost constructor keeps all arguments; those of its bases then replace what they are
-    called with: a class may fix an argument of its base.
+    What is not a default is kept as ``_given`` too. The outermost constructor keeps all arguments;
+    those of its bases then replace what they are called with: a class may fix an argument of its
+    base.
     """
     signature = inspect.signature(constructor)
 
@@ -82,7 +89,10 @@ def remembering_settings(constructor: Callable[_Parameters, None]) -> Callable[_
         strategy, *positional = args
         settings: dict[str, Any] | None = vars(strategy).get("_settings")
         if settings is None:
-            vars(strategy)["_settings"] = given_settings(type(strategy), positional, kwargs)
+            settings = given_settings(type(strategy), positional, kwargs)
+            defaults = given_settings(type(strategy), (), {})
+            given = {name: v for name, v in settings.items() if v is not defaults[name]}
+            vars(strategy).update(_settings=settings, _given=given)
         else:
             passed = signature.bind(*args, **kwargs).arguments
             settings |= {name: passed[name] for name in settings.keys() & passed.keys()}

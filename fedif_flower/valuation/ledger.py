@@ -20,6 +20,8 @@ WEIGHT_SCOPES: tuple[str, ...] = get_args(WeightScope)
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 10  # Clients in a ledger's repr.
+
 
 def min_max(scores: Tensor) -> Tensor:
     r"""Map a round's scores to [0, 1].
@@ -107,6 +109,15 @@ class ContributionLedger:
         self._scores: dict[int, float] = {}
         self._rounds: dict[int, int] = {}  # That each client took part in.
         self._accumulative: dict[int, float] = {}
+
+    def __repr__(self) -> str:
+        """Name the rate, and the contributions from the highest to the lowest."""
+        ranked = sorted(self._scores.items(), key=lambda item: -item[1])
+        shown = [f"{client_id}: {score:.3f}" for client_id, score in ranked]
+        if len(shown) > _SHOWN:
+            shown = [*shown[: _SHOWN // 2], "...", *shown[-_SHOWN // 2 :]]
+        listed = f", {{{', '.join(shown)}}}" if shown else ""
+        return f"ContributionLedger(gamma={self.gamma}, {len(ranked)} clients{listed})"
 
     @property
     def scores(self) -> dict[int, float]:

@@ -135,6 +135,14 @@ class Validation:
         self.num_examples = sum(size for _, size in self._batches)
         self._draft = self._draft_of_accuracy()
 
+    def __repr__(self) -> str:
+        """Say what is judged, by how many examples, in which metrics, where."""
+        model = type(self._model.module).__name__
+        return (
+            f"Validation({model} with {self.num_params:,} parameters, "
+            f"{self.num_examples:,} examples, {', '.join(sorted(self.metrics))}, {self.device})"
+        )
+
     def _adopt(self, model: nn.Module) -> None:
         """Take a copy of ``model``, to be loaded with other parameters from now on."""
         self._model = FlatModel(model, self.device)

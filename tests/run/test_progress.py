@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import io
+import logging
 
 from rich.console import Console
 
+from fedif_flower import FedIF, ShowRounds
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.progress import RoundProgress
+from fedif_flower.runtime.local_grid import LocalGrid
+from tests.strategies.lines import Movers, Threshold, threshold_validation
 
 
 class Clock:
@@ -34,3 +39,29 @@ def test_long_rounds_are_not_silent_for_minutes():
     assert len(shown(100, seconds_per_round=0.1)) == 11
     assert len(shown(100, seconds_per_round=15)) == 51  # half a minute: every other round
     assert shown(100, seconds_per_round=40)[1] == "round 1/100"
+
+
+def test_a_notebook_sees_one_line_a_round_in_place_of_flowers(capsys, caplog):
+    before = logging.getLogger("flwr").level
+    with caplog.at_level(logging.INFO, "flwr"):
+        strategy = FedIF(
+            threshold_validation(),
+            fraction_evaluate=0.0,
+            device="cpu",
+            callbacks=[ShowRounds(every=2)],
+        )
+        grid = LocalGrid(Movers([[1.0], [2.0]]), 2)
+        strategy.start(
+            grid,
+            model_arrays(Threshold()),
+            num_rounds=4,
+            evaluate_fn=lambda server_round, arrays: {"test-accuracy": server_round / 8},
+        )
+        assert [r for r in caplog.records if r.name == "flwr" and r.levelno < logging.WARNING] == []
+        assert logging.getLogger("flwr").level == logging.INFO
+    assert logging.getLogger("flwr").level == before
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(", ", 1)[0] for line in lines] == [
+        "round 2: 2 of 2 replies, test accuracy 0.25",
+        "round 4: 2 of 2 replies, test accuracy 0.5",
+    ]

@@ -89,7 +89,7 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
 
 def test_summary_by_hand(tmp_path):
     recorder = recorded(tmp_path)
-    summary = summarize(recorder.config, recorder.rounds, recorder.clients)
+    summary = summarize(recorder.rounds, recorder.clients)
     assert summary["test_accuracy"] == 0.8
     assert summary["test_accuracy_last_ten"] == pytest.approx(0.7)
     assert summary["test_accuracy_best"] == 0.8

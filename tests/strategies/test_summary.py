@@ -64,7 +64,9 @@ def test_values_are_those_in_force(caplog):
     fedif = strategies.FedIF(threshold_validation(), gamma=0.7, seed=9, device="cpu")
     lines = told(fedif, caplog)
     assert {"gamma = 0.7", "seed = 9", "device = cpu", "overlap = True"} <= set(lines)
-    assert "validation = Validation" in lines
+    assert any(
+        line.startswith("validation = Validation(Threshold with 1 parameters") for line in lines
+    )
     assert "trainable_keys = ['weight']" in lines
 
 
@@ -92,3 +94,11 @@ def test_data_and_models_are_told_by_their_kind():
     assert shown_setting(nn.Linear(100, 100)) == "Linear"
     assert shown_setting(parts) == "parts"
     assert len(shown_setting(["name"] * 1000)) == 100
+
+
+def test_a_strategy_names_what_it_was_called_with():
+    fedif = strategies.FedIF(threshold_validation(), 0.5, gamma=0.7, device="cpu")
+    validation = repr(threshold_validation())
+    shown = f"FedIF(validation={validation}, gamma=0.7, fraction_train=0.5, device='cpu')"
+    assert repr(fedif) == shown
+    assert repr(strategies.FedSV(threshold_validation())) == f"FedSV(validation={validation})"

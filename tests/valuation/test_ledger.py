@@ -170,3 +170,13 @@ def test_bad_scores_name_the_client():
     with pytest.raises(ValuationError, match="2 clients"):
         ledger.update([8, 9], vector(1.0))
     assert ledger.scores == {}
+
+
+def test_what_a_ledger_says_of_itself():
+    ledger = ContributionLedger(0.5)
+    assert repr(ledger) == "ContributionLedger(gamma=0.5, 0 clients)"
+    ledger.update([7, 8], vector(0.0, 1.0))
+    assert repr(ledger) == "ContributionLedger(gamma=0.5, 2 clients, {8: 0.500, 7: 0.000})"
+    ledger.update(list(range(100)), torch.arange(100.0))
+    assert repr(ledger).count(":") == 10
+    assert "99: 49.500, 98: 49.000" in repr(ledger)

@@ -129,3 +129,9 @@ def test_errors():
         validation.gradient(flat(model), {"nonsense": torch.zeros(1)})
     with pytest.raises(ValuationError, match="not finite"):
         validation.gradient(torch.full_like(flat(model), float("inf")))
+
+
+def test_what_a_validation_says_of_itself():
+    validation = Validation(small_model(), INPUTS, TARGETS, device="cpu")
+    expected = "Validation(Sequential with 51 parameters, 7 examples, accuracy, loss, cpu)"
+    assert repr(validation) == expected

@@ -1,0 +1,77 @@
+"""What happened in each round so far, in memory, for whoever looks at a strategy afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.reports import RoundReport, client_line, round_line
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class History(Callback):
+    """The reports and metrics of a strategy's rounds, from its first round in this process on.
+
+    Attributes
+    ----------
+    rounds : list of RoundReport
+        In order.
+    metrics : dict of int to dict
+        By round (0: before the first), what evaluation and callbacks said of its model.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[RoundReport] = []
+        self.metrics: dict[int, dict[str, float]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of rounds."""
+        return len(self.rounds)
+
+    def __repr__(self) -> str:
+        """Say how much there is, and how to see it."""
+        if not self.rounds:
+            return "History(no rounds yet)"
+        clients = {client.node.client_id for report in self.rounds for client in report.clients}
+        return f"History({len(self)} rounds, {len(clients)} clients; to_pandas() shows them)"
+
+    def on_round(self, report: RoundReport) -> None:
+        """Keep a round's report."""
+        self.rounds.append(report)
+
+    def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Keep a round's metrics."""
+        self.metrics[server_round] = dict(metrics)
+
+    def lines(self, table: Literal["clients", "rounds"] = "clients") -> list[dict[str, Any]]:
+        """Return one mapping for each line of a table.
+
+        Parameters
+        ----------
+        table : {"clients", "rounds"}
+            A line for each client in each round, named as the columns of ``clients.csv``; or a
+            line for each round, with its metrics.
+        """
+        if table == "clients":
+            return [client_line(r.server_round, c) for r in self.rounds for c in r.clients]
+        by_round: dict[int, dict[str, Any]] = {
+            number: {"round": number, **metrics} for number, metrics in self.metrics.items()
+        }
+        for report in self.rounds:
+            by_round.setdefault(report.server_round, {}).update(round_line(report))
+        return [by_round[number] for number in sorted(by_round)]
+
+    def to_pandas(self, table: Literal["clients", "rounds"] = "clients") -> DataFrame:
+        """Return a table as a pandas ``DataFrame``; see :meth:`lines` for which.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        from pandas import DataFrame  # Nothing else needs it.
+
+        return DataFrame(self.lines(table))
