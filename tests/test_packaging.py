@@ -37,13 +37,20 @@ def canonical(name: str) -> str:
 
 def test_every_package_that_is_imported_is_declared_and_none_besides():
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    declared = {canonical(re.split(r"[\[<>=~! ]", d)[0]) for d in project["dependencies"]}
+
+    def names(dependencies: list[str]) -> set[str]:
+        return {canonical(re.split(r"[\[<>=~! ]", d)[0]) for d in dependencies}
+
+    declared, extras = names(project["dependencies"]), project["optional-dependencies"]
+    optional = set.union(*(names(extras[extra]) for extra in ("mlflow", "pandas", "tensorboard")))
     tops = {name.split(".")[0] for path in PACKAGE.rglob("*.py") for name in imports(path)}
     outside = tops - set(sys.stdlib_module_names) - {"fedif_flower"}
     distributions = packages_distributions()
     # Ray comes with flwr[simulation], in the version that Flower wants.
     needed = {canonical(distributions[top][0]) for top in outside - {"ray"}}
-    assert needed == declared
+    assert needed - optional == declared
+    # TensorBoard is imported by torch.utils.tensorboard.
+    assert optional - needed == {"tensorboard"}
 
 
 def test_no_module_of_one_operating_system_is_imported():
