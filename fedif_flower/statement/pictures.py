@@ -56,7 +56,7 @@ def distribution(values: tuple[float, ...], own: float, decimals: int) -> Markup
     return Markup(
         '<svg viewBox="0 0 720 80" width="720" height="80" role="img" '
         'aria-label="contributions of all members">'
-        f'<line x1="24" y1="52" x2="696" y2="52" stroke="{LINE}" stroke-width="1.5"/>'
+        f'<line x1="40" y1="52" x2="680" y2="52" stroke="{LINE}" stroke-width="1.5"/>'
         f'<line x1="{scale(0.0)}" y1="18" x2="{scale(0.0)}" y2="58" stroke="{GREY}"/>{ticks}'
         f'<circle cx="{scale(own)}" cy="34" r="7" fill="{colour}"/>'
         f'<text x="{scale(own)}" y="13" text-anchor="{side}" style="fill:{colour};font-weight:600">'
@@ -67,12 +67,9 @@ def distribution(values: tuple[float, ...], own: float, decimals: int) -> Markup
 @lru_cache(maxsize=1)
 def _ticks(values: tuple[float, ...]) -> tuple[Scale, str]:
     """Return a scale and a tick for each value: the same for every member's page."""
-    scale = Scale(values, 24, 696)
-    ticks = "".join(
-        f'<line x1="{scale(v)}" y1="22" x2="{scale(v)}" y2="46" stroke="{GREY}" '
-        'stroke-width="1.6" opacity="0.7"/>'
-        for v in values
-    )
+    scale = Scale(values, 40, 680)
+    lines = "".join(f"M{scale(value)} 22V46" for value in values)
+    ticks = f'<path d="{lines}" stroke="{GREY}" stroke-width="1.6" opacity="0.7"/>'
     return scale, ticks
 
 
@@ -82,11 +79,11 @@ def by_round(values: Sequence[float | None], decimals: int) -> Markup:
     scale = Scale(known, 118, 12)
     width = 640 / max(len(values), 1)
     bar = max(min(width * 0.72, 26), 0.6)
-    drawn = []
+    drawn, absent = [], []
     for i, value in enumerate(values):
         middle = round(70 + (i + 0.5) * width, 2)
         if value is None:
-            drawn.append(f'<circle cx="{middle}" cy="{scale(0.0)}" r="1.1" fill="{GREY}"/>')
+            absent.append(f"M{middle} {scale(0.0)}h0")
             continue
         top, bottom = sorted((scale(value), scale(0.0)))
         drawn.append(
@@ -101,6 +98,7 @@ def by_round(values: Sequence[float | None], decimals: int) -> Markup:
         '<svg viewBox="0 0 720 146" width="720" height="146" role="img" '
         'aria-label="contribution by round">'
         f'<line x1="70" y1="{scale(0.0)}" x2="710" y2="{scale(0.0)}" stroke="{LINE}"/>'
+        f'<path d="{"".join(absent)}" stroke="{GREY}" stroke-width="2.2" stroke-linecap="round"/>'
         f"{''.join(drawn)}{marks}"
         f'<text x="{70 + width / 2:.2f}" y="140" text-anchor="middle">1</text>'
         f'<text x="{710 - width / 2:.2f}" y="140" text-anchor="middle">{len(values)}</text>'

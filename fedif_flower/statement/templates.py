@@ -170,7 +170,7 @@ MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
 <div><dt>Contribution</dt><dd>{{ member.contribution | nats }}
 <small>nats of validation loss{% if member.interval %}; {{ member.interval[0] | nats }} to \
 {{ member.interval[1] | nats }}{% endif %}</small></dd></div>
-<div><dt>Share of what was gained</dt><dd>{{ member.share | percent }}
+<div><dt>Share of the gain</dt><dd>{{ member.share | percent }}
 <small>place {{ place }} of {{ account.members | length }}</small></dd></div>
 {% if account.budget_cents is not none -%}
 <div><dt>Amount</dt><dd>{{ member.cents | money }}

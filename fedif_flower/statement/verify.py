@@ -161,13 +161,13 @@ def _check_account(run_dir: Path, manifest: Manifest) -> None:
     try:
         account, names = read_account(content)
         records = read_run(run_dir, names)
-        sums = [
-            math.fsum(p.contribution for p in records.parts if p.round == row.round)
-            for row in records.rounds
-        ]
     except (ConfigError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StatementError(f"the statement cannot be recomputed: {error}") from error
-    for row, total in zip(records.rounds, sums, strict=True):
+    of_rounds: dict[int, list[float]] = {row.round: [] for row in records.rounds}
+    for part in records.parts:
+        of_rounds[part.round].append(part.contribution)
+    for row in records.rounds:
+        total = math.fsum(of_rounds[row.round])
         scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
         off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
         if off > 1e-6 * scale:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,3 +56,10 @@ def test_the_code_s_hash_is_of_what_a_bundle_holds(tmp_path, monkeypatch, name, 
     before = code_hash.__wrapped__()
     (package / name).write_text("c = 1")
     assert (code_hash.__wrapped__() != before) == changes
+
+
+def test_what_the_hash_leaves_out_is_what_bundles_leave_out():
+    project = Path(module.__file__).parents[2] / "pyproject.toml"
+    excluded = tomllib.loads(project.read_text())["tool"]["flwr"]["app"]["fab-exclude"]
+    left_out = {path.removeprefix("/fedif_flower/").removesuffix("/**") for path in excluded}
+    assert left_out == set(module._NOT_IN_BUNDLES)
