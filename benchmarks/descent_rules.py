@@ -62,6 +62,8 @@ class Descent(Rule):
     backtrack: bool = False
     parts: int = 1  # Each step looks at one of so many parts of D'.
     held: bool = False  # The whole round looks at the same part.
+    check: bool = False  # Weights that do not lower the loss on the other parts are not taken.
+    bf16: bool = False
     old_gradient: bool = False  # The first step takes the gradient at the old model.
     warm: float = 0.0  # How much of the client's last log-ratio it begins with.
     ahead: bool = False  # Descend the loss of the model with momentum.
@@ -73,6 +75,7 @@ class Descent(Rule):
     prior: float = 0.0  # Rate at which the mean of earlier ratios becomes the start.
     uniform: bool = False  # Begin with equal weights.
     average: bool = False  # Return the mean of the weights on the way.
+    refused: int = 0
     memory: dict[int, float] = field(default_factory=dict)
 
     def weigh(self, given: Round) -> Tensor:
@@ -95,7 +98,8 @@ class Descent(Rule):
             weights = log.softmax(0)
             at_old = self.old_gradient and k == 0
             params = old if at_old else combine(old, own, weights)
-            loss, gradient = given.judge.gradient(params, part, self.parts)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+                loss, gradient = given.judge.gradient(params, part, self.parts)
             if perturbed is not None:
                 loss2, gradient2 = perturbed.gradient(params, part, self.parts)
                 given.judge.passes += 1 / self.parts
@@ -117,6 +121,16 @@ class Descent(Rule):
                 log = self._held(log.softmax(0)).log()
             way.append(log.softmax(0))
         weights = torch.stack(way).mean(dim=0) if self.average else log.softmax(0)
+        if self.check:
+            losses = [
+                sum(
+                    given.judge.loss(combine(old, own, p), given.number + k, self.parts)
+                    for k in range(1, self.parts)
+                )
+                for p in (start, weights)
+            ]
+            self.refused += losses[1] > losses[0]
+            weights = weights if losses[1] <= losses[0] else start
         for i, ratio in zip(given.ids, (weights / given.shares).tolist(), strict=True):
             rate = self.prior or 1.0
             new = math.log(max(ratio, 1e-6))
@@ -224,6 +238,33 @@ RULES: dict[str, Callable[[], Rule]] = {
         scale="std", late_eta=1.0, gain=2.0, backtrack=True, beta=0.5
     ),
     "capped-8-quarter-held": lambda: Capped(parts=4, held=True),
+    "capped-4-half-check": lambda: Capped(parts=2, held=True, steps=4, check=True),
+    "capped-4-quarter-check": lambda: Capped(parts=4, held=True, steps=4, check=True),
+    "capped-4-bf16": lambda: Capped(steps=4, bf16=True),
+    "capped-4+m": lambda: Capped(steps=4, beta=0.5),
+    "capped-4+m-ahead": lambda: Capped(steps=4, beta=0.5, ahead=True),
+    "capped-4-quarter+m": lambda: Capped(steps=4, parts=4, held=True, beta=0.5),
+    "capped-4-half+m": lambda: Capped(steps=4, parts=2, held=True, beta=0.5),
+    "capped-6-quarter+m": lambda: Capped(steps=6, parts=4, held=True, beta=0.5),
+    "capped-8-quarter+m": lambda: Capped(steps=8, parts=4, held=True, beta=0.5),
+    "capped-16+m": lambda: Capped(steps=16, beta=0.5),
+    "capped-2+m": lambda: Capped(steps=2, beta=0.5),
+    "capped-1+m": lambda: Capped(steps=1, beta=0.5),
+    "capped-3-old+m": lambda: Capped(steps=3, old_gradient=True, beta=0.5),
+    "capped-4-warm+m": lambda: Capped(steps=4, warm=0.5, beta=0.5),
+    "capped-4-search+m": lambda: Capped(steps=4, search=(0.0, 0.5, 1.0, 1.5, 2.0), beta=0.5),
+    "capped-4-floor-3+m": lambda: Capped(steps=4, floor=3.0, beta=0.5),
+    "capped-4-floor-5+m": lambda: Capped(steps=4, floor=5.0, beta=0.5),
+    "capped-4-cap+m": lambda: Capped(steps=4, cap=3.0, beta=0.5),
+    "capped-4-uniform+m": lambda: Capped(steps=4, uniform=True, beta=0.5),
+    "capped-4-prior+m": lambda: Capped(steps=4, prior=0.3, beta=0.5),
+    "capped-4-pgd+m": lambda: Capped(steps=4, pgd=1.0, beta=0.5),
+    "capped-4-clip+m": lambda: Capped(steps=4, clip=1.0, beta=0.5),
+    "capped-4-fedprox+m": lambda: Capped(steps=4, mu=0.01, beta=0.5),
+    "capped-4-bf16+m": lambda: Capped(steps=4, bf16=True, beta=0.5),
+    "capped-4-average+m": lambda: Capped(steps=4, average=True, beta=0.5),
+    "capped-4-quarter-check+m": lambda: Capped(parts=4, held=True, steps=4, check=True, beta=0.5),
+    "capped-4-half-check+m": lambda: Capped(parts=2, held=True, steps=4, check=True, beta=0.5),
     "capped-8-half-held": lambda: Capped(parts=2, held=True),
     "capped-8-eighth-held": lambda: Capped(parts=8, held=True),
     "capped-6-quarter-held": lambda: Capped(parts=4, held=True, steps=6),
