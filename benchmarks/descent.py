@@ -4,11 +4,13 @@
 ``docs/results/descent-<model>.csv`` and adds a line for each run: it can be stopped at any time.
 ``--one-round`` trains once for each column and lets every rule weigh the same rounds, into
 ``docs/results/descent-<model>-one-round.csv``: no training between them, one step at a time.
+``--table`` prints what is there, means over the seeds.
 """
 
 from __future__ import annotations
 
 import csv
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -68,6 +70,24 @@ def add(path: Path, line: dict[str, object]) -> None:
         writer.writerow({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in line.items()})
 
 
+def print_table(lines: list[dict[str, str]]) -> None:
+    """Print a line for each rule and D': accuracy on the choosing part, in % (and seeds)."""
+    print(f"| rule | D' | {' | '.join(COLUMNS)} | weight of malicious, % | AUC | passes |")
+    print("| --- | --- |" + " ---: |" * (len(COLUMNS) + 3))
+    for rule, kind in dict.fromkeys((line["rule"], line["held_out"]) for line in lines):
+        own = [line for line in lines if (line["rule"], line["held_out"]) == (rule, kind)]
+        by_column = {c: [line for line in own if line["column"] == c] for c in COLUMNS}
+
+        def mean(name: str, of: list[dict[str, str]], factor: float = 100.0) -> str:
+            values = [float(line[name]) for line in of if line[name] != "nan"]
+            return f"{factor * statistics.fmean(values):.1f}" if values else "-"
+
+        noisy = by_column["label-noise"]
+        cells = [f"{mean('choosing', o)} ({len(o)})" if o else "-" for o in by_column.values()]
+        cells += [mean("malicious_weight", noisy), mean("auc", noisy), mean("passes", own, 1.0)]
+        print(f"| {rule} | {kind} | {' | '.join(cells)} |")
+
+
 def main(
     data_dir: Annotated[str, typer.Option(help="where Fashion-MNIST lies")] = "",
     rules: Annotated[str, typer.Option(help="names with commas; empty: all")] = "",
@@ -78,10 +98,14 @@ def main(
     output: Annotated[Path, typer.Option(help="a folder")] = RESULTS,
     model: Annotated[str, typer.Option(help="lenet5, or mlp: ten times as fast")] = "mlp",
     one_round: Annotated[bool, typer.Option("--one-round")] = False,
+    table: Annotated[bool, typer.Option("--table", help="print what is there")] = False,
 ) -> None:
     """Run what is missing."""
     torch.set_num_threads(1)
     path = output / f"descent-{model}{'-one-round' if one_round else ''}.csv"
+    if table:
+        print_table(read(path))
+        return
     federations: dict[tuple[object, ...], Federation] = {}
     given: dict[tuple[object, ...], list[Round]] = {}
     for key in missing(path, rules, columns, held_out, seeds, rounds):

@@ -247,6 +247,15 @@ RULES: dict[str, Callable[[], Rule]] = {
     "capped-4-half+m": lambda: Capped(steps=4, parts=2, held=True, beta=0.5),
     "capped-6-quarter+m": lambda: Capped(steps=6, parts=4, held=True, beta=0.5),
     "capped-8-quarter+m": lambda: Capped(steps=8, parts=4, held=True, beta=0.5),
+    "fedavg+m0.8": lambda: Rule(beta=0.8),
+    "fedif+m0.8": lambda: FedIF(beta=0.8),
+    "capped-8-quarter+m0.8": lambda: Capped(parts=4, held=True, beta=0.8),
+    "capped-8-quarter+m0.9": lambda: Capped(parts=4, held=True, beta=0.9),
+    "capped-8-quarter+m0.7": lambda: Capped(parts=4, held=True, beta=0.7),
+    "capped-8-quarter-ahead+m0.8": lambda: Capped(parts=4, held=True, beta=0.8, ahead=True),
+    "capped-8-quarter-search+m": lambda: Capped(
+        parts=4, held=True, beta=0.5, search=(0.0, 0.5, 1.0, 1.5, 2.0)
+    ),
     "capped-16+m": lambda: Capped(steps=16, beta=0.5),
     "capped-2+m": lambda: Capped(steps=2, beta=0.5),
     "capped-1+m": lambda: Capped(steps=1, beta=0.5),
