@@ -76,6 +76,19 @@ class Judge:
         self.passes += 1 / parts
         return self._of(parts)[part % parts].loss_and_gradient(params)
 
+    def worst(self, params: Tensor, classes: int) -> tuple[float, Tensor]:
+        """Return the mean loss of the classes that lose most, and its gradient."""
+        self.passes += 1
+        if 0 not in self._parts:
+            each = [self.labels == c for c in self.labels.unique()]
+            self._parts[0] = [
+                Validation(self.model, self.inputs[i], self.labels[i], device="cpu") for i in each
+            ]
+        found = [part.loss_and_gradient(params) for part in self._parts[0]]
+        most = sorted(found, key=lambda one: one[0])[-classes:]
+        losses, gradients = zip(*most, strict=True)
+        return sum(losses) / classes, torch.stack(gradients).mean(dim=0)
+
     def loss(self, params: Tensor, part: int = 0, parts: int = 1) -> float:
         """Return the loss on a part; a forward pass is a third of a gradient."""
         self.passes += 1 / 3 / parts

@@ -64,6 +64,7 @@ class Descent(Rule):
     held: bool = False  # The whole round looks at the same part.
     check: bool = False  # Weights that do not lower the loss on the other parts are not taken.
     bf16: bool = False
+    worst: int = 0  # Descend the mean loss of so many classes, those that lose most.
     old_gradient: bool = False  # The first step takes the gradient at the old model.
     warm: float = 0.0  # How much of the client's last log-ratio it begins with.
     ahead: bool = False  # Descend the loss of the model with momentum.
@@ -99,7 +100,11 @@ class Descent(Rule):
             at_old = self.old_gradient and k == 0
             params = old if at_old else combine(old, own, weights)
             with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-                loss, gradient = given.judge.gradient(params, part, self.parts)
+                loss, gradient = (
+                    given.judge.worst(params, self.worst)
+                    if self.worst
+                    else given.judge.gradient(params, part, self.parts)
+                )
             if perturbed is not None:
                 loss2, gradient2 = perturbed.gradient(params, part, self.parts)
                 given.judge.passes += 1 / self.parts
@@ -256,6 +261,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "capped-8-quarter-search+m": lambda: Capped(
         parts=4, held=True, beta=0.5, search=(0.0, 0.5, 1.0, 1.5, 2.0)
     ),
+    "capped-4-worst-3+m": lambda: Capped(steps=4, worst=3, beta=0.5),
     "capped-16+m": lambda: Capped(steps=16, beta=0.5),
     "capped-2+m": lambda: Capped(steps=2, beta=0.5),
     "capped-1+m": lambda: Capped(steps=1, beta=0.5),
