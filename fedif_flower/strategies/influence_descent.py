@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Unpack
 
 from torch import Tensor
@@ -13,9 +14,13 @@ from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.classes import missing_classes
 from fedif_flower.valuation.descent import descend_weights
 from fedif_flower.valuation.ledger import ContributionLedger
 from fedif_flower.valuation.step_bounds import StepBounds
+
+ENOUGH_EXAMPLES = 100  # docs/methods/influence-descent.md says what fewer cost.
+logger = logging.getLogger(__name__)
 
 
 class InfluenceDescent(ScreenedStrategy):
@@ -71,6 +76,7 @@ class InfluenceDescent(ScreenedStrategy):
         self.descent_examples = descent_examples
         self.bounds = StepBounds(self.update_clipping, validation, momentum=self.model.momentum)
         self.ledger = ContributionLedger(gamma, initial=1.0)
+        _warn_of(validation)
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the contributions too."""
@@ -119,3 +125,19 @@ class InfluenceDescent(ScreenedStrategy):
             return self.validation
         generator = torch_generator("descent", self.seed, server_round)
         return self.validation.sample(self.descent_examples, generator)
+
+
+def _warn_of(validation: Validation) -> None:
+    """Say what the weights cannot learn from a validation set."""
+    if validation.num_examples < ENOUGH_EXAMPLES:
+        logger.warning(
+            "influence descent: %d validation examples are few; weights may fit them alone",
+            validation.num_examples,
+        )
+    if missing := missing_classes(validation):
+        logger.warning(
+            "influence descent: %d classes have no validation example, the first of them %d; "
+            "weights will favour clients that forget these classes",
+            len(missing),
+            missing[0],
+        )

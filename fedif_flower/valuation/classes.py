@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import describe, map_tensors
+from fedif_flower.tasks.batches import describe, first_few, map_tensors
+from fedif_flower.valuation.trial import FEW
 from fedif_flower.valuation.validation import Validation
 
 
@@ -42,6 +43,23 @@ def class_validations(validation: Validation) -> list[Validation]:
             "by class need one of each"
         )
     return [_only(validation, label) for label in range(int(targets.max()) + 1)]
+
+
+def missing_classes(validation: Validation) -> list[int]:
+    """Return the classes that the model answers and the validation set has no example of.
+
+    They are the columns of the model's outputs ``[n, classes]``; an empty list where the targets
+    are no classes.
+    """
+    if "accuracy" not in validation.metrics:
+        return []
+    *inputs, _ = first_few(validation._batches[0].content, FEW)
+    with torch.inference_mode():
+        outputs = validation._model.module(*inputs)
+    present = {
+        label for batch in validation._batches for label in batch.content[-1].unique().tolist()
+    }
+    return sorted(set(range(outputs.shape[1])) - present)
 
 
 def _only(validation: Validation, label: int) -> Validation:

@@ -100,6 +100,22 @@ def test_a_round_looks_at_a_sample_of_its_own():
     assert weights(1)[0] != weights(0)[0]
 
 
+def test_it_says_what_a_validation_set_lacks(caplog):
+    def of(num_examples: int, labels: tuple[int, ...]) -> str:
+        caplog.clear()
+        targets = torch.tensor(labels).repeat(num_examples)[:num_examples]
+        model = nn.Linear(2, 4)
+        InfluenceDescent(Validation(model, torch.ones(num_examples, 2), targets, device="cpu"))
+        return caplog.text
+
+    assert of(100, (0, 1, 2, 3)) == ""
+    assert "99 validation examples are few" in of(99, (0, 1, 2, 3))
+    assert "2 classes have no validation example, the first of them 1" in of(100, (0, 2))
+    caplog.clear()
+    InfluenceDescent(bowl())
+    assert "classes" not in caplog.text  # Its targets are none.
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
