@@ -1,0 +1,1 @@
+"""The evidence that a valuation is right: detection, removal, manipulation, stability."""

@@ -1,0 +1,118 @@
+"""Who takes part in an audited federation: data, behaviour, and what each claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks import Behaviour, build_behaviour
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import Server, build_server
+from fedif_flower.seeding import numpy_generator
+from fedif_flower.tasks.data import Dataset, dirichlet_partition, load_dataset, to_pixels
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of a federation.
+
+    Attributes
+    ----------
+    identity : int
+        What its randomness depends on: members with the same identity and data send the same.
+    pixels, labels : Tensor
+        ``[n, c, h, w]`` in [0, 1] and ``[n]``.
+    claimed : float
+        The number of examples it says it has, > 0.
+    behaviour : Behaviour
+        What it does.
+    is_marked : bool
+        Whether a valuation should find it: malicious, a free rider, or with few examples.
+    """
+
+    identity: int
+    pixels: Tensor
+    labels: Tensor
+    claimed: float
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    is_marked: bool = False
+
+
+class AuditTask:
+    """A data set, a model and the server's splits, divided among members.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Names the data set, the model, local training, ``num-clients`` and ``num-server-rounds``.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.server: Server = build_server(config)
+        self.config = self.server.config  # The model is resolved.
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set, whose train split is divided."""
+        return load_dataset(self.config.dataset, self.config.data_dir)
+
+    @cached_property
+    def members(self) -> list[Member]:
+        """Honest members, with parts drawn by Dirichlet from the config's seed."""
+        config, train = self.config, self.dataset.train
+        parts = dirichlet_partition(
+            self.dataset, config.num_clients, config.dirichlet_alpha, config.seed
+        )
+        return [
+            Member(
+                identity=index,
+                pixels=to_pixels(train.images[part], self.dataset.max_value),
+                labels=torch.from_numpy(train.labels[part].copy()),
+                claimed=float(len(part)),
+            )
+            for index, part in enumerate(parts)
+        ]
+
+    def marked(self, seed: int, share: float = 0.3) -> list[int]:
+        """Return which members misbehave with this seed, at least one."""
+        count = max(round(share * self.config.num_clients), 1)
+        drawn = numpy_generator("audit-marked", self.config.seed, seed)
+        return sorted(drawn.choice(self.config.num_clients, count, replace=False).tolist())
+
+    def with_attack(self, attack: str, marked: Iterable[int]) -> list[Member]:
+        """Return the members, of whom the marked ones behave like this."""
+        config, chosen = self.config.replace(attack=attack), set(marked)
+        return [
+            replace(
+                member,
+                behaviour=build_behaviour(config, partition_id=index, seed=config.seed),
+                is_marked=True,
+            )
+            if index in chosen
+            else member
+            for index, member in enumerate(self.members)
+        ]
+
+    def with_few_examples(self, marked: Iterable[int], share: float = 0.1) -> list[Member]:
+        """Return the members, of whom the marked ones hold no more than a share of their part."""
+        chosen = set(marked)
+        return [
+            _shortened(member, share) if index in chosen else member
+            for index, member in enumerate(self.members)
+        ]
+
+
+def _shortened(member: Member, share: float) -> Member:
+    """Return a member with the first examples alone."""
+    count = max(round(share * len(member.labels)), 1)
+    return replace(
+        member,
+        pixels=member.pixels[:count],
+        labels=member.labels[:count],
+        claimed=float(count),
+        is_marked=True,
+    )
