@@ -29,6 +29,8 @@ Config = Annotated[
 CpusPerClient = Annotated[int, typer.Option(help="decides how many clients train at once")]
 GpusPerClient = Annotated[float, typer.Option(help="share of a GPU for each client")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="federations at a time; default: enough")]
+# What an audit's federations differ in from a run's: ten members, of whom all coalitions train.
+AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
 OutputDir = Annotated[Path, typer.Option(help="where results go")]
 RunDir = Annotated[Path, typer.Argument(help="a run's folder")]
 
@@ -244,6 +246,30 @@ def replay(run_dir: RunDir) -> None:
         f"The same bits: {found.contributions} contributions in {found.rounds} rounds",
         highlight=False,
     )
+
+
+@cli.command()
+def audit(
+    config: Config = None,
+    output_dir: OutputDir = Path("runs/audit"),
+    seeds: Annotated[int, typer.Option(min=1, help="trainings of each federation")] = 5,
+    retrain: Annotated[
+        bool, typer.Option(help="also train every coalition from scratch: 2^members federations")
+    ] = True,
+) -> None:
+    """Measure which valuations are right: agreement, removal, detection, manipulation."""
+    from fedif_flower.devices import torch_threads
+    from fedif_flower.sweeps.audit.measure import Measurements, measure
+    from fedif_flower.sweeps.audit.members import AuditTask
+    from fedif_flower.sweeps.audit.page import write_audit
+
+    console = Console()
+    parsed = _parse([AUDITED, *(config or [])], {})
+    measurements = Measurements(output_dir.expanduser().absolute(), parsed)
+    with torch_threads(1):  # Models as small as these are slower on more.
+        task = AuditTask(parsed)
+        measure(task, measurements, console, seeds=seeds, retrain=retrain)
+    console.print(f"Audit: {write_audit(measurements, task.config)}", soft_wrap=True)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ any time.
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from rich.console import Console
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.storage import write_atomically
 from fedif_flower.sweeps.audit.cases import CASES, HONEST, RETRAINED
@@ -25,7 +27,7 @@ from fedif_flower.sweeps.audit.retraining import train_coalitions
 from fedif_flower.sweeps.audit.valuations import EXACT, VALUATIONS, WATCHERS
 from fedif_flower.valuation.shapley.exact import all_coalitions
 
-VALUES, RETRAINING = "values.csv", "retraining.csv"
+CONFIG, VALUES, RETRAINING = "config.json", "values.csv", "retraining.csv"
 MOST_MEMBERS = 12  # Of whom all coalitions are looked at.
 RETRAINING_SEEDS = 2
 _AT_ONCE = 256  # Coalitions between two writes.
@@ -60,11 +62,23 @@ class Measurements:
     ----------
     folder : Path
         Created if it is not there; lines that are there already are kept.
+    config : RunConfig
+        What was measured; kept beside the lines.
+
+    Raises
+    ------
+    ConfigError
+        If the lines that are there are of another configuration.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: RunConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        settings = json.dumps(config.identity(), indent=2, sort_keys=True) + "\n"
+        if not (folder / CONFIG).exists():
+            write_atomically(folder / CONFIG, settings)
+        elif (folder / CONFIG).read_text() != settings:
+            raise ConfigError(f"{folder} holds an audit of other settings; take another folder")
         self._values = folder / VALUES
         self._retrained = folder / RETRAINING
 
