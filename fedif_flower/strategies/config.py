@@ -14,7 +14,7 @@ from fedif_flower.strategies.fedsv import FedSV
 from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.krum import Distances
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
-from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES
+from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES, WITHOUT_COEFFICIENTS
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapfed import ShapFed
@@ -196,7 +196,7 @@ class StrategyConfig(Settings):
 
     @model_validator(mode="after")
     def _can_be_attributed(self) -> Self:
-        if self.strategy in FLOWER_RULES and self.attribution != "off":
+        if self.strategy in WITHOUT_COEFFICIENTS and self.attribution != "off":
             words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
             raise RefusedValueError("attribution", words)
         return self

@@ -182,6 +182,9 @@ FLOWER_RULES: Mapping[str, Builder] = {
     "bulyan": _bulyan,
 }
 
+# No update has a coefficient in them: nothing can be attributed.
+WITHOUT_COEFFICIENTS = frozenset(FLOWER_RULES) | {"median", "trimmed-mean", "centred-clipping"}
+
 _BUILT_IN: Mapping[str, Builder] = {
     "fedif": _fedif,
     "fedavg": lambda parts: FedAvg(**parts.base),

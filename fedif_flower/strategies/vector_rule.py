@@ -26,6 +26,8 @@ class VectorRule(ScreenedStrategy):
     Buffers are averaged over the accepted replies. No client has a weight of its own: NaN.
     """
 
+    combines_updates = False
+
     def step(self, updates: RoundUpdates) -> Tensor:
         """Return the step ``[d]`` that a round's updates lead to."""
         raise NotImplementedError(f"{type(self).__name__} does not say where a round leads")

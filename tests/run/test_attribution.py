@@ -11,9 +11,11 @@ import torch
 from client_app import app as client_app
 from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.run.federation import run_federation
+from fedif_flower.run.federation import build_strategy, run_federation
 from fedif_flower.run.rows import read_rows
+from fedif_flower.run.server import build_server
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.registry import STRATEGIES
 from tests.tolerance import rounding
 
 CLIENTS = 6
@@ -115,6 +117,20 @@ def test_attribution_leaves_the_run_as_it_was(whole, tmp_path):
     assert config.digest() == run_config(tmp_path).digest()
 
 
+def test_with_server_momentum_a_resumed_run_remembers_who_sent_what(tmp_path):
+    whole = run(run_config(tmp_path / "whole", server_momentum=0.5, attribution="simpson"))
+    config = run_config(
+        tmp_path / "resumed", server_momentum=0.5, attribution="simpson", resume="auto"
+    )
+    run(config, kill_at=5)
+    assert run(config) == whole
+    rows = read_rows(config.run_dir / FILES[0])
+    # Those who sent updates before are in later rounds' lines, without a coefficient of their own.
+    assert any(float(r["coefficient"]) == 0.0 != float(r["contribution"]) for r in rows)
+    for row in read_rows(config.run_dir / FILES[1]):
+        assert float(row["attributed"]) == pytest.approx(float(row["decrease"]), rel=0.05)
+
+
 @pytest.mark.parametrize("kill_at", [3, 5])
 def test_a_resumed_run_has_each_round_once_bit_for_bit(whole, tmp_path, kill_at):
     config = run_config(tmp_path, resume="auto")
@@ -146,6 +162,16 @@ def test_columns_for_classes(tmp_path):
         assert sum(by_class) == pytest.approx(float(row["contribution"]), abs=1e-5)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_run_config_knows_which_strategies_can_be_attributed(tmp_path, strategy):
+    built = build_strategy(build_server(run_config(tmp_path, strategy=strategy, attribution="off")))
+    if built.combines_updates:
+        run_config(tmp_path, strategy=strategy, attribution="simpson")
+    else:
+        with pytest.raises(ConfigError, match="attribution = 'simpson'; allowed: 'off'"):
+            run_config(tmp_path, strategy=strategy, attribution="simpson")
+
+
 @pytest.mark.parametrize("strategy", ["fedmedian", "multikrum"])
 def test_a_rule_without_coefficients_is_refused_by_name(tmp_path, strategy):
     with pytest.raises(ConfigError, match=rf"attribution = 'simpson'; .* strategy '{strategy}'"):
@@ -156,7 +182,7 @@ def test_a_rule_without_coefficients_is_refused_by_name(tmp_path, strategy):
     "strategy",
     [
         *("fedavg", "fedprox", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"),
-        *("fltrust", "fedadp", "rfa", "krum"),
+        *("fltrust", "fedadp", "rfa", "krum", "influence-descent", "flame", "dnc", "align-ins"),
     ],
 )
 def test_every_strategy_that_combines_updates_is_attributed(tmp_path, strategy):

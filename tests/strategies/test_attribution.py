@@ -349,6 +349,24 @@ def test_momentum_pays_those_who_sent_it():
     assert sum(callback.contributions.values()) == pytest.approx(gained, rel=ROUNDING)
 
 
+def test_momentum_of_a_step_that_was_taken_back_is_nobodys():
+    # Round 2 fails on every client: round 1's step goes, and the mean with it.
+    movers = Failing([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], failing=range(3))
+    callback = attributed(lambda v, **base: fedavg(v, server_momentum=0.5, **base), movers, 4)
+    assert [len(found.clients) for found in callback.rounds] == [3, 3, 3, 3]
+    for found in callback.rounds:
+        assert found.attributed == pytest.approx(found.decrease, rel=100 * ROUNDING)
+
+
+def test_neighbour_mixing_is_undone():
+    # Of three updates each is replaced by the mean of the two nearest: all are the clients' own.
+    movers = Movers([[1.0, 0.0], [1.2, 0.0], [0.0, 3.0]])
+    callback = attributed(lambda v, **base: fedavg(v, neighbour_mixing=0.34, **base), movers)
+    (found,) = callback.rounds
+    assert sum(c.coefficient for c in found.clients) == pytest.approx(1.0)
+    assert found.attributed == pytest.approx(found.decrease, rel=ROUNDING)
+
+
 def test_every_strategy_says_whether_it_combines_updates():
     for name in ("fedmedian", "fedtrimmedavg", "bulyan", "multikrum"):
         assert name in STRATEGIES

@@ -18,7 +18,6 @@ from fedif_flower.round import ModelVectors, RoundUpdates, combine
 from fedif_flower.seeding import torch_generator
 from fedif_flower.sweeps.audit.members import AuditTask, Member
 from fedif_flower.tasks.config import TrainingConfig
-from fedif_flower.tasks.models import build_model
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.influence import Projections, influence_from, project_updates
@@ -112,8 +111,8 @@ def federate(
     watchers : sequence of Watcher
         Look at every round.
     """
-    config, dataset = task.config, task.dataset
-    model = build_model(config.model, dataset.image_shape, dataset.num_classes, seed=seed)
+    config = task.config
+    model = task.new_model(seed)
     params = vector_of(model)
     trainers = [Trainer(task, member, model, seed) for member in members]
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
@@ -141,7 +140,7 @@ class Trainer:
 
     def __init__(self, task: AuditTask, member: Member, model: nn.Module, seed: int) -> None:
         self._member, self._model, self._seed = member, model, seed
-        self._normalize, classes = task.server.normalization, task.dataset.num_classes
+        self._normalize, classes = task.transformed, task.dataset.num_classes
         self._training = task.config.part(TrainingConfig)
         self._memory: dict[str, Tensor] = {}
         acting = member.behaviour

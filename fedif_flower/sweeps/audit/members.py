@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedif_flower.attacks import Behaviour, build_behaviour
+from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import Server, build_server
+from fedif_flower.run.server import Server, build_server
 from fedif_flower.seeding import numpy_generator
+from fedif_flower.tasks.config import IMAGES
 from fedif_flower.tasks.data import Dataset, dirichlet_partition, load_dataset, to_pixels
+from fedif_flower.tasks.images import settled
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,26 @@ class AuditTask:
     ----------
     config : RunConfig
         Names the data set, the model, local training, ``num-clients`` and ``num-server-rounds``.
+
+    Raises
+    ------
+    ConfigError
+        If its task is none of images.
     """
 
     def __init__(self, config: RunConfig) -> None:
-        self.server: Server = build_server(config)
-        self.config = self.server.config  # The model is resolved.
+        require(config.task == IMAGES, "task", config.task, IMAGES)
+        self.config = settled(config)
+        self.server: Server = build_server(self.config)
+
+    def new_model(self, seed: int) -> nn.Module:
+        """Return the untrained model of a seed."""
+        return self.server.task.build_model(seed)
+
+    def transformed(self, pixels: Tensor) -> Tensor:
+        """Return pixels ``[n, c, h, w]`` in [0, 1] as the model takes them."""
+        transform = self.server.task.transform
+        return pixels if transform is None else transform(pixels)
 
     @cached_property
     def dataset(self) -> Dataset:

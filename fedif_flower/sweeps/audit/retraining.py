@@ -13,7 +13,6 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.sweeps.audit.federation import Trainer, vector_of
 from fedif_flower.sweeps.audit.members import AuditTask, Member
 from fedif_flower.tasks.config import TrainingConfig
-from fedif_flower.tasks.models import build_model
 from fedif_flower.tasks.modules import trainable_names
 
 
@@ -42,8 +41,8 @@ def train_coalitions(
     ConfigError
         If the model has buffers or dropout: then models cannot be trained side by side.
     """
-    config, dataset = task.config, task.dataset
-    model = build_model(config.model, dataset.image_shape, dataset.num_classes, seed=seed)
+    config = task.config
+    model = task.new_model(seed)
     _require_plain(model, config.model)
     trainers = [Trainer(task, member, model, seed) for member in members]
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
@@ -56,7 +55,7 @@ def train_coalitions(
         for index, trainer in enumerate(trainers):
             rows = masks[:, index].nonzero().squeeze(1)
             if len(rows):
-                inputs = task.server.normalization(trainer.pixels)
+                inputs = task.transformed(trainer.pixels)
                 generator = trainer.generator(server_round)
                 update = batched.update(params[rows], inputs, trainer.labels, generator)
                 steps[rows] += weights[rows, index, None] * update
