@@ -29,7 +29,11 @@ Policy = Literal["none", "quarantine"]
 class StrategyConfig(Settings):
     """How the server draws clients, believes them, and weighs what they send."""
 
-    strategy: str = setting("fedif", "how the server weighs and combines", choices=STRATEGIES)
+    strategy: str = setting(
+        "fedif",
+        "how the server weighs and combines; or one of ByzFL's rules, such as `byzfl:NNM+TrMean`",
+        choices=STRATEGIES,
+    )
     fraction_train: float = setting(0.1, "share C of the clients drawn in a round", gt=0, le=1)
     gamma: float = setting(
         0.3,

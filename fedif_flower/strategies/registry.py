@@ -14,6 +14,7 @@ from fedif_flower.names import Registry
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.align_ins import AlignIns
 from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.byzfl import PREFIX, ByzFL
 from fedif_flower.strategies.centred_clipping import CentredClipping
 from fedif_flower.strategies.dnc import DnC
 from fedif_flower.strategies.fedadp import FedAdp
@@ -214,4 +215,22 @@ _BUILT_IN: Mapping[str, Builder] = {
 }
 
 
-STRATEGIES: Registry[Builder] = Registry("strategy", _BUILT_IN, own_strategy)
+class _Strategies(Registry[Builder]):
+    """The strategies by name, and ByzFL's rules as ByzFL names them."""
+
+    also = f"{PREFIX}Rule, module:object"
+
+    def __contains__(self, name: object) -> bool:
+        return str(name).startswith(PREFIX) or super().__contains__(name)
+
+    def __getitem__(self, name: str) -> Builder:
+        if not name.startswith(PREFIX):
+            return super().__getitem__(name)
+        return lambda parts: ByzFL(
+            name.removeprefix(PREFIX),
+            malicious_fraction=parts.config.assumed_malicious_fraction,
+            **parts.base,
+        )
+
+
+STRATEGIES: Registry[Builder] = _Strategies("strategy", _BUILT_IN, own_strategy)
