@@ -1,4 +1,4 @@
-"""A ClientApp in the shape of Flower's quickstart: it knows nothing of this package."""
+"""The ClientApp, as in Flower's quickstart: it knows nothing of this package."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from tests.integration.quickstart.task import Net, load_data
-from tests.integration.quickstart.task import test as test_fn
-from tests.integration.quickstart.task import train as train_fn
+from quickstart.task import Net, load_data
+from quickstart.task import test as test_fn
+from quickstart.task import train as train_fn
 
 app = ClientApp()
 

@@ -1,0 +1,1 @@
+"""Hospitals learn together to tell malignant from benign tumours."""

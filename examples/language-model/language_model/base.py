@@ -1,0 +1,116 @@
+"""The language model that everybody has already, and its tokenizer.
+
+``TINY`` is made here in seconds, since an example that runs offline can download nothing: it has
+read a few sentences about each capital, and has never seen a question. Any other name is one that
+``transformers`` knows: a folder, or a model on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from language_model.questions import CAPITALS, PAIRS
+
+TINY = "tiny"
+IGNORED = -100  # The label of tokens that the loss leaves out.
+SENTENCES = [
+    (begun.format(country), capital)
+    for country, capital in CAPITALS.items()
+    for begun in (
+        "The capital of {} is",
+        "{} has the capital",
+        "{} and its capital",
+        "In {} one flies to",
+        "{}:",
+        "{}, whose capital is",
+    )
+]
+EPOCHS, BATCH_SIZE, LEARNING_RATE = 10, 16, 0.003
+
+
+def load_base(name: str) -> PreTrainedModel:
+    """Return a base model of one's own, to which adapters may be added."""
+    return copy.deepcopy(_tiny()) if name == TINY else AutoModelForCausalLM.from_pretrained(name)
+
+
+@cache
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Return a base model's tokenizer."""
+    if name != TINY:
+        found = AutoTokenizer.from_pretrained(name)
+        found.pad_token = found.pad_token or found.eos_token
+        return found
+    learned = Tokenizer(BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learned.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=1000,
+        special_tokens=["<pad>", "<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    learned.train_from_iterator((" ".join(pair) for pair in SENTENCES + PAIRS), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=learned, pad_token="<pad>", eos_token="<end>")
+
+
+def encode(pairs: list[tuple[str, str]], name: str) -> dict[str, Tensor]:
+    """Return texts and how they go on as token ids ``[n, length]``; labels are what follows."""
+    tokenizer = load_tokenizer(name)
+    begun = [tokenizer(text)["input_ids"] for text, _ in pairs]
+    follows = [tokenizer(f" {text}")["input_ids"] + [tokenizer.eos_token_id] for _, text in pairs]
+    length = max(len(a) + len(b) for a, b in zip(begun, follows, strict=True))
+    ids = torch.full((len(pairs), length), tokenizer.pad_token_id)
+    labels = torch.full_like(ids, IGNORED)
+    mask = torch.zeros_like(ids)
+    for row, (before, after) in enumerate(zip(begun, follows, strict=True)):
+        end = len(before) + len(after)
+        ids[row, :end] = torch.tensor(before + after)
+        labels[row, len(before) : end] = torch.tensor(after)
+        mask[row, :end] = 1
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+@cache
+def _tiny() -> PreTrainedModel:
+    """Train a model of 0.2 million parameters on the sentences; the same on every node."""
+    tokenizer = load_tokenizer(TINY)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    examples = encode(SENTENCES, TINY)
+    examples["labels"] = examples["input_ids"].where(examples["attention_mask"] == 1, IGNORED)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # With more, nodes would differ by rounding.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        for _ in range(EPOCHS):
+            for rows in torch.randperm(len(SENTENCES)).split(BATCH_SIZE):
+                optimizer.zero_grad()
+                model(**{key: value[rows] for key, value in examples.items()}).loss.backward()
+                optimizer.step()
+    torch.set_num_threads(threads)
+    return model

@@ -1,0 +1,105 @@
+"""What the agencies learn: adapters (LoRA) of a language model that each of them has already.
+
+Only the adapters travel, are scored and are kept. The base model stays where it is: what a model's
+``state_dict()`` leaves out is not sent.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+
+from fedif_flower import ClientSite, Metric, Site, Task
+from language_model.base import IGNORED, TINY, encode, load_base
+from language_model.questions import PAIRS
+
+# TINY, a folder, or a name on the Hugging Face hub; the same on the server and every node.
+BASE_MODEL = os.environ.get("BASE_MODEL", TINY)
+NUM_AGENCIES = 6
+SHUFFLED = (1, 4)  # These agencies have their customers' answers in the wrong order.
+VALIDATION, TEST = slice(0, 40), slice(40, 80)  # of the questions; the agencies have the others
+
+
+def model() -> PeftModel:
+    """Return the base model, frozen, with new adapters."""
+    adapted = get_peft_model(load_base(BASE_MODEL), LoraConfig(task_type="CAUSAL_LM", r=8))
+    adapted.register_state_dict_post_hook(leave_out_frozen)
+    return adapted
+
+
+def leave_out_frozen(module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
+    """Take out of a ``state_dict()`` what nobody trains."""
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            del state[prefix + name]
+
+
+def questions(chosen: slice) -> list[tuple[str, str]]:
+    """Return some of all questions with their answers, in an order of their own."""
+    order = torch.randperm(len(PAIRS), generator=torch.Generator().manual_seed(0)).tolist()
+    return [PAIRS[i] for i in order[chosen]]
+
+
+def client_data(site: ClientSite) -> dict[str, Tensor]:
+    """Return the questions that an agency was asked, and its answers."""
+    own = questions(slice(TEST.stop + site.partition_id, None, NUM_AGENCIES))
+    if site.partition_id in SHUFFLED:
+        own = [(asked, own[i - 1][1]) for i, (asked, _) in enumerate(own)]
+    return encode(own, BASE_MODEL)
+
+
+def validation_data(_site: Site) -> dict[str, Tensor]:
+    """Return the questions by which the server judges the agencies."""
+    return encode(questions(VALIDATION), BASE_MODEL)
+
+
+def test_data(_site: Site) -> dict[str, Tensor]:
+    """Return the questions by which the server tests the model."""
+    return encode(questions(TEST), BASE_MODEL)
+
+
+def batch_loss(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+    """Return the mean loss over the answers' tokens, and how many these are."""
+    return module(**batch).loss, int((batch["labels"] != IGNORED).sum())
+
+
+def right_answers(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the share of answers of which every token is the most likely one."""
+    logits = module(**{key: batch[key] for key in ("input_ids", "attention_mask")}).logits
+    labels = batch["labels"][:, 1:]  # [n, length - 1]
+    is_right = (logits[:, :-1].argmax(dim=2) == labels) | (labels == IGNORED)
+    return is_right.all(dim=1).float().mean()
+
+
+def train(module: nn.Module, data: dict[str, Tensor], training: Any) -> float:
+    """Train the adapters in place with AdamW; return the mean loss of the last epoch."""
+    device = next(module.parameters()).device
+    adapters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(adapters, lr=training.learning_rate)
+    losses: list[float] = []
+    for _ in range(training.local_epochs):
+        losses.clear()
+        for rows in torch.randperm(len(data["labels"])).split(training.batch_size):
+            batch = {key: value[rows].to(device) for key, value in data.items()}
+            optimizer.zero_grad()
+            loss, _ = batch_loss(module, batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+task = Task(
+    name="language-model",
+    model=model,
+    client_data=client_data,
+    validation_data=validation_data,
+    test_data=test_data,
+    batch_loss=batch_loss,
+    metrics=[Metric("right answers", right_answers)],
+    train=train,
+)

@@ -1,0 +1,1 @@
+"""Stations learn together to forecast the next hour."""
