@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_flower.statement.records import UNKNOWN_PARTITION, Reply, RunRecords
+from fedif_flower.statement.twins import have_twins
 from fedif_flower.statement.verdict import Facts, Verdict, judge
 
 RESAMPLES = 2000
@@ -113,6 +114,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
     per_round = contributions_by_round(records)  # [T, n]
     totals = [math.fsum(column) + 0.0 for column in per_round.T]
     found = intervals(per_round)
+    twins = have_twins(per_round)
     shares = gain_shares(totals)
     cents = share_out(budget_cents, shares) if budget_cents is not None else [None] * len(members)
     replies: dict[int, list[Reply]] = {client_id: [] for client_id in members}
@@ -129,6 +131,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
             replies[client_id],
             totals[i],
             found[i] if found is not None else None,
+            bool(twins[i]),
             by_class.get(client_id, ()),
             float(shares[i]),
             cents[i],
@@ -251,6 +254,7 @@ def _member(
     replies: Sequence[Reply],
     contribution: float,
     interval: NDArray[np.float64] | None,
+    has_twin: bool,
     by_class: tuple[float, ...],
     share: float,
     cents: int | None,
@@ -280,5 +284,5 @@ def _member(
         cents=cents,
         weight_score=scores[-1] if scores else None,
         refusals=tuple(refusals.most_common()),
-        verdict=judge(Facts(contribution, equal_part, between, taken_part, refused)),
+        verdict=judge(Facts(contribution, equal_part, between, taken_part, refused, has_twin)),
     )

@@ -24,6 +24,7 @@ class Facts:
     interval: tuple[float, float] | None
     taken_part: int
     refused: int
+    has_twin: bool = False
 
     @property
     def replies(self) -> int:
@@ -79,6 +80,14 @@ RULES: tuple[Rule, ...] = (
         "the contribution is negative",
         lambda f: f.contribution < 0,
         "its updates raised the loss",
+    ),
+    Rule(
+        "review",
+        "in every round that both had a part in, five at least, the contribution is another "
+        "member's",
+        lambda f: f.has_twin,
+        "the same contribution as another member's in every round: the same data, or a copied "
+        "update",
     ),
     Rule(
         "review",
