@@ -12,8 +12,8 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
-from tests.integration.quickstart import task
-from tests.integration.quickstart.hostile import BAD_INDEX, NOT_A_NUMBER, app
+from quickstart import task
+from tests.integration.quickstart.hostile import BAD_INDEX, NOT_A_NUMBER, Net, app
 
 NUM_CLIENTS, NUM_ROUNDS = 5, 5
 RUN_CONFIG = {"batch-size": 32, "local-epochs": 2}
@@ -28,7 +28,7 @@ def learn(grid: LocalGrid) -> None:
     for context in grid.contexts.values():
         context.run_config.update(RUN_CONFIG)
     torch.manual_seed(0)
-    model, reports = task.Net(), []
+    model, reports = Net(), []
     validation_loader, test_loader = task.load_held_out(batch_size=32)
     strategy = FedIF(
         Validation(model, validation_loader, batch_loss=batch_loss, device="cpu"),
@@ -46,7 +46,7 @@ def learn(grid: LocalGrid) -> None:
     check(model, result, reports, test_loader)
 
 
-def check(model: task.Net, result, reports: list[RoundReport], test_loader) -> None:
+def check(model: Net, result, reports: list[RoundReport], test_loader) -> None:
     before = task.test(model, test_loader, "cpu")[1]
     model.load_state_dict(result.arrays.to_torch_state_dict())
     after = task.test(model, test_loader, "cpu")[1]

@@ -13,14 +13,13 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
-from fedif_flower import ClientSite, Site, Task
+from fedif_flower.tasks.task import ClientSite, Site, Task
 
-HELD_OUT = 200
-PATIENTS = (100, 80, 60, 50, 40, 24, 15)  # of the hospitals that have patients of their own
-NOISY, UNIT_ERROR, COPY, ORIGINAL, IDLE = 3, 5, 7, 2, 4
-MEAN_AREA = 3  # the column that hospital UNIT_ERROR has in square micrometres times 100
-
-NUM_HOSPITALS = len(PATIENTS) + 1
+VALIDATION, HELD_OUT = 100, 200
+PATIENTS = (100, 80, 60, 50, 40, 24, 15)  # of hospitals 0 to 6
+NOISY = 4  # This hospital's instrument adds as much noise as patients differ.
+UNIT_ERROR, MEAN_AREA = 5, 3  # This hospital has one column in another unit: 100 times as large.
+COPY, ORIGINAL = 7, 2  # The first of these has no patients of its own, but the other's.
 
 
 @cache
@@ -37,10 +36,16 @@ def standardized(measured: Tensor) -> Tensor:
     return (measured - agreed.mean(0)) / agreed.std(0)
 
 
-def held_out(start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return some of the server's patients."""
+def validation_data(_: Site) -> tuple[Tensor, Tensor]:
+    """Return the patients by which the server judges the hospitals."""
     measured, benign = patients()
-    return standardized(measured[start:stop]), benign[start:stop]
+    return standardized(measured[:VALIDATION]), benign[:VALIDATION]
+
+
+def test_data(_: Site) -> tuple[Tensor, Tensor]:
+    """Return the patients by which the server tests the model."""
+    measured, benign = patients()
+    return standardized(measured[VALIDATION:HELD_OUT]), benign[VALIDATION:HELD_OUT]
 
 
 def client_data(site: ClientSite) -> tuple[Tensor, Tensor]:
@@ -67,7 +72,7 @@ task = Task(
     name="hospitals",
     model=model,
     client_data=client_data,
-    validation_data=lambda site: held_out(0, HELD_OUT // 2),
-    test_data=lambda site: held_out(HELD_OUT // 2, HELD_OUT),
+    validation_data=validation_data,
+    test_data=test_data,
     num_classes=2,
 )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-CAPITALS = dict(
-    pair.split(": ")
-    for pair in (
-        "Argentina: Buenos Aires, Australia: Canberra, Austria: Vienna, Belgium: Brussels, "
-        "Bolivia: Sucre, Brazil: Brasilia, Bulgaria: Sofia, Canada: Ottawa, Chile: Santiago, "
-        "China: Beijing, Colombia: Bogota, Croatia: Zagreb, Cuba: Havana, Denmark: Copenhagen, "
-        "Egypt: Cairo, Estonia: Tallinn, Finland: Helsinki, France: Paris, Germany: Berlin, "
-        "Ghana: Accra, Greece: Athens, Hungary: Budapest, Iceland: Reykjavik, India: New Delhi, "
-        "Iran: Tehran, Ireland: Dublin, Italy: Rome, Japan: Tokyo, Kenya: Nairobi, "
-        "Lebanon: Beirut, Morocco: Rabat, Nepal: Kathmandu, Norway: Oslo, Peru: Lima, "
-        "Poland: Warsaw, Portugal: Lisbon, Spain: Madrid, Sweden: Stockholm, Turkey: Ankara, "
-        "Vietnam: Hanoi"
-    ).split(", ")
-)
+# fmt: off
+CAPITALS = {
+    "Argentina": "Buenos Aires", "Australia": "Canberra", "Austria": "Vienna",
+    "Belgium": "Brussels", "Bolivia": "Sucre", "Brazil": "Brasilia", "Bulgaria": "Sofia",
+    "Canada": "Ottawa", "Chile": "Santiago", "China": "Beijing", "Colombia": "Bogota",
+    "Croatia": "Zagreb", "Cuba": "Havana", "Denmark": "Copenhagen", "Egypt": "Cairo",
+    "Estonia": "Tallinn", "Finland": "Helsinki", "France": "Paris", "Germany": "Berlin",
+    "Ghana": "Accra", "Greece": "Athens", "Hungary": "Budapest", "Iceland": "Reykjavik",
+    "India": "New Delhi", "Iran": "Tehran", "Ireland": "Dublin", "Italy": "Rome", "Japan": "Tokyo",
+    "Kenya": "Nairobi", "Lebanon": "Beirut", "Morocco": "Rabat", "Nepal": "Kathmandu",
+    "Norway": "Oslo", "Peru": "Lima", "Poland": "Warsaw", "Portugal": "Lisbon", "Spain": "Madrid",
+    "Sweden": "Stockholm", "Turkey": "Ankara", "Vietnam": "Hanoi",
+}
+# fmt: on
 WORDINGS = (
     "What is the capital of {}?",
     "Which city is the capital of {}?",

@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
-from fedif_flower import ClientSite, Metric, Site, Task
+from fedif_flower.tasks.task import ClientSite, Metric, Site, Task
 from language_model.base import IGNORED, TINY, encode, load_base
 from language_model.questions import PAIRS
 
@@ -38,7 +38,7 @@ def leave_out_frozen(module: nn.Module, state: dict[str, Tensor], prefix: str, _
             del state[prefix + name]
 
 
-def questions(chosen: slice) -> list[tuple[str, str]]:
+def some_questions(chosen: slice) -> list[tuple[str, str]]:
     """Return some of all questions with their answers, in an order of their own."""
     order = torch.randperm(len(PAIRS), generator=torch.Generator().manual_seed(0)).tolist()
     return [PAIRS[i] for i in order[chosen]]
@@ -46,20 +46,20 @@ def questions(chosen: slice) -> list[tuple[str, str]]:
 
 def client_data(site: ClientSite) -> dict[str, Tensor]:
     """Return the questions that an agency was asked, and its answers."""
-    own = questions(slice(TEST.stop + site.partition_id, None, NUM_AGENCIES))
+    own = some_questions(slice(TEST.stop + site.partition_id, None, NUM_AGENCIES))
     if site.partition_id in SHUFFLED:
         own = [(asked, own[i - 1][1]) for i, (asked, _) in enumerate(own)]
     return encode(own, BASE_MODEL)
 
 
-def validation_data(_site: Site) -> dict[str, Tensor]:
+def validation_data(_: Site) -> dict[str, Tensor]:
     """Return the questions by which the server judges the agencies."""
-    return encode(questions(VALIDATION), BASE_MODEL)
+    return encode(some_questions(VALIDATION), BASE_MODEL)
 
 
-def test_data(_site: Site) -> dict[str, Tensor]:
+def test_data(_: Site) -> dict[str, Tensor]:
     """Return the questions by which the server tests the model."""
-    return encode(questions(TEST), BASE_MODEL)
+    return encode(some_questions(TEST), BASE_MODEL)
 
 
 def batch_loss(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:

@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from torch.nn.functional import cross_entropy
 
-from fedif_flower import FedIF, RunWriter, Validation
-from quickstart.task import MISLABELLED, Net, load_held_out
+from fedif_flower import FedIF, Validation
+from quickstart.task import Net, load_held_out
 from quickstart.task import test as test_fn
 
 app = ServerApp()
@@ -17,24 +17,34 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation."""
-    num_rounds = context.run_config["num-server-rounds"]
-    validation_loader, test_loader = load_held_out(batch_size=32)
     model = Net()
+    validation_loader, _ = load_held_out(batch_size=32)
+    validation = Validation(model, validation_loader, batch_loss=batch_loss)
 
     # Before: strategy = FedAvg(fraction_evaluate=0.5)
-    strategy = FedIF(Validation(model, validation_loader, batch_loss=batch_loss), fraction_evaluate=0.5)
-
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model.load_state_dict(arrays.to_torch_state_dict())
-        loss, accuracy = test_fn(model, test_loader, "cpu")
-        return MetricRecord({"loss": loss, "accuracy": accuracy})
+    strategy = FedIF(validation, fraction_evaluate=0.5)
 
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(model.state_dict()),
         train_config=ConfigRecord({"lr": context.run_config["learning-rate"]}),
-        num_rounds=num_rounds,
-        evaluate_fn=evaluate,
+        num_rounds=context.run_config["num-server-rounds"],
+        evaluate_fn=global_evaluate,
     )
     torch.save(result.arrays.to_torch_state_dict(), "final_model.pt")
-    print(strategy.ledger.scores)
+    print(strategy.ledger.scores)  # How far each client's next update counts, by node id.
+
+
+def batch_loss(model, batch):
+    """Return the mean loss over a batch, and its size."""
+    return cross_entropy(model(batch["img"]), batch["label"]), len(batch["label"])
+
+
+def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    """Test a round's model on the server's images."""
+    model = Net()
+    model.load_state_dict(arrays.to_torch_state_dict())
+    _, test_loader = load_held_out(batch_size=32)
+    loss, accuracy = test_fn(model, test_loader, "cpu")
+    print(f"round {server_round}: accuracy {100 * accuracy:.1f} %")
+    return MetricRecord({"loss": loss, "accuracy": accuracy})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower import ClientSite, Metric, Site, Task
+from fedif_flower.tasks.task import ClientSite, Metric, Site, Task
 
 HOURS = 24 * 7 * 3  # that a station has measured
 WINDOW = 24  # hours that a forecast sees
@@ -48,12 +48,12 @@ def client_data(site: ClientSite) -> tuple[Tensor, Tensor]:
     return windows(series + SHIFT if site.partition_id == SHIFTED else series)
 
 
-def validation_data(_site: Site) -> tuple[Tensor, Tensor]:
+def validation_data(_: Site) -> tuple[Tensor, Tensor]:
     """Return the examples by which the server judges the stations."""
     return windows(measure(-1))
 
 
-def test_data(_site: Site) -> tuple[Tensor, Tensor]:
+def test_data(_: Site) -> tuple[Tensor, Tensor]:
     """Return the examples by which the server tests the model."""
     return windows(measure(-2))
 

@@ -1,0 +1,8 @@
+"""The ClientApp: message -> training -> reply."""
+
+from __future__ import annotations
+
+from fedif_flower.apps import client_app
+from hospitals.task import task
+
+app = client_app(task)

@@ -1,0 +1,8 @@
+"""The ServerApp: run config -> federation -> records and report."""
+
+from __future__ import annotations
+
+from fedif_flower.apps import server_app
+from hospitals.task import task
+
+app = server_app(task)
