@@ -36,6 +36,7 @@ WRITTEN = [
     REPOSITORY / "README.md",
     REPOSITORY / "CONTRIBUTING.md",
     REPOSITORY / "deploy" / "README.md",
+    *sorted(REPOSITORY.glob("examples/*/README.md")),
 ]
 METHODS = "\n".join(path.read_text() for path in (DOCS / "methods").glob("*.md"))
 REFERENCE = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))

@@ -1,6 +1,7 @@
 """MkDocs hooks: pages that lie elsewhere in the repository, links between them, formulas.
 
-README.md is the site's home; the deployment guide, CONTRIBUTING.md and CHANGELOG.md are pages too.
+README.md is the site's home; the deployment guide, CONTRIBUTING.md, CHANGELOG.md and the examples
+are pages too.
 Each exists once, where readers of the repository look for it, and its links work there; the hooks
 translate them into links of the site. Formulas become MathML while the site is built, so that
 pages need no script and no network.
@@ -26,16 +27,22 @@ REPOSITORY_PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
+for _readme in sorted(REPOSITORY.glob("examples/*/README.md")):
+    _folder = _readme.parent
+    REPOSITORY_PAGES[f"examples/{_folder.name}.md"] = f"examples/{_folder.name}/README.md"
+    for _picture in _folder.glob("*.png"):
+        REPOSITORY_PAGES[f"examples/{_folder.name}-{_picture.name}"] = str(
+            _picture.relative_to(REPOSITORY)
+        )
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^( *```.*?^ *```)", flags=re.DOTALL | re.MULTILINE)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', flags=re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie outside docs/."""
+    """Add the pages and pictures that lie outside docs/."""
     for page, source in REPOSITORY_PAGES.items():
-        text = (REPOSITORY / source).read_text()
-        files.append(File.generated(config, page, content=text))
+        files.append(File.generated(config, page, content=(REPOSITORY / source).read_bytes()))
     return files
 
 

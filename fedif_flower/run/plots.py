@@ -9,15 +9,18 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION
 from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.tasks.task import Metric
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 HONEST, MALICIOUS = "#2a6fbb", "#c8442e"
+FEW = 12  # Clients, at most, whose lines are named.
 _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 
@@ -61,7 +64,7 @@ def plot_scores(clients: Sequence[ClientRow], num_rounds: int, path: Path) -> bo
             series[row.client_id].append((row.round, row.contribution))
     title = "Weight score of each client that took part"
     labels = r"weight score $\Omega$", title
-    return _plot_members(series, _marks(clients), num_rounds, labels, path)
+    return _plot_members(series, clients, num_rounds, labels, path)
 
 
 def plot_attribution(
@@ -78,17 +81,12 @@ def plot_attribution(
             so_far.append((found.server_round, so_far[-1][1] + client.contribution))
     title = "Contribution of each client, summed over its rounds"
     labels = "decrease of the validation loss, nats", title
-    return _plot_members(series, _marks(clients), num_rounds, labels, path)
-
-
-def _marks(clients: Iterable[ClientRow]) -> dict[int, bool]:
-    """Return which clients are marked malicious."""
-    return {row.client_id: row.malicious for row in clients}
+    return _plot_members(series, clients, num_rounds, labels, path)
 
 
 def _plot_members(
     series: Mapping[int, Sequence[tuple[int, float]]],
-    malicious: Mapping[int, bool],
+    clients: Iterable[ClientRow],
     num_rounds: int,
     labels: tuple[str, str],
     path: Path,
@@ -96,6 +94,8 @@ def _plot_members(
     """Draw a line for each client, coloured by its mark; ``False`` if there are none."""
     if not series:
         return False
+    last = {row.client_id: row for row in clients}
+    malicious = {client_id: last[client_id].malicious for client_id in series}
     figure = new_figure()
     axes = figure.subplots()
     for client_id, points in series.items():
@@ -104,14 +104,35 @@ def _plot_members(
         colour = MALICIOUS if malicious[client_id] else HONEST
         axes.step(*zip(*steps, strict=True), where="post", color=colour, alpha=0.45, linewidth=0.9)
     for colour, label, marked in ((HONEST, "honest", False), (MALICIOUS, "malicious", True)):
-        count = sum(malicious[client_id] is marked for client_id in series)
-        if count:
-            axes.plot([], [], color=colour, label=f"{label} ({count} clients)")
+        if count := sum(mark is marked for mark in malicious.values()):
+            clients_are = "1 client" if count == 1 else f"{count} clients"
+            axes.plot([], [], color=colour, label=f"{label} ({clients_are})")
+    if len(series) <= FEW:
+        known = [i for i in series if last[i].partition_id not in (UNKNOWN_PARTITION, i)]
+        _name_lines(axes, {last[i].partition_id: series[i][-1][1] for i in known})
     axes.set(xlabel="round", ylabel=labels[0], title=labels[1])
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper left")
+    if any(malicious.values()):
+        axes.legend(loc="upper left")
     save_figure(figure, path)
     return True
+
+
+def _name_lines(axes: Axes, ends: Mapping[int, float]) -> None:
+    """Write which partition a line is of beside its end; lines that end together share a label."""
+    low, high = axes.get_ylim()
+    groups: list[list[int]] = []
+    for partition_id in sorted(ends, key=ends.__getitem__):
+        if groups and ends[partition_id] - ends[groups[-1][0]] < 0.03 * (high - low):
+            groups[-1].append(partition_id)
+        else:
+            groups.append([partition_id])
+    for group in groups:
+        middle = sum(ends[partition_id] for partition_id in group) / len(group)
+        names = ", ".join(map(str, sorted(group)))
+        axes.annotate(names, (1.01, middle), xycoords=("axes fraction", "data"), va="center")
+    if groups:
+        axes.annotate("partition", (1.01, 1.02), xycoords="axes fraction")
 
 
 def new_figure(height: float = 4.0) -> Figure:

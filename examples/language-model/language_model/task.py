@@ -6,7 +6,6 @@ Only the adapters travel, are scored and are kept. The base model stays where it
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from fedif_flower.tasks.task import ClientSite, Metric, Site, Task
 from language_model.base import IGNORED, TINY, encode, load_base
 from language_model.questions import PAIRS
 
-# TINY, a folder, or a name on the Hugging Face hub; the same on the server and every node.
-BASE_MODEL = os.environ.get("BASE_MODEL", TINY)
+BASE_MODEL = TINY  # or a folder, or a name on the hub: "HuggingFaceTB/SmolLM2-135M"
 NUM_AGENCIES = 6
 SHUFFLED = (1, 4)  # These agencies have their customers' answers in the wrong order.
 VALIDATION, TEST = slice(0, 40), slice(40, 80)  # of the questions; the agencies have the others

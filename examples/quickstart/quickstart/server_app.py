@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from torch.nn.functional import cross_entropy
 
-from fedif_flower import FedIF, Validation
+from fedif_flower import FedIF, RunWriter, Validation
 from quickstart.task import Net, load_held_out
 from quickstart.task import test as test_fn
 
@@ -21,8 +21,10 @@ def main(grid: Grid, context: Context) -> None:
     validation_loader, _ = load_held_out(batch_size=32)
     validation = Validation(model, validation_loader, batch_loss=batch_loss)
 
+    writer = RunWriter(context.run_config["output-dir"], validation=validation, title="Quickstart")
+
     # Before: strategy = FedAvg(fraction_evaluate=0.5)
-    strategy = FedIF(validation, fraction_evaluate=0.5)
+    strategy = FedIF(validation, fraction_evaluate=0.5, callbacks=[writer])
 
     result = strategy.start(
         grid=grid,
@@ -32,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
         evaluate_fn=global_evaluate,
     )
     torch.save(result.arrays.to_torch_state_dict(), "final_model.pt")
-    print(strategy.ledger.scores)  # How far each client's next update counts, by node id.
+    print(f"Report: {writer.run_dir / 'report.md'}")
 
 
 def batch_loss(model, batch):

@@ -1,0 +1,58 @@
+"""Each example is a complete app: what Flower builds of it, and what a reader finds."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+
+import pytest
+import yaml
+from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
+
+from fedif_flower.run.config import RunConfig
+from tests.examples.apps import EXAMPLES, NAMES, project
+
+
+def test_all_are_listed():
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flower_builds_exactly_the_app(name):
+    metadata = normalize_and_validate_fab_format(project(name))
+    assert (metadata.fab_format_version, metadata.flwr_version_target) == (1, "1.41.0")
+    module = name.replace("-", "_")
+    own = {f"{module}/{path.name}" for path in (EXAMPLES / name / module).glob("*.py")}
+    assert {f"{module}/{part}.py" for part in ("task", "server_app", "client_app")} < own
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(EXAMPLES / name))) as fab:
+        assert set(fab.namelist()) == own | {
+            *(".info/CONTENT", "LICENSE", "README.md", "pyproject.toml")
+        }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_license_is_the_projects(name):
+    assert (EXAMPLES / name / "LICENSE").read_bytes() == (EXAMPLES.parent / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"quickstart"}))
+def test_every_key_of_the_run_config_is_one(name):
+    config = project(name)["tool"]["flwr"]["app"]["config"]
+    assert RunConfig.from_run_config(config | {"task": f"app:{name}"}).run_name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_readme_has_its_front_matter_its_command_and_its_picture(name):
+    readme = (EXAMPLES / name / "README.md").read_text()
+    _, front, page = readme.split("---\n", 2)
+    assert set(yaml.safe_load(front)) == {"tags", "dataset", "framework"}
+    assert all(isinstance(value, list) and value for value in yaml.safe_load(front).values())
+    (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page)
+    assert 1_000 < (EXAMPLES / name / picture).stat().st_size < 100_000
+    config = project(name)["tool"]["flwr"]["app"]["config"]
+    (nodes,) = re.findall(r"flwr run \. .*num-supernodes=(\d+)", page)
+    assert int(nodes) == config.get("num-clients", 10)
+    for link in re.findall(r"\]\(([^)#:]+)\)", page):
+        assert (EXAMPLES / name / link).exists()

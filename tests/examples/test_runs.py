@@ -1,0 +1,65 @@
+"""Each example runs, and finds what it says it finds; in this process but for one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_superlink import LocalSuperLink
+from fedif_flower.statement.account import settle
+from fedif_flower.statement.records import read_run
+from hospitals import task as hospitals
+from tests.examples.apps import EXAMPLES, run, weights
+from time_series import task as time_series
+
+FREE_RIDER = 3  # The hospital that seed 0 chooses.
+
+
+def test_the_hospitals_statement_finds_each(tmp_path):
+    records = read_run(run("hospitals", tmp_path, device="cpu"))
+    members = {member.partition_id: member for member in settle(records).members}
+    verdicts = {partition_id: member.verdict for partition_id, member in members.items()}
+    assert verdicts[hospitals.UNIT_ERROR].level == "quarantine"
+    assert members[hospitals.UNIT_ERROR].contribution < 0
+    assert members[FREE_RIDER].contribution == 0
+    assert "exactly 0" in verdicts[FREE_RIDER].reason
+    for copied in (hospitals.COPY, hospitals.ORIGINAL):
+        assert verdicts[copied].level == "review"
+        assert "same contribution" in verdicts[copied].reason
+    found = {hospitals.UNIT_ERROR, FREE_RIDER, hospitals.COPY, hospitals.ORIGINAL}
+    assert {i for i, verdict in verdicts.items() if verdict.level != "accept"} == found
+    last = read_rows(records.run_dir / "rounds.csv")[-1]
+    assert float(last["test_accuracy"]) > 0.9
+
+
+def test_the_stations_learn_and_the_shifted_one_hardly_counts(tmp_path):
+    run_dir = run("time-series", tmp_path, device="cpu", num_server_rounds=3)
+    rounds = read_rows(run_dir / "rounds.csv")
+    assert float(rounds[-1]["test_loss"]) < 0.5 * float(rounds[0]["test_loss"])
+    counted = weights(run_dir)
+    assert counted.pop(time_series.SHIFTED) < 0.1 * min(counted.values())
+
+
+def nobody_interrupts() -> None:
+    """Say nothing: a launch that goes on."""
+
+
+@pytest.mark.ray
+def test_flwr_run_in_an_examples_folder(tmp_path):
+    federation = {"num-supernodes": 8, "client-resources-num-cpus": 1, "init-args-num-cpus": 2}
+    log_path = tmp_path / "flwr.log"
+    with log_path.open("w+b") as log, LocalSuperLink(log, nobody_interrupts) as superlink:
+        stream = superlink.submit(
+            EXAMPLES / "hospitals",
+            {"output-dir": str(tmp_path), "num-server-rounds": 5},
+            federation,
+        )
+        assert stream.wait() == 0, superlink.printed()
+        assert superlink.outcome()[0] == "finished:completed", superlink.printed()
+    run_dir = tmp_path / "hospitals"
+    assert json.loads((run_dir / "summary.json").read_text())["accepted"] == 5 * 8
+    assert "round 5: test accuracy" in log_path.read_text()
+    verdicts = {m.partition_id: m.verdict.level for m in settle(read_run(run_dir)).members}
+    assert verdicts[hospitals.UNIT_ERROR] == "quarantine"

@@ -1,0 +1,54 @@
+"""The pictures of a run, as matplotlib is told to draw them."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from fedif_flower.run import plots
+from fedif_flower.run.rows import ClientRow
+
+
+def row(client_id: int, contribution: float, *, partition_id: int, malicious=False) -> ClientRow:
+    empty = ["score", "normalized", "weight", "accumulative_influence", "num_examples"]
+    empty += ["train_seconds", "train_loss"]
+    return ClientRow(
+        **dict.fromkeys(empty),
+        round=1,
+        partition_id=partition_id,
+        client_id=client_id,
+        malicious=malicious,
+        contribution=contribution,
+        rejection="",
+    )
+
+
+def texts(rows, tmp_path, monkeypatch) -> tuple[list[str], list[str]]:
+    """What is written beside the lines, and in the legend."""
+    figure = Figure()
+    monkeypatch.setattr(plots, "new_figure", lambda: figure)
+    assert plots.plot_scores(rows, 1, tmp_path / "contributions.png")
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    beside = [text.get_text() for text in axes.texts]
+    return beside, [text.get_text() for text in legend.texts] if legend else []
+
+
+def test_few_lines_are_named_and_those_that_end_together_share_a_label(tmp_path, monkeypatch):
+    rows = [
+        row(11, 0.5, partition_id=4),
+        row(12, 0.501, partition_id=2, malicious=True),
+        row(13, 1.0, partition_id=0),
+    ]
+    beside, legend = texts(rows, tmp_path, monkeypatch)
+    assert beside == ["2, 4", "0", "partition"]
+    assert legend == ["honest (2 clients)", "malicious (1 client)"]
+
+
+def test_nobody_is_named_who_has_not_said_its_partition(tmp_path, monkeypatch):
+    rows = [row(11, 0.5, partition_id=-1), row(12, 0.7, partition_id=-1)]
+    assert texts(rows, tmp_path, monkeypatch) == ([], [])
+
+
+def test_many_lines_have_no_names(tmp_path, monkeypatch):
+    rows = [row(i, i / 13, partition_id=i) for i in range(plots.FEW + 1)]
+    assert texts(rows, tmp_path, monkeypatch)[0] == []
