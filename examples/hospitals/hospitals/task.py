@@ -13,7 +13,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
-from fedif_flower.tasks.task import ClientSite, Site, Task
+from fedif_flower import ClientSite, Site, Task
 
 VALIDATION, HELD_OUT = 100, 200
 PATIENTS = (100, 80, 60, 50, 40, 24, 15)  # of hospitals 0 to 6

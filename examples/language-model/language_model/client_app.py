@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedif_flower.apps import client_app
+from fedif_flower import client_app
 from language_model.task import task
 
 app = client_app(task)

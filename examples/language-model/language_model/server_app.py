@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedif_flower.apps import server_app
+from fedif_flower import server_app
 from language_model.task import task
 
 app = server_app(task)

@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
-from fedif_flower.tasks.task import ClientSite, Metric, Site, Task
+from fedif_flower import ClientSite, Metric, Site, Task
 from language_model.base import IGNORED, TINY, encode, load_base
 from language_model.questions import PAIRS
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.tasks.task import ClientSite, Metric, Site, Task
+from fedif_flower import ClientSite, Metric, Site, Task
 
 HOURS = 24 * 7 * 3  # that a station has measured
 WINDOW = 24  # hours that a forecast sees
