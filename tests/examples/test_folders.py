@@ -12,6 +12,7 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
 from fedif_flower.run.config import RunConfig
+from fedif_flower.tasks.config import OWN
 from tests.examples.apps import EXAMPLES, NAMES, project
 
 
@@ -40,7 +41,7 @@ def test_the_license_is_the_projects(name):
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"quickstart"}))
 def test_every_key_of_the_run_config_is_one(name):
     config = project(name)["tool"]["flwr"]["app"]["config"]
-    assert RunConfig.from_run_config(config | {"task": f"app:{name}"}).run_name == name
+    assert RunConfig.from_run_config(config | {"task": OWN + name}).run_name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
