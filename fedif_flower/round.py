@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,6 +70,11 @@ class RoundUpdates:
         The integer arrays that each of the m clients sent back, by name.
     names : BufferNames
         What the buffers are called.
+    summed : callable, optional
+        Where updates were summed as they came: ``client_updates`` is ``[m, 0]`` then, and this
+        returns the sum ``[d]`` of the updates times weights ``[m]``, on the CPU.
+    notes : Tensor, optional
+        ``[m, n]``, float64: what the rule noted of each update that was summed.
     """
 
     server_round: int
@@ -81,6 +86,8 @@ class RoundUpdates:
     buffer_updates: Tensor
     counters: Sequence[Mapping[str, Tensor]] = ()
     names: BufferNames = field(default_factory=NoBuffers)
+    summed: Callable[[Tensor], Tensor] | None = None
+    notes: Tensor | None = None
 
     @property
     def global_params(self) -> Tensor:
@@ -219,7 +226,10 @@ def moved(updates: RoundUpdates, coefficients: Tensor, weights: Tensor) -> tuple
     ValuationError
         If the model is not finite.
     """
-    params = combine(updates.global_params, updates.client_updates, coefficients).cpu()
+    if updates.summed is not None:
+        params = updates.global_params.cpu() + updates.summed(coefficients.cpu())
+    else:
+        params = combine(updates.global_params, updates.client_updates, coefficients).cpu()
     buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, weights).cpu()
     if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
         raise ValuationError("the aggregated model is not finite")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,6 +24,8 @@ from fedif_flower.messages.metrics import (
 )
 from fedif_flower.messages.text import printable
 from fedif_flower.round import ModelVectors
+
+logger = logging.getLogger(__name__)
 
 # Beyond this a model is absurd, and squares of its 10^8 values would leave float32.
 MAX_MAGNITUDE = 1e15
@@ -79,25 +82,39 @@ class Screening:
 
 
 class Workspace:
-    """Rows for the clients' updates, kept from round to round to spare the page faults."""
+    """Rows for the clients' updates, kept from round to round to spare the page faults.
+
+    Where updates are summed as they come (``streaming``), one row of parameters serves them all.
+    """
 
     def __init__(self, layout: ParameterLayout) -> None:
         self.layout = layout
+        self.streaming = False
         self.updates = torch.empty(0, layout.num_params, dtype=layout.dtype)  # [m, d]
         self.buffer_updates = torch.empty(0, layout.num_buffers, dtype=layout.dtype)  # [m, b]
 
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients."""
-        if rows > self.updates.shape[0]:
-            layout = self.layout
-            self.updates = torch.empty(rows, layout.num_params, dtype=layout.dtype)
+        layout, kept = self.layout, 1 if self.streaming else rows
+        if kept > self.updates.shape[0]:
+            self.updates = torch.empty(kept, layout.num_params, dtype=layout.dtype)
+        if rows > self.buffer_updates.shape[0]:
             self.buffer_updates = torch.empty(rows, layout.num_buffers, dtype=layout.dtype)
+
+    def update(self, row: int) -> Tensor:
+        """Return where the update of the client in a row goes, ``[d]``."""
+        return self.updates[0 if self.streaming else row]
+
+    def kept(self, rows: int) -> Tensor:
+        """Return the first ``rows`` clients' updates, ``[rows, d]``; ``[rows, 0]`` if summed."""
+        return self.updates[0].new_empty(rows, 0) if self.streaming else self.updates[:rows]
 
     def compact(self, rows: Sequence[int]) -> None:
         """Move these rows, in ascending order, to the front."""
         for row, source in enumerate(rows):
             if row != source:
-                self.updates[row] = self.updates[source]
+                if not self.streaming:
+                    self.updates[row] = self.updates[source]
                 self.buffer_updates[row] = self.buffer_updates[source]
 
 
@@ -110,6 +127,7 @@ def screen_replies(
     *,
     asked_at: float = -math.inf,
     keep_arrays: bool = False,
+    on_update: Callable[[AcceptedReply, Tensor], None] | None = None,
 ) -> Screening:
     """Check replies as they come, each on its own; unpack the good ones by partition id.
 
@@ -129,6 +147,9 @@ def screen_replies(
         When the clients were asked, by :func:`time.perf_counter`: none has trained for longer.
     keep_arrays : bool
         Whether accepted replies keep their arrays besides the update.
+    on_update : callable, optional
+        Takes each accepted reply and its update ``[d]`` at once; the workspace is streaming then. A
+        reply whose counters turn out to be no counters' afterwards counts with those it received.
 
     Returns
     -------
@@ -166,6 +187,8 @@ def screen_replies(
             refused.append(RefusedReply(node, f"unreadable reply: {error!r}"))
         if row in accepted and not keep_arrays:
             accepted[row] = replace(accepted[row], arrays=None)
+        if row in accepted and on_update is not None:
+            on_update(accepted[row], workspace.update(row))
 
     for reply in replies:
         started = time.perf_counter()
@@ -175,7 +198,12 @@ def screen_replies(
     rows_accepted = sorted(accepted)
     unfit = refuse_advances([accepted[row].advances for row in rows_accepted])
     for position, reason in unfit.items():
-        refused.append(RefusedReply(accepted.pop(rows_accepted[position]).node, reason))
+        row = rows_accepted[position]
+        if on_update is None:
+            refused.append(RefusedReply(accepted.pop(row).node, reason))
+        else:  # Its update is in the sums already.
+            logger.warning("%s: %s: not believed", accepted[row].node.label, reason)
+            accepted[row] = replace(accepted[row], counters=received.counters)
     silent = asked.keys() - answered
     refused.extend(RefusedReply(asked[i], NO_REPLY, failed=True) for i in silent)
     workspace.compact(sorted(accepted))
@@ -207,18 +235,23 @@ def _screen(
     reported = screen_records(content, limits, max_seconds)
     workspace.layout.check(arrays)
     workspace.layout.check_variances(arrays, received)
+    update = workspace.update(row)
     unpacked = workspace.layout.unpack_update(
         arrays,
         received,
-        workspace.updates[row],
+        update,
         workspace.buffer_updates[row],
         max_magnitude=MAX_MAGNITUDE,
     )
+    squared_norm, longest = unpacked.squared_norm, limits.max_update_length
+    if longest and squared_norm > longest**2:
+        update.mul_(longest / math.sqrt(squared_norm))
+        squared_norm = longest**2
     return AcceptedReply(
         node=node,
         reported=reported,
         arrays=arrays,
-        squared_norm=unpacked.squared_norm,
+        squared_norm=squared_norm,
         counters=unpacked.counters,
         advances=unpacked.advances,
     )

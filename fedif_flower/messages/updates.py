@@ -42,7 +42,7 @@ def round_updates(
         model=ModelVectors(
             received.params.to(device), received.buffers.to(device), received.counters
         ),
-        client_updates=workspace.updates[:m].to(device),
+        client_updates=workspace.kept(m).to(device),
         squared_norms=torch.tensor([r.squared_norm for r in accepted], dtype=torch.float64),
         buffer_updates=workspace.buffer_updates[:m].to(device),
         counters=[reply.counters for reply in accepted],

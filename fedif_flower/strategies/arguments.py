@@ -17,6 +17,7 @@ import torch
 from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import Identify
+from fedif_flower.strategies.streaming import AggregationMode
 
 
 class BaseArguments(TypedDict, total=False):
@@ -45,5 +46,7 @@ class BaseArguments(TypedDict, total=False):
     update_clipping: float | Literal["auto"]
     neighbour_mixing: float
     server_momentum: float
+    aggregation: AggregationMode
+    max_update_length: float
     device: str | torch.device
     callbacks: Sequence[Callback]

@@ -18,6 +18,7 @@ from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES, WITHOUT_C
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapfed import ShapFed
+from fedif_flower.strategies.streaming import AggregationMode
 from fedif_flower.valuation.ledger import WeightScope
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley import ESTIMATORS
@@ -111,6 +112,23 @@ class StrategyConfig(Settings):
         "the only value for Flower's own rules",
         ge=0,
         auto="2 for the contribution strategies, else 0",
+    )
+    aggregation: AggregationMode = setting(
+        "stacked",
+        "`streaming`: updates are summed as they come, so that memory does not grow with the "
+        "clients of a round (FedIF, FedAvg, FedProx, FLTrust, without what needs all updates at "
+        "once); `auto`: where they would take a quarter of the free memory",
+        is_new=True,
+    )
+    max_examples_ratio: float = setting(
+        10.0,
+        "no client counts for more than so many times the round's median of examples, >= 1; "
+        "0: no such bound",
+        ge=0,
+        is_new=True,
+    )
+    max_update_length: float = setting(
+        0.0, "longer updates are shortened to this length; 0: none is", ge=0, is_new=True
     )
     krum_distances: Distances = setting(
         "parameters",

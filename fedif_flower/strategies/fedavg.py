@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.streaming import Known, StreamRule
 
 
 class FedAvg(ScreenedStrategy):
@@ -18,6 +19,18 @@ class FedAvg(ScreenedStrategy):
     ``max_num_examples``. Parameters: see
     :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
+
+    can_stream = True
+
+    def stream_rule(self, server_round: int) -> StreamRule:  # noqa: ARG002
+        """Return the number of examples as all that is needed of a reply."""
+        return lambda reply, _: Known((reply.num_examples,))
+
+    def needs_all_updates(self) -> str:
+        """Return that a bound on examples takes their median, if there is one."""
+        if self.limits.max_examples_ratio:
+            return "max_examples_ratio takes the median number of examples; set it to 0"
+        return ""
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the shares of the examples, ``[m]``."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+import torch
+from torch import Tensor
+
+from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.contribution import ContributionStrategy
+from fedif_flower.strategies.streaming import Known, StreamRule
 from fedif_flower.valuation import InfluenceValuation, Validation
+from fedif_flower.valuation.influence import influence_from, project_updates
 from fedif_flower.valuation.score_guard import ScoreGuard
 
 
@@ -67,10 +73,11 @@ class FedIF(ContributionStrategy):
         num_clients: int | None = None,
         **base: Unpack[BaseArguments],
     ) -> None:
+        self.influence = InfluenceValuation(
+            validation, weight_normalization=weight_normalization, overlap=overlap
+        )
         super().__init__(
-            InfluenceValuation(
-                validation, weight_normalization=weight_normalization, overlap=overlap
-            ),
+            self.influence,
             *flower,
             gamma=gamma,
             round_normalization=round_normalization,
@@ -81,3 +88,32 @@ class FedIF(ContributionStrategy):
             num_clients=num_clients,
             **base,
         )
+
+    can_stream = True
+
+    def stream_rule(self, server_round: int) -> StreamRule:  # noqa: ARG002
+        r"""Return 1, :math:`\Phi_i` and :math:`\Omega_i`, in which the weights are linear."""
+        valuation = self.influence
+        gradient = valuation.gradient(self.model.vectors.params, self.model.named_buffers).cpu()
+        scores, initial = self.ledger.scores, self.ledger.initial
+        first: list[float] = []
+
+        def known(reply: AcceptedReply, update: Tensor) -> Known:
+            squared_norm = torch.tensor([reply.squared_norm], dtype=torch.float64)
+            projection = project_updates(update[None], gradient, squared_norm)
+            normalized = valuation.weight_normalization
+            phi = float(influence_from(projection, weight_normalization=normalized))
+            # From the first on: differences between influences are small beside themselves.
+            first.append(phi)
+            contribution = scores.get(reply.node.client_id, initial)
+            return Known((1.0, phi - first[0], contribution), (float(projection.inner),))
+
+        return known
+
+    def needs_all_updates(self) -> str:
+        """Return what makes weights depend on each other's scores in other ways, if anything."""
+        if not self.round_normalization:
+            return "without round_normalization negative contributions count as 0"
+        if self.ledger.bias_correction or self.guard:
+            return "bias_correction and guards change each client's score on its own"
+        return ""

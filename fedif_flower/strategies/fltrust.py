@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
@@ -12,10 +13,12 @@ from fedif_flower.aggregators import fltrust_coefficients
 from fedif_flower.client.local import train_task
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.streaming import Known, StreamRule
 from fedif_flower.tasks.batches import describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import tied_names, trainable_names
@@ -66,28 +69,49 @@ class FLTrust(ScreenedStrategy):
             raise ConfigError(f"root data are {describe(data)}; without a task they are tensors")
         self._data: Any = data if pair is None else tuple(part.to(self.device) for part in pair)
 
+    can_stream = True
+
+    def stream_rule(self, server_round: int) -> StreamRule:
+        """Return trust times rescaling, which the sum of trust divides in the end."""
+        vectors, buffers = self.model.vectors, self.model.named_buffers
+        server_update = self._train(server_round, vectors.params.to(self.device), buffers).cpu()
+
+        def known(_: AcceptedReply, update: Tensor) -> Known:
+            # The coefficient of one client alone: its share is 1, whatever its trust.
+            rescaling, trust = fltrust_coefficients(update[None], server_update)
+            coefficient = float(trust * rescaling)
+            return Known((coefficient,), (coefficient, float(trust)))
+
+        return known
+
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]``; trust is both score and contribution."""
-        server_update = self._train(updates)
-        coefficients, trust = fltrust_coefficients(updates.client_updates, server_update)
+        if updates.notes is not None:
+            rescaled, trust = updates.notes.T
+            coefficients = rescaled / trust.sum() if bool(trust.sum() > 0) else rescaled
+        else:
+            server_update = self._train(
+                updates.server_round, updates.global_params, updates.named_buffers
+            )
+            coefficients, trust = fltrust_coefficients(updates.client_updates, server_update)
         return Aggregation(
             weights=coefficients.cpu(), scores=trust.cpu(), contributions=trust.cpu()
         )
 
-    def _train(self, updates: RoundUpdates) -> Tensor:
+    def _train(self, server_round: int, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
         """Return the server's own update ``[d]`` from the model of this round."""
         named = dict(self._model.named_parameters())
         trained = [named[name] for name in trainable_names(self._model)]
         # A copy: the parameters become views of it, and training writes into them.
-        nn.utils.vector_to_parameters(updates.global_params.clone(), trained)
+        nn.utils.vector_to_parameters(params.clone(), trained)
         state = self._model.state_dict()
         with torch.no_grad():
-            for name, value in updates.named_buffers.items():
+            for name, value in buffers.items():
                 state[name].copy_(value)
-        generator = torch_generator("root-training", self.seed, updates.server_round)
+        generator = torch_generator("root-training", self.seed, server_round)
         if self._task is None:
             inputs, labels = self._data
             train_local(self._model, inputs, labels, self.training, generator)
         else:
             train_task(self._task, self._model, self._data, self.training, generator)
-        return nn.utils.parameters_to_vector(trained).detach() - updates.global_params
+        return nn.utils.parameters_to_vector(trained).detach() - params

@@ -45,13 +45,20 @@ from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import Outcome, Step
+from fedif_flower.strategies.streaming import (
+    AggregationMode,
+    StreamedAggregation,
+    StreamedRound,
+    begin_stream,
+    check_mode,
+)
 from fedif_flower.strategies.summary import SettingsSummary
 from fedif_flower.valuation.step_bounds import StepBounds
 
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(SettingsSummary, ClientEvaluation):
+class ScreenedStrategy(SettingsSummary, StreamedAggregation, ClientEvaluation):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
@@ -99,6 +106,12 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
     neighbour_mixing : float
         The share of a round that :func:`~fedif_flower.aggregators.neighbour_mixing.mix` leaves out
         of each mean; 0: nothing is mixed.
+    aggregation : {"stacked", "streaming", "auto"}
+        Whether a round's updates are kept as ``[m, d]``, or summed as they come (see
+        :mod:`fedif_flower.strategies.streaming`). ``"auto"``: summed where they would take more
+        than a quarter of the free memory and the strategy, as it is set, can do without.
+    max_update_length : float
+        Longer updates are shortened to this length as they come; 0: none is.
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     callbacks : sequence of Callback
@@ -135,6 +148,8 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         update_clipping: float | Literal["auto"] = "auto",
         neighbour_mixing: float = 0.0,
         server_momentum: float = 0.0,
+        aggregation: AggregationMode = "stacked",
+        max_update_length: float = 0.0,
         device: str | torch.device = "auto",
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -154,7 +169,12 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         self.seed = seed
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
-        self.limits = ReplyLimits(weighted_by_key, max_num_examples, max_examples_ratio)
+        self.limits = ReplyLimits(
+            weighted_by_key,
+            max_num_examples,
+            max_examples_ratio,
+            max_update_length=max_update_length,
+        )
         self.update_clipping = (
             self.default_clipping if update_clipping == "auto" else update_clipping
         )
@@ -166,6 +186,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         self.history = History()
         self.callbacks = list(callbacks)
         self.failures = MemberFailures(max_failed_rounds, max_paused_turns)
+        self.aggregation = aggregation
         self.completed_rounds = 0  # By earlier processes.
         self._online: list[ClientNode] = []
         self._asked: dict[int, ClientNode] = {}
@@ -233,6 +254,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid` and
         :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
+        check_mode(self)
         loop = RoundLoop(self, evaluate_fn)
         return loop.run(
             screened(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config
@@ -267,6 +289,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             return None, None
         for callback in self.callbacks:
             callback.on_replies(server_round)
+        stream = begin_stream(self, server_round, len(self._asked))
         screening = screen_replies(
             replies,
             self._asked,
@@ -275,10 +298,11 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             self.limits,
             asked_at=self._started,
             keep_arrays=self.keep_arrays,
+            on_update=stream.take if stream else None,
         )
         started = time.perf_counter() - screening.seconds
         blamed = self._clients_blame_the_model(screening)
-        outcome = self._aggregate(server_round, screening, blamed=blamed)
+        outcome = self._aggregate(server_round, screening, stream, blamed=blamed)
         report = round_report(
             server_round,
             screening,
@@ -321,7 +345,9 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         vectors = ModelVectors(step.params, step.buffers, counters)
         return vectors, replace(aggregation, applied=step.coefficients)
 
-    def _aggregate(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
+    def _aggregate(
+        self, server_round: int, screening: Screening, stream: StreamedRound | None, *, blamed: bool
+    ) -> Outcome:
         """Advance the global model by the accepted replies, if they allow it."""
         accepted = screening.accepted
         if blamed:
@@ -335,6 +361,8 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
             updates = round_updates(
                 server_round, accepted, self.workspace, self.model.vectors, self.device
             )
+            if stream is not None:
+                updates = stream.summed(updates, accepted)
             mixed, mixing = mix(updates, self.neighbour_mixing)
             vectors, aggregation = self.merge(mixed, accepted)
             aggregation = unmixed(aggregation, mixing)
@@ -347,7 +375,7 @@ class ScreenedStrategy(SettingsSummary, ClientEvaluation):
         shares = tuple(self.model.momentum.shares) or (1.0,)
         nodes = [reply.node for reply in accepted]
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
-        return Outcome(arrays, aggregation, step=step)
+        return Outcome(arrays, aggregation, step=None if stream else step)
 
     def _failed(
         self, server_round: int, reason: str, *, suspect: bool, level: int = logging.ERROR

@@ -177,18 +177,22 @@ class InfluenceValuation:
         if self.overlap:
             self._begun = self._gradients.begin(params, buffers)
 
+    def gradient(self, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
+        """Return the validation gradient ``[d]`` at the model that the clients received."""
+        begun, self._begun = self._begun, None
+        _, gradient = begun.result() if begun is not None else self._gradients.at(params, buffers)
+        return gradient
+
     def score(self, updates: RoundUpdates) -> Scores:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
-        begun, self._begun = self._begun, None
-        _, gradient = (
-            begun.result()
-            if begun is not None
-            else self._gradients.at(updates.global_params, updates.named_buffers)
-        )
-        projections = project_updates(
-            updates.client_updates,
-            gradient.to(updates.client_updates.device),
-            updates.squared_norms,
-        )
+        if updates.notes is not None:  # Projected as they came.
+            projections = Projections(updates.notes[:, 0], updates.squared_norms.cpu())
+        else:
+            gradient = self.gradient(updates.global_params, updates.named_buffers)
+            projections = project_updates(
+                updates.client_updates,
+                gradient.to(updates.client_updates.device),
+                updates.squared_norms,
+            )
         values = influence_from(projections, weight_normalization=self.weight_normalization)
         return Scores(values.cpu(), influences=projections.inner.cpu(), evaluations=1)
