@@ -27,6 +27,7 @@ BENCHMARKS = {
     "training_step": True,
     "throughput": True,
     "scale": False,
+    "streaming": False,
     "cluster": False,
 }
 # Options of the quoted figures where they are not those that :func:`arguments` returns.

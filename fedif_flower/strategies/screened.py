@@ -13,14 +13,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.aggregators.neighbour_mixing import mix, unmixed
@@ -42,8 +40,8 @@ from fedif_flower.strategies.history import History
 from fedif_flower.strategies.nodes import Identify, NodeDirectory
 from fedif_flower.strategies.reports import log_remarks, round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
-from fedif_flower.strategies.sampling import sample_clients
-from fedif_flower.strategies.state import Stateful
+from fedif_flower.strategies.sampling import SeededSampling
+from fedif_flower.strategies.state import Stateful, StatefulParts
 from fedif_flower.strategies.steps import Outcome, Step
 from fedif_flower.strategies.streaming import (
     AggregationMode,
@@ -58,7 +56,9 @@ from fedif_flower.valuation.step_bounds import StepBounds
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(SettingsSummary, StreamedAggregation, ClientEvaluation):
+class ScreenedStrategy(
+    SettingsSummary, SeededSampling, StreamedAggregation, StatefulParts, ClientEvaluation
+):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
@@ -107,9 +107,7 @@ class ScreenedStrategy(SettingsSummary, StreamedAggregation, ClientEvaluation):
         The share of a round that :func:`~fedif_flower.aggregators.neighbour_mixing.mix` leaves out
         of each mean; 0: nothing is mixed.
     aggregation : {"stacked", "streaming", "auto"}
-        Whether a round's updates are kept as ``[m, d]``, or summed as they come (see
-        :mod:`fedif_flower.strategies.streaming`). ``"auto"``: summed where they would take more
-        than a quarter of the free memory and the strategy, as it is set, can do without.
+        Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
     max_update_length : float
         Longer updates are shortened to this length as they come; 0: none is.
     device : str or torch.device
@@ -201,27 +199,6 @@ class ScreenedStrategy(SettingsSummary, StreamedAggregation, ClientEvaluation):
         """Return the coefficients with which the round's models are combined."""
         raise NotImplementedError(f"{type(self).__name__} does not say how to weigh a round")
 
-    def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-        """Draw the round's clients from those that may be asked, by (seed, round)."""
-        return self.draw(nodes, server_round)
-
-    def draw(
-        self,
-        nodes: Sequence[ClientNode],
-        server_round: int,
-        probabilities: NDArray[np.float64] | None = None,
-    ) -> list[ClientNode]:
-        """Draw ``fraction_train`` of all nodes online, but only from ``nodes``."""
-        return sample_clients(
-            nodes,
-            self.fraction_train,
-            self.min_train_nodes,
-            self.seed,
-            server_round,
-            probabilities,
-            out_of=max(len(self._online), len(nodes)),
-        )
-
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
         """Begin whatever depends on the global model ``params`` [d] alone."""
 
@@ -229,15 +206,6 @@ class ScreenedStrategy(SettingsSummary, StreamedAggregation, ClientEvaluation):
         """Return the parts that remember earlier rounds, by name."""
         parts: dict[str, Stateful] = {"nodes": self.nodes, "failures": self.failures}
         return parts | {"bounds": self.bounds, "momentum": self.model.momentum}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything but the model needed to go on."""
-        return {name: part.state_dict() for name, part in self.stateful().items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned; set :attr:`completed_rounds` as well."""
-        for name, part in self.stateful().items():
-            part.load_state_dict(state[name])
 
     def start(
         self,

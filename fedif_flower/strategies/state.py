@@ -21,3 +21,20 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         ...
+
+
+class StatefulParts:
+    """Keeps a strategy's state part by part; part of ``ScreenedStrategy``."""
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the parts that remember earlier rounds, by name."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the model needed to go on."""
+        return {name: part.state_dict() for name, part in self.stateful().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned; set ``completed_rounds`` as well."""
+        for name, part in self.stateful().items():
+            part.load_state_dict(state[name])

@@ -1,5 +1,10 @@
 """Rounds whose updates are summed as they come: three vectors in memory, however many clients.
 
+``aggregation="stacked"`` keeps a round's updates as ``[m, d]``; ``"streaming"`` sums them as they
+come; ``"auto"`` sums them where they would take more than a quarter of the free memory, and the
+strategy, as it is set, can do without them. The model is the same up to rounding, whose last bits
+depend on the order in which replies come.
+
 A rule can stream where its weights are linear in what is known when a reply arrives. It says so by
 ``stream_rule``; the weights themselves come from the rule's own ``weigh``, as ever.
 """

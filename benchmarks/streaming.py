@@ -1,0 +1,196 @@
+"""FedIF's rounds with many clients and large models: updates summed as they come, or kept.
+
+Clients return what they receive, a thousandth longer, on Ray: milliseconds of a round, and the peak
+memory of all processes together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, cast
+
+import torch
+import typer
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from torch import nn
+
+from benchmarks.common import Figure, report
+from benchmarks.memory import MemoryWatch
+from fedif_flower import FedIF, Validation
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.runtime.simulation import run_on_ray
+from fedif_flower.strategies.nodes import identify_clients
+from fedif_flower.strategies.streaming import AggregationMode
+
+MILLION = 10**6
+_CLASSES = 10
+app = ClientApp()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A round of so many clients, a model of ``size`` parameters, one way to aggregate."""
+
+    clients: int
+    size: int
+    aggregation: str
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Milliseconds of a round but the first, and peak bytes of all processes together."""
+
+    median: float
+    low: float
+    high: float
+    driver: int
+    others: int
+    together: int
+
+
+@app.train()
+def lengthen(message: Message, _: Context) -> Message:
+    """Return the model a thousandth longer."""
+    arrays = {
+        name: pack_array(array.numpy() * array.numpy().dtype.type(1.001))
+        for name, array in message.content["arrays"].items()
+    }
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(
+        RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
+    )
+
+
+def measure(case: Case) -> Cost:
+    """Run one case in this process, whose peak memory it needs for itself."""
+    ends: list[float] = []
+
+    def main(grid: Grid) -> None:
+        # A few examples give a gradient over all of so large a model.
+        model = nn.EmbeddingBag(case.size // _CLASSES, _CLASSES)
+        words, labels = torch.arange(64).view(8, 8), torch.arange(8)
+        strategy = FedIF(
+            Validation(model, words, labels, device="cpu"),
+            update_clipping=0,
+            max_update_length=1e6,
+            aggregation=cast(AggregationMode, case.aggregation),
+            fraction_evaluate=0.0,
+            min_available_nodes=case.clients,
+            identify=identify_clients,
+            device="cpu",
+        )
+
+        def on_round(_round: int, _arrays: ArrayRecord) -> None:
+            ends.append(time.perf_counter())
+
+        arrays = model_arrays(model)
+        del model
+        strategy.start(grid, arrays, num_rounds=case.rounds, evaluate_fn=on_round)
+
+    with MemoryWatch() as watch:
+        run_on_ray(main, app, num_clients=case.clients)
+    # Ray starts during the first round.
+    seconds = [end - start for start, end in itertools.pairwise(ends[1:])]
+    milliseconds = [1e3 * value for value in seconds]
+    return Cost(
+        statistics.median(milliseconds),
+        min(milliseconds),
+        max(milliseconds),
+        watch.driver,
+        watch.others,
+        watch.together,
+    )
+
+
+def measure_alone(case: Case) -> Cost:
+    """Run one case in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.streaming", "--case", json.dumps(asdict(case))]
+    printed = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+    ).stdout
+    return Cost(**json.loads(printed.splitlines()[-1]))
+
+
+def figures_of(sizes: dict[int, list[tuple[int, bool]]], rounds: int) -> list[Figure]:
+    """Measure the cases of each size, streaming against stacked where that fits."""
+    figures = []
+    for size, cases in sizes.items():
+        least: Cost | None = None
+        for clients, fits in cases:
+            streamed = measure_alone(Case(clients, size, "streaming", rounds))
+            least = least or streamed
+            name = f"{clients:,} clients, {size / MILLION:g} M parameters"
+            parts = f"driver {streamed.driver / 1e9:.2f}, Ray {streamed.others / 1e9:.2f} GB"
+            ours, first = streamed.together / 1e9, least.together / 1e9
+            figures.append(
+                Figure(
+                    f"{name}: streaming, peak memory / {cases[0][0]:,} clients",
+                    ours,
+                    first,
+                    "GB",
+                    ours / first,
+                    "flat, <= 12 GB",
+                    parts,
+                )
+            )
+            if not fits:
+                continue
+            stacked = measure_alone(Case(clients, size, "stacked", rounds))
+            spread = f"{streamed.low:.0f} to {streamed.high:.0f} ms"
+            ratio, memory = streamed.median / stacked.median, stacked.together / 1e9
+            figures += [
+                Figure(
+                    f"{name}: round, streaming / stacked",
+                    streamed.median,
+                    stacked.median,
+                    "ms",
+                    ratio,
+                    "about 1",
+                    spread,
+                ),
+                Figure(
+                    f"{name}: peak memory, streaming / stacked",
+                    ours,
+                    memory,
+                    "GB",
+                    ours / memory,
+                    "",
+                ),
+            ]
+    return figures
+
+
+def main(
+    full: Annotated[bool, typer.Option(help="1,000 clients at 11 M, 100 at 100 M")] = False,
+    rounds: Annotated[int, typer.Option(help="rounds of each case")] = 4,
+    write: Annotated[bool, typer.Option(help="write docs/results")] = False,
+    case: Annotated[str, typer.Option(help="measure this case alone, print JSON")] = "",
+) -> None:
+    """Print the table."""
+    if case:
+        print(json.dumps(asdict(measure(Case(**json.loads(case))))))
+        return
+    sizes = (
+        {
+            11 * MILLION: [(10, True), (100, True), (1_000, False)],
+            100 * MILLION: [(10, True), (100, False)],
+        }
+        if full
+        else {MILLION: [(10, True), (100, True)]}
+    )
+    report("Streaming", "streaming", figures_of(sizes, rounds), write=write, full=full)
+
+
+if __name__ == "__main__":
+    typer.run(main)
