@@ -11,7 +11,8 @@ command -v flwr >/dev/null || PATH="$repository/.venv/bin:$PATH"
 rounds=${ROUNDS:-8}
 output=${OUTPUT:-$repository/runs}
 home=$(mktemp -d "${TMPDIR:-/tmp}/fedif-demo.XXXXXX")
-export FLWR_HOME="$home/flower" FEDIF_DEMO="$home" PYTHONPATH="$repository"
+export FLWR_HOME="$home/flower" XDG_CONFIG_HOME="$home/config" FEDIF_DEMO="$home"
+export PYTHONPATH="$repository"
 # Four clients and a server share this machine's cores.
 export OMP_NUM_THREADS=1
 
@@ -83,7 +84,7 @@ step "certificates and keys"
 "$deploy/federation.sh" ca "$home/server"
 "$deploy/federation.sh" server-certificate "$home/server" localhost
 for i in 0 1 2 3; do
-  "$deploy/federation.sh" node-key "$home/keys/node-$i"
+  "$deploy/federation.sh" node-key "$home/keys/hospital-$i"
 done
 
 step "SuperLink on $address, for registered nodes only"
@@ -98,18 +99,22 @@ done
 
 step "four SuperNodes; the labels of number 3 are flipped"
 for i in 0 1 2 3; do
-  config="partition-id=$i data-dir='$home/data/partition-$i'"
+  config="partition-id=$i data-dir='$home/data/partition-$i' statement-dir='$home/hospital-$i'"
   [ "$i" -ne 3 ] || config="$config attack='label-noise'"
   background "$home/node-$i.log" "$deploy/federation.sh" supernode "$address" \
-    "$home/server/ca.crt" "$home/keys/node-$i" "$config" "${local_ports[$i]}"
+    "$home/server/ca.crt" "$home/keys/hospital-$i" "$config" "${local_ports[$i]}"
 done
 
 step "a run of $rounds rounds"
 "$deploy/federation.sh" run demo num-clients=4 fraction-train=1.0 "num-server-rounds=$rounds" \
-  round-timeout=120.0 "output-dir=\"$output\"" 'run-name="deploy-demo"' 'device="cpu"'
+  'attribution="simpson"' round-timeout=120.0 "output-dir=\"$output\"" 'run-name="deploy-demo"' 'device="cpu"'
 
 step "the same report as in simulation"
 python -c 'import sys, pathlib
 from fedif_flower.run.report import print_summary
 print_summary(pathlib.Path(sys.argv[1]))' "$output/deploy-demo"
 sed -n '/^## Members/,$p' "$output/deploy-demo/report.md"
+
+step "a signed statement, and for each hospital its own page"
+python "$repository/simulation.py" verify "$output/deploy-demo"
+(cd "$home" && ls hospital-*/*/statement.html)

@@ -219,7 +219,7 @@ def _parse(path: Path, read: Callable[[Mapping[str, str]], _Row]) -> tuple[_Row,
     for line, row in enumerate(rows, start=2):
         try:
             parsed.append(read(row))
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}, line {line}: {error!r}") from error
     return tuple(parsed)
 

@@ -23,5 +23,8 @@ def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "4 / 0 / 0" in ended.stdout
     assert "malicious" in ended.stdout.partition("## Members")[2]
+    assert "| hospital-2 | 2 |" in ended.stdout
+    assert f"Unchanged: {tmp_path / 'runs' / 'deploy-demo'}" in ended.stdout
+    assert ended.stdout.count("/statement.html") == 4
     assert left == []
     assert list(tmp_path.glob("fedif-demo.*")) == []

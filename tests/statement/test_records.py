@@ -49,6 +49,7 @@ def test_no_folder_is_named(tmp_path):
         ("\n2,0,0,", "\n1,0,0,", "there twice"),
         ("\n2,0,0,", "\n3,0,0,", "this run has no round 3"),
         ("client_id", "client", "line 2: KeyError('client_id')"),
+        ("\n1,0,0,0.5,0.5\n", "\n1,0,0,0.5,0.5,7\n", "attribution.csv, line 2"),
     ],
 )
 def test_a_line_that_is_not_as_it_should_be_is_named(run_dir, old, new, said):
