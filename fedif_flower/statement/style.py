@@ -41,6 +41,7 @@ tfoot td { border-bottom: 0; border-top: 1.5px solid var(--ink); font-weight: 60
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .between { display: block; color: var(--soft); font-size: 11.5px; }
 table.members { table-layout: fixed; }
+@media screen { .wide { overflow-x: auto; } table.members { min-width: 980px; } }
 .name { overflow-wrap: anywhere; font-weight: 600; hyphens: auto; }
 .reason { display: block; color: var(--soft); font-size: 12px; }
 .picture { padding-top: 8px; }

@@ -113,6 +113,7 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 <small>accept / review / quarantine</small></dd></div>
 </dl>
 <h2>Members</h2>
+<div class="wide">
 <table class="members">
 <colgroup><col style="width: 18%"><col style="width: 7%"><col style="width: 8%"><col style="width:
 15%">
@@ -148,6 +149,7 @@ endif %}</td></tr>
 {% if account.budget_cents is not none %}<td class="number">{{ paid | money }}</td>{% endif %}
 <td></td><td></td><td></td></tr></tfoot>
 </table>
+</div>
 <section class="keep">
 <h2>What was gained</h2>
 <figure>{{ curve }}<figcaption>Validation loss over the rounds, in nats.</figcaption></figure>
