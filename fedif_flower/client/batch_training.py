@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from fedif_flower.client.flat_sgd import FlatSGD
 from fedif_flower.errors import DataError
-from fedif_flower.tasks.batches import describe, map_tensors, tensors_of, to_device
+from fedif_flower.tasks.batches import count_examples, describe, map_tensors, to_device
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import module_mode, seeded_randomness
 from fedif_flower.valuation.objective import Objective
@@ -122,14 +122,3 @@ def _nothing(data: Any) -> str:
     if isinstance(data, Iterator):
         return "client_data gives its batches once; local training needs them in every epoch"
     return "local training needs at least one example; this client has none"
-
-
-def count_examples(data: Any) -> int | None:
-    """Return how many examples data hold, where that can be told without reading them."""
-    if isinstance(data, Tensor | Mapping | tuple):
-        lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(data)}
-        if len(lengths) != 1:
-            raise DataError(f"client_data needs one number of examples, got {describe(data)}")
-        return lengths.pop()
-    sized = data.dataset if isinstance(data, DataLoader) else data
-    return len(sized) if hasattr(sized, "__len__") and hasattr(sized, "__getitem__") else None

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedif_flower.client.batch_training import count_examples, train_batches
+from fedif_flower.client.batch_training import train_batches
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.tasks.batches import describe, tensor_pair
+from fedif_flower.tasks.batches import count_examples, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import module_mode, seeded_randomness
 from fedif_flower.tasks.task import Task

@@ -20,6 +20,7 @@ from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.evaluation import ServerEvaluation
 from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.preflight import try_clients
 from fedif_flower.run.provenance import PROVENANCE, provenance
 from fedif_flower.run.quarantine import RecordedQuarantine
 from fedif_flower.run.recorder import RunRecorder, write_json
@@ -127,6 +128,7 @@ def run_federation(
         Whatever else stopped the run.
     """
     server = build_server(config, task)  # What cannot be loaded leaves no directory behind.
+    try_clients(grid, server)
     if needs_collusion(server.config):
         names, tied = server.validation.parameter_names, server.validation.tied_names
         grid = ColludingGrid(grid, server.config, names, tied)

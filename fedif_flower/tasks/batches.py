@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import DataError, ValuationError
 
 
 def read_batches(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
@@ -153,3 +153,14 @@ def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:
     ):
         return tensors[0], tensors[1]
     return None
+
+
+def count_examples(data: Any) -> int | None:
+    """Return how many examples data hold, where that can be told without reading them."""
+    if isinstance(data, Tensor | Mapping | tuple):
+        lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(data)}
+        if len(lengths) != 1:
+            raise DataError(f"client_data needs one number of examples, got {describe(data)}")
+        return lengths.pop()
+    sized = data.dataset if isinstance(data, DataLoader) else data
+    return len(sized) if hasattr(sized, "__len__") and hasattr(sized, "__getitem__") else None

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedif_flower.apps import client_app
-from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.errors import ConfigError, DataError, TrainingFailedError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
@@ -220,6 +220,15 @@ def test_adversarial_samples_stay_in_the_range_of_the_task(tmp_path):
     assert max(high for _, high in seen) > 2.9  # where honest inputs seldom are
 
 
+SIZES = iter([4, 5, 5])
+
+
+def growing() -> nn.Module:
+    """Return a model that is another one at every call."""
+    hidden = next(SIZES)
+    return nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+
 def failing(site: Site):
     raise FileNotFoundError("no such file: 'test.csv'")
 
@@ -252,8 +261,33 @@ def failing(site: Site):
             ConfigError,
             r"task 'line': model\(\) returned str; expected a torch.nn.Module",
         ),
+        (
+            regression(client_data=lambda site: line(0, 0)),
+            DataError,
+            "task 'line': client_data of every client is empty",
+        ),
+        (
+            regression(client_data=lambda site: 1 / 0),
+            DataError,
+            "task 'line': client_data failed: ZeroDivisionError: division by zero",
+        ),
+        (
+            regression(model=lambda: growing()),
+            ConfigError,
+            r"gives another model each time: '0.weight' is float32 \[4, 2\] on the server,"
+            r" float32 \[5, 2\] on a client",
+        ),
     ],
-    ids=["loss", "no test", "failing test", "empty test", "no module"],
+    ids=[
+        "loss",
+        "no-test",
+        "failing-test",
+        "empty-test",
+        "no-module",
+        "no-data",
+        "failing-data",
+        "model",
+    ],
 )
 def test_what_a_task_gets_wrong_is_one_sentence_before_training(tmp_path, task, kind, sentence):
     with pytest.raises(kind, match=sentence):
@@ -287,3 +321,32 @@ def test_clients_are_told_who_they_are(tmp_path):
     assert {(site.partition_id, site.num_partitions, site.seed) for site in sites} == {
         (i, 4, 3) for i in range(4)
     }
+
+
+def test_a_client_without_data_is_left_out_and_named(tmp_path):
+    def client_data(site: ClientSite):
+        return line(site.partition_id, 0 if site.partition_id == 0 else 40)
+
+    rows = read_rows(run(tmp_path, regression(client_data=client_data)) / "clients.csv")
+    reasons = {row["partition_id"]: row["rejection"] for row in rows if row["round"] == "1"}
+    assert "local training needs at least one example; this client has none" in reasons["0"]
+    assert {reasons[number] for number in "123"} == {""}
+
+
+def test_a_client_whose_task_or_model_is_another_says_so(tmp_path):
+    config = RunConfig.from_run_config(
+        {
+            "task": "this-app:line",
+            "num-clients": 2,
+            "fraction-train": 1.0,
+            "max-failed-rounds": 1,
+            "output-dir": str(tmp_path),
+            "device": "cpu",
+        }
+    )
+    other_model = LocalGrid(client_app(regression(model=lambda: nn.Linear(2, 1, bias=False))), 2)
+    with pytest.raises(TrainingFailedError, match=r"model is not the server's: .* bias"):
+        run_federation(other_model, config, task=regression())
+    other_task = LocalGrid(client_app(regression(name="curve")), 2)
+    with pytest.raises(TrainingFailedError, match="client's task is 'curve', the server's 'line'"):
+        run_federation(other_task, config, task=regression())
