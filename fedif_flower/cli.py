@@ -75,6 +75,7 @@ def list_names() -> None:
 
     from fedif_flower.attacks import ATTACKS
     from fedif_flower.strategies.registry import STRATEGIES
+    from fedif_flower.sweeps.tables import print_whole
     from fedif_flower.tasks.registry import TASKS
 
     table = Table("key", "name", "from")
@@ -83,7 +84,7 @@ def list_names() -> None:
             table.add_row(found.kind, found.name, found.source)
         table.add_section()
     console = Console()
-    console.print(table)
+    print_whole(table, console)
     console.print(
         "Besides: module:object, out of any package that is installed here.", highlight=False
     )
