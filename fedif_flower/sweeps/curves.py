@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.storage import make_folder
-from fedif_flower.sweeps.measurements import Measurement
+from fedif_flower.sweeps.measurements import ACCURACY, Measurement
 
 
 def plot_curves(
@@ -20,6 +20,8 @@ def plot_curves(
     paper: Mapping[str, float] | None = None,
 ) -> bool:
     """Draw the mean accuracy of each line's seeds, and the range between them.
+
+    Where tasks have another metric, the first run's is drawn.
 
     Parameters
     ----------
@@ -42,12 +44,16 @@ def plot_curves(
     figure = new_figure(height=4.5)
     axes = figure.subplots()
     drawn = False
+    metric = next((m.metric for found in series.values() for m in found), ACCURACY)
+    scale = 100 if metric == ACCURACY else 1
     for index, (name, measurements) in enumerate(series.items()):
-        curves = [dict(curve) for m in measurements if (curve := m.curve(split))]
+        curves = [
+            dict(curve) for m in measurements if m.metric == metric and (curve := m.curve(split))
+        ]
         if not curves:
             continue
         rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
-        values = [[100 * curve[round_] for curve in curves] for round_ in rounds]
+        values = [[scale * curve[round_] for curve in curves] for round_ in rounds]
         colour = f"C{index}"
         axes.plot(rounds, [statistics.fmean(v) for v in values], color=colour, label=name)
         if len(curves) > 1:
@@ -60,9 +66,11 @@ def plot_curves(
         return False
     if paper:
         axes.plot([], [], marker="*", linestyle="", color="grey", label="paper")
-    axes.set(xlabel="round", ylabel=f"{split} accuracy, %", title=title)
+    axes.set(
+        xlabel="round", ylabel=f"{split} {metric}" + (", %" if scale == 100 else ""), title=title
+    )
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower right" if scale == 100 else "best")
     make_folder(path.parent)
     save_figure(figure, path)
     return True

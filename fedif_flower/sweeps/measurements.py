@@ -16,10 +16,12 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.sweeps.cells import LABEL, SUMMARY, is_complete
+from fedif_flower.tasks.task import metric_key
 
 # Where a run wrote and read, and how long it was patient: no part of what it measured.
 PATHS = ("output-dir", "run-name", "data-dir", "round-timeout", "checkpoint-every", "resume")
 LAST = 10
+ACCURACY = "accuracy"
 _TEXTS = {
     str(field.alias)
     for field in RunConfig.model_fields.values()
@@ -29,7 +31,9 @@ _TEXTS = {
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A run's accuracy, in [0, 1]: single rounds swing, so three figures are given.
+    """A run's accuracy, in [0, 1], or what its task has in its place.
+
+    Single rounds swing, so three figures are given.
 
     Attributes
     ----------
@@ -38,7 +42,7 @@ class Accuracy:
     last_ten : float
         Mean over the last ten rounds that were evaluated.
     best : float
-        The highest of any round.
+        The highest of any round; the lowest where lower is better.
     """
 
     last: float
@@ -46,9 +50,10 @@ class Accuracy:
     best: float
 
     @classmethod
-    def of(cls, accuracies: list[float]) -> Accuracy:
+    def of(cls, values: list[float], *, higher_is_better: bool = True) -> Accuracy:
         """Return the figures of one run's rounds."""
-        return cls(accuracies[-1], statistics.fmean(accuracies[-LAST:]), max(accuracies))
+        best = max(values) if higher_is_better else min(values)
+        return cls(values[-1], statistics.fmean(values[-LAST:]), best)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,10 @@ class Measurement:
         What it ran on.
     run_dir : Path, optional
         Where its rounds are; ``None`` if only its row was kept.
+    metric : str
+        What ``test`` and ``validation`` are about: ``"accuracy"``, or the task's own.
+    higher_is_better : bool
+        Its direction.
     """
 
     config: Mapping[str, Scalar]
@@ -78,6 +87,8 @@ class Measurement:
     figures: Mapping[str, float]
     machine: str
     run_dir: Path | None = None
+    metric: str = ACCURACY
+    higher_is_better: bool = True
 
     @property
     def seed(self) -> int:
@@ -90,8 +101,9 @@ class Measurement:
         return int(self.config["num-server-rounds"])
 
     def curve(self, split: str) -> list[tuple[int, float]]:
-        """Return (round, accuracy) for every evaluated round; split: "test" or "validation"."""
-        return _curve(self.run_dir, f"{split}_accuracy") if self.run_dir else []
+        """Return (round, metric) for every evaluated round; split: "test" or "validation"."""
+        key = metric_key(self.metric)
+        return _curve(self.run_dir, f"{split}_{key}") if self.run_dir else []
 
 
 # Names of figures in a row, and where summary.json has them.
@@ -126,8 +138,9 @@ def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
 def read_measurement(run_dir: Path) -> Measurement | None:
     """Return what a complete run measured; ``None`` if it never evaluated its model."""
     summary = json.loads((run_dir / SUMMARY).read_text())
+    metric, higher_is_better = _metric(summary)
     test, validation = (
-        [accuracy for round_, accuracy in _curve(run_dir, f"{split}_accuracy") if round_ > 0]
+        [v for round_, v in _curve(run_dir, f"{split}_{metric_key(metric)}") if round_ > 0]
         for split in ("test", "validation")
     )
     if not test or not validation:
@@ -139,17 +152,30 @@ def read_measurement(run_dir: Path) -> Measurement | None:
     return Measurement(
         config=config,
         data=data,
-        test=Accuracy.of(test),
-        validation=Accuracy.of(validation),
+        test=Accuracy.of(test, higher_is_better=higher_is_better),
+        validation=Accuracy.of(validation, higher_is_better=higher_is_better),
         figures={name: float(value) for name, value in figures.items() if value is not None},
         machine=_machine(summary.get("machine", {})),
         run_dir=run_dir,
+        metric=metric,
+        higher_is_better=higher_is_better,
     )
+
+
+def _metric(summary: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return by what a run is measured, and whether higher is better."""
+    if summary.get("test_accuracy") is None and (own := summary.get("metrics")):
+        name = next(iter(own))
+        return name, own[name]["higher_is_better"]
+    return ACCURACY, True
 
 
 def to_row(measurement: Measurement) -> dict[str, str]:
     """Return a measurement as a line of a CSV file."""
     row = {"data": measurement.data}
+    if measurement.metric != ACCURACY:
+        row["metric"] = measurement.metric
+        row["higher-is-better"] = json.dumps(measurement.higher_is_better)
     for column, (split, field) in _ACCURACIES.items():
         row[column] = f"{getattr(getattr(measurement, split), field):.6f}"
     for name in _FIGURES:
@@ -162,7 +188,7 @@ def to_row(measurement: Measurement) -> dict[str, str]:
 
 def from_row(row: Mapping[str, str]) -> Measurement:
     """Read what :func:`to_row` wrote; cells of other columns are taken for settings."""
-    known = {"data", "machine", *_ACCURACIES, *_FIGURES}
+    known = {"data", "machine", "metric", "higher-is-better", *_ACCURACIES, *_FIGURES}
     accuracies: dict[str, dict[str, float]] = {"test": {}, "validation": {}}
     for column, (split, field) in _ACCURACIES.items():
         accuracies[split][field] = float(row[column])
@@ -173,6 +199,8 @@ def from_row(row: Mapping[str, str]) -> Measurement:
         validation=Accuracy(**accuracies["validation"]),
         figures={name: float(row[name]) for name in _FIGURES if row[name]},
         machine=row["machine"],
+        metric=row.get("metric") or ACCURACY,
+        higher_is_better=json.loads(row.get("higher-is-better") or "true"),
     )
 
 
@@ -194,7 +222,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
 
 def _curve(run_dir: Path, column: str) -> list[tuple[int, float]]:
     rows = read_rows(run_dir / "rounds.csv")
-    return [(int(row["round"]), float(row[column])) for row in rows if row[column]]
+    return [(int(row["round"]), float(row[column])) for row in rows if row.get(column)]
 
 
 def _machine(machine: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import make_folder
 from fedif_flower.sweeps.curves import plot_curves
-from fedif_flower.sweeps.measurements import PATHS, Measurement, to_row, write_csv
+from fedif_flower.sweeps.measurements import ACCURACY, PATHS, Measurement, to_row, write_csv
 from fedif_flower.sweeps.tables import FIGURES, MeanStd, ResultTable
 
 Point = tuple[tuple[str, Scalar], ...]
@@ -42,8 +42,9 @@ def report_sweep(
     drawn = plot_curves(
         {_label(p): found for p, found in points.items()}, folder / "accuracy.png", name
     )
-    picture = ["![accuracy over rounds](accuracy.png)"] if drawn else []
-    path = table.write(folder, ["Test accuracies in percent.", ""], picture)
+    picture = [f"![{measurements[0].metric} over rounds](accuracy.png)"] if drawn else []
+    about = dict.fromkeys(_about(measurement) for measurement in measurements)
+    path = table.write(folder, [" ".join(about), ""], picture)
     write_csv(folder / "results.csv", [to_row(m) for found in points.values() for m in found])
     table.print(console)
     console.print(f"Report: {path.absolute()}", soft_wrap=True, highlight=False)
@@ -84,9 +85,19 @@ def by_point(
 
 def _line(point: Point, found: Sequence[Measurement]) -> list[str]:
     line = [str(value) for _, value in point] + [str(len(found))]
-    line += [_shown([100 * getattr(m.test, f) for m in found], ".2f") for f in FIGURES]
+    percent = found[0].metric == ACCURACY
+    scale, form = (100, ".2f") if percent else (1, ".4g")
+    line += [_shown([scale * getattr(m.test, f) for m in found], form) for f in FIGURES]
     aucs = [m.figures["detection-auc"] for m in found if "detection-auc" in m.figures]
     return [*line, _shown(aucs, ".3f")]
+
+
+def _about(measurement: Measurement) -> str:
+    """Return what a table's figures are."""
+    if measurement.metric == ACCURACY:
+        return "Test accuracies in percent."
+    better = "higher" if measurement.higher_is_better else "lower"
+    return f"Test {measurement.metric}; {better} is better."
 
 
 def _shown(values: Sequence[float], form: str) -> str:

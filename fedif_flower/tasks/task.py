@@ -29,6 +29,11 @@ LocalTraining = Callable[[nn.Module, Any, "TrainingConfig"], float]
 _RESERVED = ("loss", "accuracy", "score")
 
 
+def metric_key(name: str) -> str:
+    """Return a metric's name as columns have it: ``mean_absolute_error``."""
+    return "_".join(name.replace("-", " ").lower().split())
+
+
 @dataclass(frozen=True)
 class Metric:
     """A figure by which models are compared, beside the loss.
@@ -60,7 +65,7 @@ class Metric:
     @property
     def key(self) -> str:
         """Its name as columns have it."""
-        return "_".join(self.name.replace("-", " ").lower().split())
+        return metric_key(self.name)
 
 
 @dataclass(frozen=True)

@@ -102,3 +102,33 @@ def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
         report_sweep("sweep", measured, tmp_path / "file", silent_console())
     with pytest.raises(StorageError, match=r"^cannot write .*file: File exists$"):
         write_csv(tmp_path / "file" / "rows.csv", [])
+
+
+def write_regression(run_dir, seed: int, errors: list[float]):
+    """Write a complete run's directory as one about a regression leaves it."""
+    write_result(run_dir, {"task": "m:t", "seed": seed}, [])
+    lines = ["round,test_accuracy,test_mean_absolute_error,validation_mean_absolute_error"]
+    lines += [f"{number},,{error},{error + 1}" for number, error in enumerate([9.0, *errors])]
+    (run_dir / "rounds.csv").write_text("\n".join(lines) + "\n")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    own = {"mean absolute error": {"higher_is_better": False}}
+    (run_dir / "summary.json").write_text(
+        json.dumps({**summary, "test_accuracy": None, "metrics": own})
+    )
+    return run_dir
+
+
+def test_a_sweep_of_regressions_is_reported_by_their_own_metric(tmp_path):
+    runs = [write_regression(tmp_path / str(s), s, [3.0, 0.5 + s, 1.0 + s]) for s in (0, 1)]
+    measured = [read_measurement(run_dir) for run_dir in runs]
+    assert measured[0].test == Accuracy(last=1.0, last_ten=1.5, best=0.5)
+    assert measured[0].data == "t"
+    again = from_row(to_row(measured[1]))
+    assert (again.metric, again.higher_is_better) == ("mean absolute error", False)
+    console = silent_console()
+    folder = report_sweep("grid", measured, tmp_path / "report", console)
+    table = (folder / "table.md").read_text()
+    assert "Test mean absolute error; lower is better." in table
+    assert "| 2 | 1.5 ± 0.7071 | 1.833 ± 0.4714 | 1 ± 0.7071 | - |" in table
+    assert "accuracies" not in table
+    assert "![mean absolute error over rounds](accuracy.png)" in table
