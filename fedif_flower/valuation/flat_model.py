@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ class FlatModel:
         self.tied_names = tied_names(model)
         _require_vector(model)
         try:
-            self.module = copy.deepcopy(model).to(device).eval()
+            self.module = _copy(model, device)
         except Exception as error:
             raise ValuationError(f"the model cannot be copied: {error}") from error
         pool_pairwise(self.module)
@@ -77,6 +78,23 @@ class FlatModel:
             for parameter, piece in _pieces(self._gradient, self.parameters):
                 parameter.grad = piece
         return self._gradient.zero_()
+
+
+def _copy(model: nn.Module, device: torch.device) -> nn.Module:
+    """Copy a model to a device, in eval mode.
+
+    Frozen parameters that its ``state_dict`` leaves out are shared, where they lie on the device
+    already: nothing loads others into them, and the base below an adapter may take gigabytes.
+    """
+    loaded = {id(value) for value in model.state_dict(keep_vars=True).values()}
+    shared: dict[int, Any] = {
+        id(parameter): parameter
+        for parameter in model.parameters()
+        if not parameter.requires_grad
+        and id(parameter) not in loaded
+        and parameter.device == device
+    }
+    return copy.deepcopy(model, shared).to(device).eval()
 
 
 def _require_vector(model: nn.Module) -> None:
