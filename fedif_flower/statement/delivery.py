@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -66,15 +67,21 @@ def deliver(grid: Grid, output_dir: Path) -> None:
 
 def _address(run_dir: Path, folder: Path) -> None:
     """Note who is to get which page."""
-    members = json.loads((folder / ACCOUNT).read_bytes())["members"]
-    pages = {str(member["client_id"]): member["page"] for member in members}
+    pages = {str(member["client_id"]): member["page"] for member in _members(folder)}
     write_atomically(run_dir / UNDELIVERED, json.dumps(pages, indent=2) + "\n")
+
+
+def _members(folder: Path) -> list[dict[str, Any]]:
+    """Return what a statement says of each member."""
+    members: list[dict[str, Any]] = json.loads((folder / ACCOUNT).read_bytes())["members"]
+    return members
 
 
 def _deliver_run(grid: Grid, path: Path, silent: set[int]) -> set[int]:
     """Send one run's pages; return the nodes that did not answer."""
     left = {int(key): name for key, name in json.loads(path.read_text()).items()}
     folder = path.parent / FOLDER
+    names = {member["client_id"]: member["name"] for member in _members(folder)}
     manifest, signature = (folder / MANIFEST).read_bytes(), (folder / SIGNATURE).read_bytes()
     online = (set(grid.get_node_ids()) & left.keys()) - silent
     messages = [
@@ -95,7 +102,7 @@ def _deliver_run(grid: Grid, path: Path, silent: set[int]) -> set[int]:
         if receipt.kept or not receipt.wanted:
             left.pop(node_id, None)
         if not receipt.kept:
-            logger.info("node %d did not keep its statement: %s", node_id, receipt.reason)
+            logger.info("%s did not keep its statement: %s", names.get(node_id), receipt.reason)
     if left:
         write_atomically(path, json.dumps({str(k): v for k, v in left.items()}, indent=2) + "\n")
     else:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,8 @@ def pages(tmp_path: Path, partition: int) -> list[Path]:
     return sorted((tmp_path / f"node-{partition}").glob("*/statement.html"))
 
 
-def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir):
+def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir, caplog):
+    caplog.set_level(logging.INFO, "fedif_flower")
     state_and_deliver(grid(tmp_path), config(**{"statement-budget": "100"}), run_dir)
     for partition, name in ((0, "hospital-1"), (1, "hospital-2")):
         (page,) = pages(tmp_path, partition)
@@ -52,6 +54,7 @@ def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir):
         assert not any(other in page.read_text() for other in NAMES.values() if other != name)
         assert verify(page).manifest.run == "run"
     assert not (run_dir / UNDELIVERED).exists()  # The third wants none.
+    assert "hospital-3 did not keep its statement: this node has no statement-dir" in caplog.text
     assert verify(run_dir).manifest.run == "run"
 
 
