@@ -1,7 +1,7 @@
 """FedIF's rounds with many clients and large models: updates summed as they come, or kept.
 
-Clients return what they receive, a thousandth longer, on Ray: milliseconds of a round, and the peak
-memory of all processes together.
+Clients return what they receive, a thousandth longer, on Ray or in this process: milliseconds of a
+round, and the peak memory of all processes together.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, cast
@@ -28,6 +29,7 @@ from benchmarks.memory import MemoryWatch
 from fedif_flower import FedIF, Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.streaming import AggregationMode
@@ -45,6 +47,7 @@ class Case:
     size: int
     aggregation: str
     rounds: int
+    on_ray: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,23 @@ def lengthen(message: Message, _: Context) -> Message:
     return Message(
         RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
     )
+
+
+class OneByOne(LocalGrid):
+    """A grid whose nodes answer when their replies are looked at: one is in memory at a time."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Push messages now, and let each node answer later."""
+        del timeout
+        return self._answers(self.push_messages(messages))
+
+    def _answers(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        for message_id in message_ids:
+            replies = self.pull_messages([message_id])
+            while replies:
+                yield replies.pop()
 
 
 def measure(case: Case) -> Cost:
@@ -99,7 +119,10 @@ def measure(case: Case) -> Cost:
         strategy.start(grid, arrays, num_rounds=case.rounds, evaluate_fn=on_round)
 
     with MemoryWatch() as watch:
-        run_on_ray(main, app, num_clients=case.clients)
+        if case.on_ray:
+            run_on_ray(main, app, num_clients=case.clients)
+        else:
+            main(OneByOne(app, case.clients))
     # Ray starts during the first round.
     seconds = [end - start for start, end in itertools.pairwise(ends[1:])]
     milliseconds = [1e3 * value for value in seconds]
@@ -122,13 +145,15 @@ def measure_alone(case: Case) -> Cost:
     return Cost(**json.loads(printed.splitlines()[-1]))
 
 
-def figures_of(sizes: dict[int, list[tuple[int, bool]]], rounds: int) -> list[Figure]:
+def figures_of(
+    sizes: dict[int, list[tuple[int, bool]]], rounds: int, *, on_ray: bool
+) -> list[Figure]:
     """Measure the cases of each size, streaming against stacked where that fits."""
     figures = []
     for size, cases in sizes.items():
         least: Cost | None = None
         for clients, fits in cases:
-            streamed = measure_alone(Case(clients, size, "streaming", rounds))
+            streamed = measure_alone(Case(clients, size, "streaming", rounds, on_ray))
             least = least or streamed
             name = f"{clients:,} clients, {size / MILLION:g} M parameters"
             parts = f"driver {streamed.driver / 1e9:.2f}, Ray {streamed.others / 1e9:.2f} GB"
@@ -146,7 +171,7 @@ def figures_of(sizes: dict[int, list[tuple[int, bool]]], rounds: int) -> list[Fi
             )
             if not fits:
                 continue
-            stacked = measure_alone(Case(clients, size, "stacked", rounds))
+            stacked = measure_alone(Case(clients, size, "stacked", rounds, on_ray))
             spread = f"{streamed.low:.0f} to {streamed.high:.0f} ms"
             ratio, memory = streamed.median / stacked.median, stacked.together / 1e9
             figures += [
@@ -174,6 +199,7 @@ def figures_of(sizes: dict[int, list[tuple[int, bool]]], rounds: int) -> list[Fi
 def main(
     full: Annotated[bool, typer.Option(help="1,000 clients at 11 M, 100 at 100 M")] = False,
     rounds: Annotated[int, typer.Option(help="rounds of each case")] = 4,
+    local: Annotated[bool, typer.Option(help="clients in this process, not on Ray")] = False,
     write: Annotated[bool, typer.Option(help="write docs/results")] = False,
     case: Annotated[str, typer.Option(help="measure this case alone, print JSON")] = "",
 ) -> None:
@@ -189,7 +215,13 @@ def main(
         if full
         else {MILLION: [(10, True), (100, True)]}
     )
-    report("Streaming", "streaming", figures_of(sizes, rounds), write=write, full=full)
+    report(
+        "Streaming",
+        "streaming",
+        figures_of(sizes, rounds, on_ray=not local),
+        write=write,
+        full=full,
+    )
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ class ScreenedStrategy(
             self.limits,
             asked_at=self._started,
             keep_arrays=self.keep_arrays,
-            on_update=stream.take if stream else None,
+            on_update=None if stream is None else stream.take,
         )
         started = time.perf_counter() - screening.seconds
         blamed = self._clients_blame_the_model(screening)
@@ -343,7 +343,7 @@ class ScreenedStrategy(
         shares = tuple(self.model.momentum.shares) or (1.0,)
         nodes = [reply.node for reply in accepted]
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
-        return Outcome(arrays, aggregation, step=None if stream else step)
+        return Outcome(arrays, aggregation, step=step if stream is None else None)
 
     def _failed(
         self, server_round: int, reason: str, *, suspect: bool, level: int = logging.ERROR

@@ -61,6 +61,10 @@ class StreamedRound:
         self._places: dict[int, int] = {}
         self._error: Exception | None = None
 
+    def __len__(self) -> int:
+        """Return the number of updates so far."""
+        return len(self._notes)
+
     def take(self, reply: AcceptedReply, update: Tensor) -> None:
         """Add a reply's update ``[d]``; an error of the rule itself is kept for later."""
         if self._error is not None:
@@ -72,7 +76,7 @@ class StreamedRound:
         except Exception as error:  # The model's or the rule's: no client is to blame.
             self._error = error
             return
-        self._places[reply.node.node_id] = len(self._notes)
+        self._places[reply.node.node_id] = len(self)
         self._notes.append(known.notes)
 
     def summed(self, updates: RoundUpdates, accepted: Sequence[AcceptedReply]) -> RoundUpdates:

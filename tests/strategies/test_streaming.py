@@ -15,6 +15,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.streaming import StreamedRound, begin_stream
 from tests.tolerance import rounding
 
 CLIENTS = 6
@@ -191,3 +192,34 @@ def test_a_rules_own_error_fails_the_round_and_blames_nobody():
         strategy.start(LocalGrid(Noisy(), CLIENTS), model_arrays(model()), num_rounds=5)
     assert [report.num_rejected for report in strategy.history.rounds] == [0, 0, 0]
     assert "out of order" in strategy.history.rounds[0].reason
+
+
+class OneByOne(LocalGrid):
+    """Its nodes answer when their replies are looked at."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        for message_id in self.push_messages(messages):
+            yield from self.pull_messages([message_id])
+
+
+def test_one_reply_is_in_memory_at_a_time():
+    """Where replies come one by one, each is in the sums before the next is asked for."""
+    rounds: list[StreamedRound] = []
+    summed: list[int] = []
+
+    class Watching(Noisy):
+        def __call__(self, message, context):
+            summed.append(len(rounds[-1]))
+            return super().__call__(message, context)
+
+    def begin(strategy, server_round, clients):
+        rounds.append(begin_stream(strategy, server_round, clients))
+        return rounds[-1]
+
+    strategy = FedAvg(
+        aggregation="streaming", max_examples_ratio=0, fraction_evaluate=0.0, device="cpu"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedif_flower.strategies.screened.begin_stream", begin)
+        strategy.start(OneByOne(Watching(), CLIENTS), model_arrays(model()), num_rounds=1)
+    assert summed == list(range(CLIENTS))
