@@ -158,9 +158,10 @@ class StrategyConfig(Settings):
         "antithetic pairs",
         ge=1,
     )
-    # No data set here has a score of its own.
     shapley_utility: Metric = setting(
-        "accuracy", "what a coalition is worth", choices=("accuracy", "loss")
+        "accuracy",
+        "what a coalition is worth; `score`: the first metric of a task of your own",
+        choices=("accuracy", "loss", "score"),
     )
     attribution: Attribution = setting(
         "off",
