@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -19,6 +20,9 @@ from typing import Any, Generic, TypeVar
 from fedif_flower.errors import ConfigError
 
 T = TypeVar("T")
+
+# Set while a client runs in the process of whoever started its server.
+IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,15 @@ import pytest
 
 from fedif_flower.attacks import ATTACKS, AttackConfig, Behaviour, LabelNoise, build_behaviour
 from fedif_flower.client import trust
+from fedif_flower.client.app import app
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.names import Registry, _installed, call_with, is_import
+from fedif_flower.names import IN_PROCESS, Registry, _installed, call_with, is_import
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import ScreenedStrategy
 from fedif_flower.strategies.config import default_clipping
 from fedif_flower.strategies.registry import STRATEGIES
@@ -22,6 +25,8 @@ from fedif_flower.tasks.registry import TASKS, build_task
 from fedif_flower.tasks.task import Task
 
 MODULE = """
+import torch
+
 from fedif_flower import ContributionStrategy, Task
 from fedif_flower.attacks import Behaviour
 from fedif_flower.strategies import ScreenedStrategy
@@ -35,6 +40,18 @@ class Plain(ScreenedStrategy): ...
 
 def task():
     return Task(name="t", model=None, client_data=None, validation_data=None, test_data=None)
+
+def data(site):
+    inputs = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))
+    return inputs, (inputs[:, 0] > 0).long()
+
+line = Task(
+    name="line",
+    model=lambda: torch.nn.Linear(2, 2),
+    client_data=data,
+    validation_data=data,
+    test_data=data,
+)
 
 number = 3
 """
@@ -146,6 +163,23 @@ def test_a_node_imports_only_from_packages_that_its_operator_allows(key, monkeyp
         require_trusted(config, node)
     require_trusted(config, NodeConfig(partition_id=0, num_partitions=2, import_from="json os"))
     require_trusted(ClientConfig(task="images", attack="none"), node)
+
+
+def test_clients_in_this_very_process_import_what_its_user_names(tmp_path, package):
+    settings = {
+        "task": f"{package}:line",
+        "attack": f"{package}:Rotate",
+        "strategy": "flwr.serverapp.strategy:FedMedian",
+        "num-clients": 2,
+        "fraction-train": 1.0,
+        "num-server-rounds": 1,
+        "output-dir": str(tmp_path / "runs"),
+        "device": "cpu",
+    }
+    config = RunConfig.from_run_config(settings)
+    run_dir = run_federation(LocalGrid(app, 2), config)
+    assert run_dir.name.startswith("flwr.serverapp.strategy-FedMedian-line-")
+    assert not IN_PROCESS.get()
 
 
 def test_a_registry_of_its_own_names_its_group():

@@ -7,7 +7,7 @@ import sys
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.names import is_import
+from fedif_flower.names import IN_PROCESS, is_import
 
 
 def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
@@ -28,6 +28,8 @@ def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
 
 
 def _is_simulated() -> bool:
-    """Return whether this process is one of Ray's, which only simulations have."""
+    """Return whether this is the server's own process, or one of Ray's."""
+    if IN_PROCESS.get():
+        return True
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())

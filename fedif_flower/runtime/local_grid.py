@@ -21,6 +21,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedif_flower.names import IN_PROCESS
+
 Scalar = bool | int | float | str
 ClientCall = Callable[[Message, Context], Message]
 FIRST_NODE_ID = 1000
@@ -140,10 +142,13 @@ class LocalGrid(Grid):
             node_id = message.metadata.dst_node_id
             if node_id in self._silent:
                 continue
+            token = IN_PROCESS.set(True)
             try:
                 replies.append(self._client_app(message, self.contexts[node_id]))
             except Exception as error:
                 replies.append(Message(Error(code=2, reason=repr(error)), reply_to=message))
+            finally:
+                IN_PROCESS.reset(token)
         return replies
 
     def send_and_receive(

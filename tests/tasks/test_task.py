@@ -75,7 +75,5 @@ def test_an_attack_on_labels_needs_them_as_tensors_and_one_on_data_takes_any():
     ids = {"seed": 0, "partition_id": 0, "server_round": 1}
     model = nn.Linear(1, 2)
     assert poisoned_data(task(), model, [1, 2], Backwards(), **ids) == [2, 1]
-    with pytest.raises(
-        DataError, match=r"LabelNoise changes tensors .* of task 't' are list"
-    ):
+    with pytest.raises(DataError, match=r"LabelNoise changes tensors .* of task 't' are list"):
         poisoned_data(task(num_classes=2), model, [1, 2], LabelNoise(0.5), **ids)
