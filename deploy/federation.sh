@@ -113,7 +113,7 @@ superlink() { # DIR HOST:PORT [OPTION...]
   # Relative paths in options and in a run's configuration, such as output-dir, are below DIR.
   cd "$1"
   shift 2
-  PYTHONPATH="$repository" exec python -m fedif_flower.runtime.guarded_superlink --host "$host" --port "$port" \
+  PYTHONPATH="$repository${PYTHONPATH:+:$PYTHONPATH}" exec python -m fedif_flower.runtime.guarded_superlink --host "$host" --port "$port" \
     --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key \
     --enable-supernode-auth --database superlink.db "$@"
 }
