@@ -70,8 +70,8 @@ def add(path: Path, line: dict[str, object]) -> None:
         writer.writerow({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in line.items()})
 
 
-def print_table(lines: list[dict[str, str]]) -> None:
-    """Print a line for each rule and D': accuracy on the choosing part, in % (and seeds)."""
+def print_table(lines: list[dict[str, str]], part: str) -> None:
+    """Print a line for each rule and D': accuracy on a part, in % (and seeds)."""
     print(f"| rule | D' | {' | '.join(COLUMNS)} | weight of malicious, % | AUC | passes |")
     print("| --- | --- |" + " ---: |" * (len(COLUMNS) + 3))
     for rule, kind in dict.fromkeys((line["rule"], line["held_out"]) for line in lines):
@@ -83,7 +83,7 @@ def print_table(lines: list[dict[str, str]]) -> None:
             return f"{factor * statistics.fmean(values):.1f}" if values else "-"
 
         noisy = by_column["label-noise"]
-        cells = [f"{mean('choosing', o)} ({len(o)})" if o else "-" for o in by_column.values()]
+        cells = [f"{mean(part, o)} ({len(o)})" if o else "-" for o in by_column.values()]
         cells += [mean("malicious_weight", noisy), mean("auc", noisy), mean("passes", own, 1.0)]
         print(f"| {rule} | {kind} | {' | '.join(cells)} |")
 
@@ -98,13 +98,14 @@ def main(
     output: Annotated[Path, typer.Option(help="a folder")] = RESULTS,
     model: Annotated[str, typer.Option(help="lenet5, or mlp: ten times as fast")] = "mlp",
     one_round: Annotated[bool, typer.Option("--one-round")] = False,
+    part: Annotated[str, typer.Option(help="choosing or test, for the table")] = "choosing",
     table: Annotated[bool, typer.Option("--table", help="print what is there")] = False,
 ) -> None:
     """Run what is missing."""
     torch.set_num_threads(1)
     path = output / f"descent-{model}{'-one-round' if one_round else ''}.csv"
     if table:
-        print_table(read(path))
+        print_table(read(path), part)
         return
     federations: dict[tuple[object, ...], Federation] = {}
     given: dict[tuple[object, ...], list[Round]] = {}
