@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.storage import make_folder, write_atomically
@@ -30,7 +31,7 @@ def write_page(found: Found, path: Path, about: Sequence[str]) -> None:
     draw_heat_map(found, picture)
     lines = ["# Arena", ""]
     for paragraph in about:
-        lines += [paragraph, ""]
+        lines += [*wrap(paragraph, 120), ""]
     lines += [f"![accuracy under attack]({picture.name})", "", "## Worst cases", ""]
     lines += headline(found).to_markdown()
     for title, name, shown in _MEASURES:
@@ -196,5 +197,9 @@ _MEASURES: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
     ("Backdoor's success, %", "attack_success", _percent),
     ("Weight of malicious clients, %", "malicious_weight", _percent),
     ("AUC of low weight as a sign of malice", "detection_auc", _ratio),
-    ("Aggregation, ms per round", "aggregation_seconds", _milliseconds),
+    (
+        "Aggregation, ms per round (other work on the machine counts)",
+        "aggregation_seconds",
+        _milliseconds,
+    ),
 )
