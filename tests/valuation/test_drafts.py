@@ -35,7 +35,7 @@ def network(seed: int, scale: float = 1.0, shift: float = 0.0) -> Counted:
     last = nn.Linear(4 * 36, CLASSES)
     with torch.no_grad():
         last.weight.mul_(scale)
-        last.bias.add_(shift)
+        last.bias.mul_(scale).add_(shift)
     layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), last)
     return Counted(*layers).eval()
 
