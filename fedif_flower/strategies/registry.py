@@ -223,6 +223,9 @@ class _Strategies(Registry[Builder]):
     def __contains__(self, name: object) -> bool:
         return str(name).startswith(PREFIX) or super().__contains__(name)
 
+    def is_own(self, name: str) -> bool:
+        return not name.startswith(PREFIX) and super().is_own(name)
+
     def __getitem__(self, name: str) -> Builder:
         if not name.startswith(PREFIX):
             return super().__getitem__(name)

@@ -36,7 +36,7 @@ def test_a_run_may_name_a_rule():
     assert "byzfl:NNM+GeometricMedian" in STRATEGIES
     assert "byzflMedian" not in STRATEGIES
     assert not any(name.startswith("byzfl:") for name in STRATEGIES)
-    config = RunConfig.from_run_config(default_run_config() | {"strategy": "byzfl:Median"})
+    config = RunConfig.from_run_config(default_run_config() | {"strategy": "byzfl:NNM+TrMean"})
     assert config.update_clipping == 0
     assert "median of all" not in STRATEGIES
 
