@@ -81,11 +81,10 @@ def test_the_loss_never_rises(seed, m, steps):
     assert bowl(centre)(model, found.weights)[0] == pytest.approx(found.losses[-1])
 
 
-@given(seed=seeds)
-@settings(max_examples=20)
+@pytest.mark.parametrize("seed", range(4))
 def test_it_reaches_the_optimum(seed):
     updates, initial, centre = drawn(seed, 4)
-    found = descend_weights(torch.zeros(5).double(), updates, initial, bowl(centre), steps=3000)
+    found = descend_weights(torch.zeros(5).double(), updates, initial, bowl(centre), steps=1000)
     # At the optimum of a convex loss nobody's slope is below the weighted mean's.
     away = updates.T @ found.weights - centre
     slopes = updates @ away
