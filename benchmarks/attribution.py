@@ -129,7 +129,7 @@ def table(lines: list[dict[str, str]]) -> str:
         text.append(f"| {' | '.join(row)} |")
     text += [
         "",
-        f"{len(cells)} rounds of ten clients: {len(attacks)} columns, {len(seeds)} seeds, rounds "
+        f"{len(cells)} rounds of ten clients: {len(attacks)} columns, seeds: {len(seeds)}, rounds "
         f"{', '.join(sorted({line['round'] for line in lines}, key=int))}.",
         "",
     ]
