@@ -19,33 +19,14 @@ from torch import Tensor
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.report import run_title
-from fedif_flower.run.rows import ClientRow, RoundRow, checked_row
+from fedif_flower.run.rows import RESULT_FILES, ClientRow, RoundRow, checked_row
 from fedif_flower.run.summary import describe_machine, summarize
-from fedif_flower.run.writer import NAMES, OnRow, RunWriter
+from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.storage import write_atomically
 from fedif_flower.tasks.task import Metric
 
 if TYPE_CHECKING:
     from fedif_flower.strategies.screened import ScreenedStrategy
-
-# What a run writes, and a new run in the same place removes; nothing else there is touched.
-RESULT_FILES = (
-    "summary.json",
-    "config.json",
-    "provenance.json",
-    NAMES,
-    "rounds.csv",
-    "clients.csv",
-    "attribution.csv",
-    "attribution_rounds.csv",
-    "quarantine.csv",
-    "model.pt",
-    "accuracy.png",
-    "attribution.png",
-    "metric.png",
-    "contributions.png",
-    "report.md",
-)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.provenance import code_hash
-from fedif_flower.run.rows import cell
+from fedif_flower.run.rows import RESULT_FILES, cell
 from fedif_flower.statement.account import Account, MemberAccount, settle
 from fedif_flower.statement.chain import chain, to_csv
 from fedif_flower.statement.manifest import (
@@ -39,23 +39,6 @@ from fedif_flower.statement.signing import public_bytes
 from fedif_flower.statement.verdict import Verdict
 from fedif_flower.storage import make_folder, temporary_sibling, writing
 
-# What of a run's folder is signed where it is there. The log, the lock and checkpoints are not.
-RECORDS = (
-    "config.json",
-    "provenance.json",
-    "names.csv",
-    "rounds.csv",
-    "clients.csv",
-    "attribution.csv",
-    "attribution_rounds.csv",
-    "summary.json",
-    "report.md",
-    "accuracy.png",
-    "attribution.png",
-    "metric.png",
-    "contributions.png",
-    "model.pt",
-)
 UPDATES = "updates"
 _BUDGET = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2})?")
 
@@ -128,9 +111,12 @@ def make_statement(
 
 
 def signed_records(run_dir: Path) -> list[str]:
-    """Return what of a run's folder a statement covers, by path below it."""
+    """Return what of a run's folder a statement covers, by path below it.
+
+    All results that are there are signed; the log, the lock and checkpoints are not.
+    """
     updates = sorted((run_dir / UPDATES).glob("*.pt"))
-    return [name for name in RECORDS if (run_dir / name).is_file()] + [
+    return [name for name in RESULT_FILES if (run_dir / name).is_file()] + [
         f"{UPDATES}/{path.name}" for path in updates
     ]
 
