@@ -17,6 +17,8 @@ DECLARED: tuple[type[Settings], ...] = (StrategyConfig, ClientConfig)
 SETTING_OF = {
     ("Krum", "distances"): "krum_distances",
     ("Krum", "malicious_fraction"): "assumed_malicious_fraction",
+    ("TrimmedMean", "malicious_fraction"): "assumed_malicious_fraction",
+    ("DnC", "malicious_fraction"): "assumed_malicious_fraction",
 }
 EXCEPTIONS = {
     ("ScreenedStrategy", "fraction_train"): "Flower's own default; the setting is the paper's C",
@@ -31,6 +33,9 @@ EXCEPTIONS = {
     ("SFedAvg", "shapley_estimator"): "the paper's estimator; the setting is AFedSV's",
     ("ShapFed", "gamma"): "the authors' value; the setting is FedIF's and AFedSV's",
     ("Krum", "malicious_fraction"): "a run config tells it the share of malicious clients",
+    ("TrimmedMean", "malicious_fraction"): "as Krum's, and less: half leaves it nothing to average",
+    ("DnC", "malicious_fraction"): "as Krum's, and less: half leaves it nothing to average",
+    ("FLTrust", "task"): "a Task; the setting is the name of one",
 }
 
 

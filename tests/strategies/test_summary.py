@@ -29,6 +29,7 @@ def parts() -> dict[str, object]:
         "inputs": torch.zeros(4, 2),
         "labels": torch.zeros(4, dtype=torch.int64),
         "inner": FedMedian(),
+        "is_malicious": lambda _node: False,
     }
 
 
