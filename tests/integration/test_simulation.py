@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.serverapp import Grid
 
 from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.simulation import simulate
+from fedif_flower.runtime.simulation import run_on_ray, simulate
 
 PROJECT = Path(__file__).parents[2]
 pytestmark = pytest.mark.ray
@@ -47,6 +48,25 @@ def test_one_or_two_actors_or_none_give_the_same_bits(tmp_path):
     for other in (one, here):
         assert other[1] == two[1]
         assert all(torch.equal(other[0][key], two[0][key]) for key in two[0])
+
+
+def test_colluders_and_attackers_with_a_memory_do_the_same_in_actors(tmp_path):
+    configs = [
+        run_config(tmp_path, attack).replace(attack=attack, malicious_fraction=0.5)
+        for attack in ("min-max", "free-rider-step")
+    ]
+    on_ray: list[Path] = []
+
+    def main(grid: Grid) -> None:
+        on_ray.extend(run_federation(grid, config) for config in configs)
+
+    run_on_ray(main, client_app, num_clients=20)
+    found = [outcome(run_dir) for run_dir in on_ray]
+    for config, (model, rows) in zip(configs, found, strict=True):
+        name = f"{config.run_name}-here"
+        here = outcome(run_federation(LocalGrid(client_app, 20), config.replace(run_name=name)))
+        assert here[1] == rows
+        assert all(torch.equal(here[0][key], model[key]) for key in model)
 
 
 @pytest.mark.parametrize(
