@@ -17,7 +17,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 PACKAGE = Path(__file__).parents[2] / "fedif_flower"
 FLOWER = f"flwr {version('flwr')}"
-PUBLIC = ("flwr.app", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.clientapp", "flwr")
+PUBLIC = (
+    *("flwr", "flwr.app", "flwr.serverapp", "flwr.serverapp.strategy"),
+    *("flwr.clientapp", "flwr.clientapp.typing"),
+)
 
 
 def require(condition: object, what: str) -> None:

@@ -159,7 +159,7 @@ def test_rounds_are_shown_as_their_lines_come(tmp_path: Path) -> None:
     with RoundProgress(2, Console(file=output, width=80)) as progress:
         rounds = _Rounds(_ResultFile(path), progress)
         rounds.show()
-        path.write_text("round,test_accuracy\n0,0.25\n1,\n")
+        path.write_text("round,test_accuracy,test_loss\n0,0.25,2.1\n1,,\n")
         rounds.show()
         rounds.show()
     assert output.getvalue().splitlines() == ["round 0/2 test accuracy 25.0%", "round 1/2"]

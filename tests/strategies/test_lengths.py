@@ -8,11 +8,14 @@ from benchmarks.lengths import Cell, measure
 from fedif_flower.strategies.config import default_clipping
 from fedif_flower.strategies.registry import STRATEGIES
 
-CONTRIBUTION = {"fedif", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"}
+BOUNDED = {
+    *("fedif", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"),
+    "influence-descent",
+}
 
 
 def test_contribution_strategies_bound_lengths_by_default():
-    assert {name for name in STRATEGIES if default_clipping(name)} == CONTRIBUTION
+    assert {name for name in STRATEGIES if default_clipping(name)} == BOUNDED
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def test_a_row_keeps_everything_but_paths(tmp_path):
     assert read == dataclasses.replace(measured, config=kept, run_dir=None)
     assert set(measured.config) - set(kept) <= {
         *("output-dir", "run-name", "data-dir", "round-timeout", "checkpoint-every", "resume"),
+        *("statement-budget", "trackers"),
     }
     assert read.curve("test") == []
 
