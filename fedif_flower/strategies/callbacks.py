@@ -70,6 +70,14 @@ def admitted(
     return free if len(free) >= at_least else nodes
 
 
+def tell(callbacks: Iterable[Callback], step: Step | None, report: RoundReport) -> None:
+    """Tell every callback of a round: of its step, if it took one, and of its report."""
+    for callback in callbacks:
+        if step is not None:
+            callback.on_step(step)
+        callback.on_round(report)
+
+
 class OnRound(Callback):
     """Calls a function with each round's report, e.g. ``reports.append``."""
 

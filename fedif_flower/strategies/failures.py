@@ -109,6 +109,10 @@ class MemberFailures:
         """Return how often in a row a member gave no usable reply."""
         return self._of(node).errors
 
+    def first_errors(self, screening: Screening) -> int:
+        """Return how many clients raised an error in this round that did not err before."""
+        return sum(r.raised and not self.errors(r.node) for r in screening.refused)
+
     def _has_failing(self) -> bool:
         return any(member.errors >= self.maximum for member in self._members.values())
 

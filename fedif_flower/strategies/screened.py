@@ -32,7 +32,7 @@ from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace,
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
-from fedif_flower.strategies.callbacks import Callback, admitted
+from fedif_flower.strategies.callbacks import Callback, admitted, tell
 from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel
@@ -168,18 +168,14 @@ class ScreenedStrategy(
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
         self.limits = ReplyLimits(
-            weighted_by_key,
-            max_num_examples,
-            max_examples_ratio,
-            max_update_length=max_update_length,
+            weighted_by_key, max_num_examples, max_examples_ratio, (), max_update_length
         )
         self.update_clipping = (
             self.default_clipping if update_clipping == "auto" else update_clipping
         )
         self.bounds = StepBounds(self.update_clipping, momentum=self.model.momentum)
-        in_range = 0.0 <= neighbour_mixing <= 1.0
-        require(in_range, "neighbour_mixing", neighbour_mixing, "0 to 1")
         self.neighbour_mixing = neighbour_mixing
+        require(0 <= neighbour_mixing <= 1, "neighbour_mixing", neighbour_mixing, "0 to 1")
         self.device = select_device(device)
         self.history = History()
         self.callbacks = list(callbacks)
@@ -269,7 +265,9 @@ class ScreenedStrategy(
             on_update=None if stream is None else stream.take,
         )
         started = time.perf_counter() - screening.seconds
-        blamed = self._clients_blame_the_model(screening)
+        # Most raise an error on the model just made, and did not before.
+        newly = self.failures.first_errors(screening)
+        blamed = not self.model.is_proven and 2 * newly > len(self._asked)
         outcome = self._aggregate(server_round, screening, stream, blamed=blamed)
         report = round_report(
             server_round,
@@ -280,10 +278,7 @@ class ScreenedStrategy(
             aggregation_seconds=time.perf_counter() - started,
         )
         log_remarks(report)
-        for callback in (self.history, *self.callbacks):
-            if outcome.step is not None:
-                callback.on_step(outcome.step)
-            callback.on_round(report)
+        tell((self.history, *self.callbacks), outcome.step, report)
         failed = outcome.aggregation is None
         if not blamed:
             enough = len(screening.accepted) >= self.min_valid_replies
@@ -352,8 +347,3 @@ class ScreenedStrategy(
         reason = printable(reason)
         logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
         return Outcome(self.model.take_back() if suspect else None, None, reason)
-
-    def _clients_blame_the_model(self, screening: Screening) -> bool:
-        """Tell whether most clients raise an error on the model just made, and did not before."""
-        newly = [r for r in screening.refused if r.raised and not self.failures.errors(r.node)]
-        return not self.model.is_proven and 2 * len(newly) > len(self._asked)

@@ -132,3 +132,33 @@ def _pieces(
     for parameter in parameters:
         yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
         start += parameter.numel()
+
+
+class HasFlatModel:
+    """What the owner of a :class:`FlatModel` says of it."""
+
+    _model: FlatModel
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """The trainable parameters, in the order of the vector [d]."""
+        return self._model.parameter_names
+
+    @property
+    def tied_names(self) -> dict[str, str]:
+        """The other names of arrays that the model has under several, and their first name."""
+        return self._model.tied_names
+
+    @property
+    def num_params(self) -> int:
+        """Length d of the parameter vector."""
+        return self._model.params.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the parameter vector."""
+        return self._model.params.dtype
+
+    def params(self) -> Tensor:
+        """Return the parameters ``[d]`` last used (at first: the given model's own)."""
+        return self._model.params.detach().clone()

@@ -26,7 +26,7 @@ from fedif_flower.tasks.modules import (
 )
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
 from fedif_flower.valuation.drafts import AccuracyDraft, has_fast_bfloat16
-from fedif_flower.valuation.flat_model import FlatModel
+from fedif_flower.valuation.flat_model import FlatModel, HasFlatModel
 from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
 from fedif_flower.valuation.objective import objective_of
 from fedif_flower.valuation.replica_pool import ReplicaPool
@@ -53,7 +53,7 @@ class _Batch(NamedTuple):
     size: int
 
 
-class Validation:
+class Validation(HasFlatModel):
     r"""A held-out data set D' with the model and the loss that judge a parameter vector on it.
 
     .. math:: \ell(w, D') = \frac{1}{|D'|} \sum_{(x, y) \in D'} \ell(f_w(x), y)
@@ -197,30 +197,6 @@ class Validation:
             self._batches = [_Batch(pair, len(pair[1])) for pair in pairs]
         return draft
 
-    @property
-    def parameter_names(self) -> list[str]:
-        """The trainable parameters, in the order of the vector [d]."""
-        return self._model.parameter_names
-
-    @property
-    def tied_names(self) -> dict[str, str]:
-        """The other names of arrays that the model has under several, and their first name."""
-        return self._model.tied_names
-
-    @property
-    def num_params(self) -> int:
-        """Length d of the parameter vector."""
-        return self._model.params.numel()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the parameter vector."""
-        return self._model.params.dtype
-
-    def params(self) -> Tensor:
-        """Return the parameters ``[d]`` last used (at first: the given model's own)."""
-        return self._model.params.detach().clone()
-
     def gradient(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
         r"""Return :math:`\nabla \ell(w, D')`, the exact mean over all examples.
 
@@ -347,8 +323,7 @@ class Validation:
         generator : torch.Generator
             See :func:`~fedif_flower.valuation.subsample.draw_rows`.
         """
-        contents = draw_batches([content for content, _ in self._batches], count, generator)
-        if contents is None:
+        if (contents := draw_batches([c for c, _ in self._batches], count, generator)) is None:
             return self
         other = copy.copy(self)
         vars(other).pop("gradients", None)  # What is of all of D'.
@@ -368,8 +343,7 @@ class Validation:
     def _loaded(self, params: Tensor, buffers: Mapping[str, Tensor] | None) -> Iterator[None]:
         if params.shape != self._model.params.shape:
             raise ValuationError(f"params has shape {list(params.shape)}, not [{self.num_params}]")
-        unknown = [name for name in buffers or {} if name not in self._model.state]
-        if unknown:
+        if unknown := [name for name in buffers or {} if name not in self._model.state]:
             raise ValuationError(f"buffers {unknown} are not in the model")
         with self._lock:
             self._model.load(params, buffers or {})
