@@ -154,7 +154,7 @@ def arena(
         bool, typer.Option("--in-process", help="one client after the other, without Ray")
     ] = False,
 ) -> None:
-    """Fight every strategy with every attack on digits, and write a page with a heat map."""
+    """Set every strategy against every attack on digits; write a page with a heat map."""
     from fedif_flower.client.app import app
     from fedif_flower.run.config import default_run_config
     from fedif_flower.sweeps.arena import arena_cells, bouts, measured
