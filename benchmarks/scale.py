@@ -6,14 +6,9 @@ peak memory of the driver, of Ray's processes, and of all of them together.
 
 from __future__ import annotations
 
-import itertools
 import json
-import statistics
-import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -24,12 +19,14 @@ from flwr.serverapp import Grid
 
 from benchmarks.common import Figure, report
 from benchmarks.memory import MemoryWatch
+from benchmarks.rounds import Cost, cost_of, measure_alone
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.nodes import identify_clients
 
 MILLION = 10**6
+MODULE = "benchmarks.scale"  # This one: its name is __main__ where it is run.
 app = ClientApp()
 
 
@@ -41,18 +38,6 @@ class Case:
     sampled: int
     size: int
     rounds: int
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Milliseconds of a round but the first, and peak bytes."""
-
-    median: float
-    low: float
-    high: float
-    driver: int
-    others: int
-    together: int
 
 
 @app.train()
@@ -87,26 +72,7 @@ def measure(case: Case) -> Cost:
 
     with MemoryWatch() as watch:
         run_on_ray(main, app, num_clients=case.clients)
-    # Ray starts during the first round.
-    seconds = [end - start for start, end in itertools.pairwise(ends[1:])]
-    milliseconds = [1e3 * value for value in seconds]
-    return Cost(
-        statistics.median(milliseconds),
-        min(milliseconds),
-        max(milliseconds),
-        watch.driver,
-        watch.others,
-        watch.together,
-    )
-
-
-def measure_alone(case: Case) -> Cost:
-    """Run one case in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--case", json.dumps(asdict(case))]
-    printed = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
-    ).stdout
-    return Cost(**json.loads(printed.splitlines()[-1]))
+    return cost_of(ends, watch)
 
 
 def figures_of(full: bool, rounds: int) -> list[Figure]:
@@ -117,7 +83,7 @@ def figures_of(full: bool, rounds: int) -> list[Figure]:
     if full:
         grids.append((1_000, (10_000, MILLION), "<= 2"))
     for sampled, counts, aim in grids:
-        costs = {n: measure_alone(Case(n, sampled, 10_000, rounds)) for n in counts}
+        costs = {n: measure_alone(MODULE, Case(n, sampled, 10_000, rounds)) for n in counts}
         least = costs[counts[0]]
         for clients, cost in costs.items():
             name = f"{clients:,} clients, {sampled} a round"
@@ -136,7 +102,9 @@ def figures_of(full: bool, rounds: int) -> list[Figure]:
                 ),
             ]
     for millions in (1, 11, 100) if full else (1, 11):
-        cost = measure_alone(Case(10, 10, millions * MILLION, 4 if millions == 100 else rounds))
+        cost = measure_alone(
+            MODULE, Case(10, 10, millions * MILLION, 4 if millions == 100 else rounds)
+        )
         floats = 4e-9 * millions * MILLION * 10
         name, spread = f"10 clients, {millions} M parameters", f"{cost.low:.0f} to {cost.high:.0f}"
         figures += [

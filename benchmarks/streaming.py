@@ -6,15 +6,10 @@ round, and the peak memory of all processes together.
 
 from __future__ import annotations
 
-import itertools
 import json
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, cast
 
 import torch
@@ -26,6 +21,7 @@ from torch import nn
 
 from benchmarks.common import Figure, report
 from benchmarks.memory import MemoryWatch
+from benchmarks.rounds import Cost, cost_of, measure_alone
 from fedif_flower import FedIF, Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
@@ -35,6 +31,7 @@ from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.streaming import AggregationMode
 
 MILLION = 10**6
+MODULE = "benchmarks.streaming"  # This one: its name is __main__ where it is run.
 _CLASSES = 10
 app = ClientApp()
 
@@ -48,18 +45,6 @@ class Case:
     aggregation: str
     rounds: int
     on_ray: bool = True
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Milliseconds of a round but the first, and peak bytes of all processes together."""
-
-    median: float
-    low: float
-    high: float
-    driver: int
-    others: int
-    together: int
 
 
 @app.train()
@@ -123,26 +108,7 @@ def measure(case: Case) -> Cost:
             run_on_ray(main, app, num_clients=case.clients)
         else:
             main(OneByOne(app, case.clients))
-    # Ray starts during the first round.
-    seconds = [end - start for start, end in itertools.pairwise(ends[1:])]
-    milliseconds = [1e3 * value for value in seconds]
-    return Cost(
-        statistics.median(milliseconds),
-        min(milliseconds),
-        max(milliseconds),
-        watch.driver,
-        watch.others,
-        watch.together,
-    )
-
-
-def measure_alone(case: Case) -> Cost:
-    """Run one case in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.streaming", "--case", json.dumps(asdict(case))]
-    printed = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
-    ).stdout
-    return Cost(**json.loads(printed.splitlines()[-1]))
+    return cost_of(ends, watch)
 
 
 def figures_of(
@@ -153,7 +119,7 @@ def figures_of(
     for size, cases in sizes.items():
         least: Cost | None = None
         for clients, fits in cases:
-            streamed = measure_alone(Case(clients, size, "streaming", rounds, on_ray))
+            streamed = measure_alone(MODULE, Case(clients, size, "streaming", rounds, on_ray))
             least = least or streamed
             name = f"{clients:,} clients, {size / MILLION:g} M parameters"
             parts = f"driver {streamed.driver / 1e9:.2f}, Ray {streamed.others / 1e9:.2f} GB"
@@ -171,7 +137,7 @@ def figures_of(
             )
             if not fits:
                 continue
-            stacked = measure_alone(Case(clients, size, "stacked", rounds, on_ray))
+            stacked = measure_alone(MODULE, Case(clients, size, "stacked", rounds, on_ray))
             spread = f"{streamed.low:.0f} to {streamed.high:.0f} ms"
             ratio, memory = streamed.median / stacked.median, stacked.together / 1e9
             figures += [

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import stdtrit
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.strategies.attributed import RoundAttribution
@@ -176,5 +175,8 @@ def relative_worths(found: RoundAttribution) -> dict[int, float]:
 
 def upper_bound(values: Sequence[float]) -> float:
     """Return the upper end of the mean's one-sided t interval at :data:`CONFIDENCE`; n >= 2."""
+    # Imported here: every server loads this file, few have a quarantine.
+    from scipy.special import stdtrit
+
     quantile = float(stdtrit(len(values) - 1, CONFIDENCE))
     return float(np.mean(values) + quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
