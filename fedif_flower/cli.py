@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -144,6 +145,11 @@ def sweep(
 
 @cli.command()
 def arena(
+    dataset: Annotated[str, typer.Option(help="digits, or any data set of images")] = "digits",
+    data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
+    strategies: Annotated[str, typer.Option(help="by their names on the page: FedAvg,Krum")] = "",
+    attacks: Annotated[str, typer.Option(help="by their names on the page: ALIE,mimic")] = "",
+    shares: Annotated[str, typer.Option(help="of malicious clients")] = "0.2,0.4",
     seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ...")] = 1,
     output_dir: OutputDir = Path("runs/arena"),
     page: Annotated[
@@ -154,21 +160,27 @@ def arena(
         bool, typer.Option("--in-process", help="one client after the other, without Ray")
     ] = False,
 ) -> None:
-    """Set every strategy against every attack on digits; write a page with a heat map."""
+    """Set every strategy against every attack; write a page with a heat map."""
     from fedif_flower.client.app import app
     from fedif_flower.run.config import default_run_config
-    from fedif_flower.sweeps.arena import arena_cells, bouts, measured
+    from fedif_flower.sweeps.arena import arena_cells, choose_bouts, find_ground
+    from fedif_flower.sweeps.arena_figures import measured
     from fedif_flower.sweeps.arena_page import about, headline, write_page
     from fedif_flower.sweeps.engine import LocalLauncher, run_cells
 
     console = Console()
-    cells = arena_cells(bouts(), seeds, default_run_config(), output_dir)
+    wanted = choose_bouts(strategies, attacks, shares)
+    ground = find_ground(dataset, data_dir)
+    cells = arena_cells(wanted, seeds, default_run_config(), output_dir, ground)
     launch = LocalLauncher(app) if in_process else launcher(1, 0.0)
     complete = run_cells(list(cells.values()), launch, console, jobs=1 if in_process else jobs)
     found = measured(cells)
     path = page or output_dir / "arena.md"
-    command = f"fedif arena --seeds {seeds}" + (" --in-process" if in_process else "")
-    write_page(found, path, about(seeds, command))
+    given = {"dataset": dataset, "data-dir": data_dir and "DIR", "strategies": strategies}
+    given |= {"attacks": attacks, "shares": shares, "seeds": str(seeds)}
+    options = [f"--{name} {quote(value)}" for name, value in given.items() if value]
+    command = " ".join(["fedif arena", *options, *(["--in-process"] if in_process else [])])
+    write_page(found, path, ground.title, about(ground, wanted, seeds, command))
     headline(found).print(console)
     console.print(f"Page: {path.absolute()}", soft_wrap=True, highlight=False)
     finish(complete)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
-from fedif_flower.run.rows import read_rows
+from fedif_flower.errors import ConfigError
 from fedif_flower.settings import Scalar
-from fedif_flower.sweeps.cells import SUMMARY, Cell, find_result, make_cell
+from fedif_flower.strategies.registry import WITHOUT_COEFFICIENTS
+from fedif_flower.sweeps.cells import Cell, make_cell
+from fedif_flower.sweeps.data import find_data
 
 CLEAN = "none"
+DIGITS = "digits"
 
 # Settings by name, chosen before anything was measured and the same under every attack.
 STRATEGIES: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
@@ -38,20 +39,32 @@ ATTACKS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
         "ALIE": {"attack": "alie"},
         "Min-Max": {"attack": "min-max"},
         "Fang": {"attack": "fang"},
+        "mimic": {"attack": "mimic"},
+        "returns the model": {"attack": "free-rider"},
         "pixel trigger": {"attack": "pixel-trigger"},
+        "distributed trigger": {"attack": "distributed-trigger"},
+        "model replacement": {"attack": "model-replacement"},
     }
 )
 SHARES = (0.2, 0.4)
-# The largest share that is tried: what a robust rule is told to expect, whatever the true one is.
-BASE: Mapping[str, Scalar] = MappingProxyType(
+# What a robust rule is told to expect, whatever the true share is: the largest of SHARES.
+_COMMON: Mapping[str, Scalar] = MappingProxyType(
     {
-        "dataset": "digits",
-        "num-clients": 50,
-        "fraction-train": 0.2,
         "num-server-rounds": 40,
         "assumed-malicious-fraction": max(SHARES),
         "checkpoint-every": 0,
         "device": "cpu",
+    }
+)
+_DIGITS: Mapping[str, Scalar] = MappingProxyType({"num-clients": 50, "fraction-train": 0.2})
+_IMAGES: Mapping[str, Scalar] = MappingProxyType(
+    {
+        "num-clients": 100,
+        "fraction-train": 0.1,
+        "model": "lenet5",
+        "local-epochs": 1,
+        "learning-rate": 0.01,
+        "eval-every": 2,
     }
 )
 
@@ -66,28 +79,39 @@ class Bout:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a bout led to, mean over the seeds; ``None`` where a figure is not defined.
+class Ground:
+    """Where bouts are fought.
 
     Attributes
     ----------
-    accuracy : float
-        Test accuracy, mean of the last ten rounds, in [0, 1].
-    attack_success : float, optional
-        Share of triggered test images that get the target class, after the last round.
-    malicious_weight : float, optional
-        Share of all weight that malicious clients got.
-    detection_auc : float, optional
-        How well low mean weights tell malicious clients from honest ones, in [0, 1].
-    aggregation_seconds : float
-        Per round.
+    title : str
+        What the data set is called on the page.
+    settings : mapping
+        Run-config keys that no bout changes.
     """
 
-    accuracy: float
-    attack_success: float | None
-    malicious_weight: float | None
-    detection_auc: float | None
-    aggregation_seconds: float
+    title: str
+    settings: Mapping[str, Scalar]
+
+    @property
+    def clients_per_round(self) -> int:
+        """How many clients train in a round."""
+        return round(float(self.settings["fraction-train"]) * int(self.settings["num-clients"]))
+
+
+def find_ground(dataset: str = DIGITS, data_dir: str = "") -> Ground:
+    """Return where to fight: 50 clients on digits, on any other data set 100 with LeNet-5.
+
+    Parameters
+    ----------
+    dataset : str
+        As in a run config.
+    data_dir : str
+        Where its files are.
+    """
+    own = _DIGITS if dataset == DIGITS else _IMAGES
+    found, title = find_data(dataset, data_dir)
+    return Ground(title, {**_COMMON, **own, **found})
 
 
 def bouts(
@@ -101,10 +125,50 @@ def bouts(
     return [Bout(strategy, CLEAN, 0.0) for strategy in named] + fought
 
 
+def choose_bouts(strategies: str = "", attacks: str = "", shares: str = "") -> list[Bout]:
+    """Return the bouts of lists divided by commas; an empty list stands for all that are known.
+
+    Raises
+    ------
+    ConfigError
+        If a name is not known, or a share is no number above 0 and below 1.
+    """
+    return bouts(
+        _named(strategies, STRATEGIES, "strategies"),
+        _named(attacks, ATTACKS, "attacks"),
+        _shares(shares) if shares else SHARES,
+    )
+
+
+def _named(names: str, known: Iterable[str], what: str) -> list[str]:
+    allowed = list(known)
+    chosen = [name.strip() for name in names.split(",") if name.strip()] or allowed
+    for name in chosen:
+        if name not in allowed:
+            raise ConfigError(f"{what} = {name!r}; allowed: {', '.join(allowed)}")
+    return chosen
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise ConfigError(f"shares = {text!r}; allowed: numbers above 0 and below 1, as in 0.2,0.4")
+    return shares
+
+
 def arena_cells(
-    wanted: Sequence[Bout], seeds: int, defaults: Mapping[str, Scalar], output_dir: Path
+    wanted: Sequence[Bout],
+    seeds: int,
+    defaults: Mapping[str, Scalar],
+    output_dir: Path,
+    ground: Ground,
 ) -> dict[tuple[Bout, int], Cell]:
     """Return the cell of each bout and seed, seeds varying slowest.
+
+    Contributions are attributed by Simpson's rule wherever a strategy gives coefficients.
 
     Parameters
     ----------
@@ -116,78 +180,22 @@ def arena_cells(
         A complete run config; what the arena sets itself is not read from it.
     output_dir : Path
         Results go to ``<output>/arena/``.
+    ground : Ground
+        Where they are fought.
     """
     cells = {}
     for seed, bout in product(range(seeds), wanted):
         attack = ATTACKS[bout.attack] if bout.attack != CLEAN else {"attack": "none"}
+        strategy = STRATEGIES[bout.strategy]
         settings = {
             **defaults,
-            **BASE,
-            **STRATEGIES[bout.strategy],
+            **ground.settings,
+            "attribution": "off" if strategy["strategy"] in WITHOUT_COEFFICIENTS else "simpson",
+            **strategy,
             **attack,
             "malicious-fraction": bout.share,
             "seed": seed,
         }
         name = f"{bout.strategy}_{bout.attack}_{bout.share:g}_seed{seed}".replace(" ", "-")
-        cells[bout, seed] = make_cell("arena", name, settings, output_dir)
+        cells[bout, seed] = make_cell("arena", name, settings, output_dir, ground.title)
     return cells
-
-
-def measured(cells: Mapping[tuple[Bout, int], Cell]) -> dict[Bout, Figures]:
-    """Return what the complete bouts led to; a bout counts once all of its seeds are there."""
-    found: dict[Bout, list[Figures | None]] = {}
-    for (bout, _), cell in cells.items():
-        run_dir = find_result(cell)
-        found.setdefault(bout, []).append(None if run_dir is None else read_figures(run_dir))
-    complete = {bout: [f for f in seeds if f is not None] for bout, seeds in found.items()}
-    return {bout: _mean(own) for bout, own in complete.items() if len(own) == len(found[bout])}
-
-
-def read_figures(run_dir: Path) -> Figures:
-    """Return one run's figures."""
-    summary = json.loads((run_dir / SUMMARY).read_text())
-    return Figures(
-        accuracy=summary["test_accuracy_last_ten"],
-        attack_success=summary["attack_success"],
-        malicious_weight=summary["malicious_weight_share"],
-        detection_auc=weight_auc(read_rows(run_dir / "clients.csv")),
-        aggregation_seconds=summary["aggregation_seconds_per_round"],
-    )
-
-
-def weight_auc(rows: Iterable[Mapping[str, str]]) -> float | None:
-    """Return how well low mean weights tell malicious clients from honest ones, in [0, 1].
-
-    Parameters
-    ----------
-    rows : iterable of mapping
-        Lines of ``clients.csv``. ``None`` where there are no weights, or only one kind of client.
-    """
-    weights: dict[str, list[float]] = {}
-    malicious: dict[str, bool] = {}
-    for row in rows:
-        if row["weight"] and math.isfinite(float(row["weight"])):
-            weights.setdefault(row["client_id"], []).append(float(row["weight"]))
-            malicious[row["client_id"]] = row["malicious"] == "1"
-    if len(set(malicious.values())) < 2:
-        return None
-    # Imported here: it takes a second, of every client and command line.
-    from sklearn.metrics import roc_auc_score
-
-    means = [-sum(own) / len(own) for own in weights.values()]
-    return float(roc_auc_score([malicious[client] for client in weights], means))
-
-
-def _mean(seeds: Sequence[Figures]) -> Figures:
-    def mean(name: str) -> float | None:
-        values = [getattr(figures, name) for figures in seeds]
-        return None if None in values else sum(values) / len(values)
-
-    accuracy, seconds = mean("accuracy"), mean("aggregation_seconds")
-    return Figures(
-        accuracy=accuracy or 0.0,
-        attack_success=mean("attack_success"),
-        malicious_weight=mean("malicious_weight"),
-        detection_auc=mean("detection_auc"),
-        aggregation_seconds=seconds or 0.0,
-    )

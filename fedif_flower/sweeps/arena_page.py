@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.storage import make_folder, write_atomically
-from fedif_flower.sweeps.arena import BASE, CLEAN, SHARES, Bout, Figures
+from fedif_flower.sweeps.arena import CLEAN, Bout, Ground
+from fedif_flower.sweeps.arena_figures import Figures
 from fedif_flower.sweeps.tables import ResultTable
 
 Found = Mapping[Bout, Figures]
 
 
-def write_page(found: Found, path: Path, about: Sequence[str]) -> None:
+def write_page(found: Found, path: Path, title: str, about: Sequence[str]) -> None:
     """Write the page, and beside it its heat map, ``<name>.png``.
 
     Parameters
@@ -23,38 +24,45 @@ def write_page(found: Found, path: Path, about: Sequence[str]) -> None:
         What was measured; strategies and attacks are shown in its order.
     path : Path
         The page, ``*.md``.
+    title : str
+        The data set's name.
     about : sequence of str
         Paragraphs on how it was measured, and by which command.
     """
     make_folder(path.parent)
     picture = path.with_suffix(".png")
     draw_heat_map(found, picture)
-    lines = ["# Arena", ""]
+    lines = [f"# Arena: {title}", ""]
     for paragraph in about:
         lines += [*wrap(paragraph, 120), ""]
     lines += [f"![accuracy under attack]({picture.name})", "", "## Worst cases", ""]
     lines += headline(found).to_markdown()
-    for title, name, shown in _MEASURES:
-        table = details(found, title, name, shown)
+    if len(_shares(found)) > 1:
+        shares = " / ".join(f"{share:.0%}" for share in _shares(found))
+        lines += ["", f"In the tables below: malicious clients {shares}."]
+    for measure, name, shown in _MEASURES:
+        table = details(found, measure, name, shown)
         if table.lines:
-            lines += ["", f"## {title}", "", *table.to_markdown()]
+            lines += ["", f"## {measure}", "", *table.to_markdown()]
     write_atomically(path, "\n".join(lines) + "\n")
 
 
-def about(seeds: int, command: str) -> list[str]:
+def about(ground: Ground, bouts: Sequence[Bout], seeds: int, command: str) -> list[str]:
     """Return what a reader must know of the measurement."""
-    sampled = round(float(BASE["fraction-train"]) * int(BASE["num-clients"]))
-    data = str(BASE["dataset"]).title()
+    settings, shares = ground.settings, _shares(bouts)
+    model = f", {settings['model']}" if "model" in settings else ""
     return [
-        f"{data}, {BASE['num-clients']} clients of which {sampled} train in a "
-        f"round, {BASE['num-server-rounds']} rounds, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}; {' or '.join(f'{s:.0%}' for s in SHARES)} of the "
+        f"{ground.title}{model}, {settings['num-clients']} clients of which "
+        f"{ground.clients_per_round} train in a round, {settings['num-server-rounds']} rounds, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}; {' or '.join(f'{s:.0%}' for s in shares)} of the "
         "clients are malicious. Settings are those of each strategy's defaults, the same under "
         "every attack; rules that expect a share of malicious clients are told "
-        f"{BASE['assumed-malicious-fraction']:.0%}. Accuracy is the mean of the last ten rounds, a "
-        "backdoor's success the share of test images with the trigger that get its class after the "
-        "last round. Colluders know their accomplices' updates alone. A rule by coordinates gives "
-        "no weights.",
+        f"{settings['assumed-malicious-fraction']:.0%}. Accuracy is the mean of the last ten "
+        "rounds, a backdoor's success the share of test images with the trigger that get its class "
+        "after the last round. Colluders know their accomplices' updates alone. A rule by "
+        "coordinates gives no weights, and nothing can be attributed to its clients. "
+        "Contributions are attributed by Simpson's rule; a client is due the sum of its own, and "
+        "nothing where that is negative.",
         f"Written by `{command}`, which can be interrupted and goes on where it was.",
     ]
 
@@ -78,24 +86,28 @@ def headline(found: Found) -> ResultTable:
 def details(
     found: Found, title: str, name: str, shown: Callable[[float | None], str]
 ) -> ResultTable:
-    """Return a line per strategy with one figure under each attack for which it is defined."""
+    """Return a line per attack with one figure of each strategy for which it is defined.
 
-    def figure(figures: Figures) -> float | None:
-        value: float | None = getattr(figures, name)
-        return value
+    Where there are several shares of malicious clients, a cell has a figure for each.
+    """
 
-    columns = [
-        point
-        for point in _points(found)
-        if any(figure(f) is not None for b, f in found.items() if (b.attack, b.share) == point)
-    ]
+    def values(strategy: str, attack: str) -> list[float | None]:
+        shares = [0.0] if attack == CLEAN else _shares(found)
+        own = [found.get(Bout(strategy, attack, share)) for share in shares]
+        return [getattr(figures, name) if figures else None for figures in own]
+
+    def known(row: list[float | None]) -> bool:
+        return any(value is not None for value in row)
+
+    attacks = dict.fromkeys(bout.attack for bout in found)
+    rows = {a: {s: values(s, a) for s in _strategies(found)} for a in attacks}
+    rows = {attack: row for attack, row in rows.items() if any(map(known, row.values()))}
+    columns = [s for s in _strategies(found) if any(known(row[s]) for row in rows.values())]
     lines = []
-    for strategy in _strategies(found) if columns else ():
-        own = [found.get(Bout(strategy, *point)) for point in columns]
-        values = [figure(f) if f else None for f in own]
-        if any(value is not None for value in values):
-            lines.append([strategy, *map(shown, values)])
-    return ResultTable(title, ["strategy", *map(_label, columns)], lines, num_labels=1)
+    for attack, row in rows.items():
+        cells = [" / ".join(map(shown, row[s])) if known(row[s]) else shown(None) for s in columns]
+        lines.append(["no attack" if attack == CLEAN else attack, *cells])
+    return ResultTable(title, ["attack", *columns], lines, num_labels=1)
 
 
 def draw_heat_map(found: Found, path: Path) -> None:
@@ -149,8 +161,8 @@ def _points(found: Found) -> list[tuple[str, float]]:
     return list(dict.fromkeys((bout.attack, bout.share) for bout in found))
 
 
-def _shares(found: Found) -> list[float]:
-    return sorted({bout.share for bout in found if bout.attack != CLEAN})
+def _shares(bouts: Iterable[Bout]) -> list[float]:
+    return sorted({bout.share for bout in bouts if bout.attack != CLEAN})
 
 
 def _of(found: Found, strategy: str, share: float) -> dict[str, Figures]:
@@ -196,7 +208,9 @@ _MEASURES: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
     ("Test accuracy, %, mean of the last ten rounds", "accuracy", _percent),
     ("Backdoor's success, %", "attack_success", _percent),
     ("Weight of malicious clients, %", "malicious_weight", _percent),
-    ("AUC of low weight as a sign of malice", "detection_auc", _ratio),
+    ("AUC of low weight as a sign of malice", "weight_auc", _ratio),
+    ("AUC of low contribution as a sign of malice", "attribution_auc", _ratio),
+    ("What a malicious client is due, in an honest client's", "attackers_gain", _ratio),
     (
         "Aggregation, ms per round (other work on the machine counts)",
         "aggregation_seconds",

@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from fedif_flower.errors import ConfigError
 from paper.selection import (
-    CIFAR10_CLASSES,
     Selection,
-    find_data,
     find_table,
     select,
     table_cells,
 )
 from paper.tables import TABLES
-from tests.sweeps.small import DEFAULTS
+from tests.sweeps.small import DEFAULTS, make_cifar10_folder
 
 
 def names(table: str, **selection) -> list[tuple[str, str, int]]:
@@ -66,33 +62,7 @@ def test_what_there_is_not_is_named():
 
 @pytest.fixture
 def image_folder(tmp_path):
-    """Make CIFAR-10 as JPEG files, two images of each class."""
-    generator = np.random.default_rng(0)
-    for split in ("train", "test"):
-        for name in CIFAR10_CLASSES:
-            folder = tmp_path / "cifar10" / split / name
-            folder.mkdir(parents=True)
-            for number in range(2):
-                pixels = generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number:04}.jpg")
-    return tmp_path
-
-
-def test_cifar10_as_jpeg_files_is_found_and_called_so(image_folder):
-    for data_dir in (image_folder, image_folder / "cifar10"):
-        found, title = find_data("cifar10", str(data_dir))
-        assert found == {"dataset": "image-folder", "data-dir": str(image_folder / "cifar10")}
-        assert title == "CIFAR-10 (JPEG)"
-
-
-def test_other_folders_are_not_taken_for_cifar10(image_folder):
-    (image_folder / "cifar10" / "train" / "zebra").mkdir()
-    found, title = find_data("cifar10", str(image_folder))
-    assert (found["dataset"], title) == ("cifar10", "CIFAR-10")
-    assert find_data("fashion-mnist", "") == (
-        {"dataset": "fashion-mnist", "data-dir": ""},
-        "Fashion-MNIST",
-    )
+    return make_cifar10_folder(tmp_path)
 
 
 def test_cells_of_two_tables_on_these_files(image_folder, tmp_path):
