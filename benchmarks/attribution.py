@@ -5,8 +5,8 @@
 ``--page`` writes the table of ``docs/methods/path-attribution.md`` and measures nothing.
 
 The game of a round: coalitions of its ten clients put their updates in with FedAvg's weights, and
-are worth by how much the validation loss falls (2^10 partial sums). Fashion-MNIST, LeNet-5, 6,000
-images over 100 clients, FedAvg; 500 validation images.
+are worth by how much the validation loss falls (2^10 partial sums). Fashion-MNIST with LeNet-5, or
+CIFAR-10 with the paper's CNN; 6,000 images over 100 clients, FedAvg; 500 validation images.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import csv
 import itertools
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -24,9 +25,11 @@ from torch import Tensor
 
 from benchmarks.attribution_methods import Game, measure_all
 from benchmarks.common import RESULTS
-from benchmarks.descent_federation import COLUMNS, Federation, HeldOut, Round
+from benchmarks.descent_federation import COLUMNS as PAPER_COLUMNS
+from benchmarks.descent_federation import SIGN_FLIP, Federation, HeldOut, Round
 from fedif_flower.seeding import torch_generator
 from fedif_flower.storage import write_atomically
+from fedif_flower.sweeps.data import find_data
 
 CSV = RESULTS / "attribution.csv"
 PAGE = RESULTS.parent / "methods" / "path-attribution.md"
@@ -37,7 +40,9 @@ FIELDS = (
     *("dataset", "attack", "seed", "round", "method", "pearson", "spearman", "sum_error"),
     *("evaluations", "gradients", "seconds"),
 )
-DATASET = "fashion-mnist"
+COLUMNS = {**PAPER_COLUMNS, "sign-flip": SIGN_FLIP}
+MODELS = {"fashion-mnist": "lenet5", "cifar10": "cnn"}
+TITLES = {"fashion-mnist": "Fashion-MNIST, LeNet-5", "cifar10": "CIFAR-10, the paper's CNN"}
 
 
 @dataclass
@@ -45,6 +50,7 @@ class Measured:
     """FedAvg, which lets every method value the rounds asked for."""
 
     federation: Federation
+    dataset: str
     column: str
     rounds: tuple[int, ...]
     beta: float = 0.0
@@ -62,13 +68,13 @@ class Measured:
                 off = abs(float(one.values.sum() - exact.sum())) / abs(float(exact.sum()))
                 self.lines.append(
                     {
-                        "dataset": DATASET,
+                        "dataset": self.dataset,
                         "attack": self.column,
                         "seed": self.federation.seed,
                         "round": given.number,
                         "method": name,
-                        "pearson": float(pearsonr(one.values, exact).statistic),
-                        "spearman": float(spearmanr(one.values, exact).statistic),
+                        "pearson": agreement(pearsonr, one.values, exact),
+                        "spearman": agreement(spearmanr, one.values, exact),
                         "sum_error": off if one.adds_up else "",
                         "evaluations": one.evaluations,
                         "gradients": one.gradients,
@@ -78,6 +84,11 @@ class Measured:
             add(self.lines)
             self.lines.clear()
         return given.shares
+
+
+def agreement(correlation: Callable[..., Any], values: Tensor, exact: Tensor) -> float:
+    """Return a correlation; 0 where a method gives every client the same value."""
+    return float(correlation(values, exact).statistic) if values.max() > values.min() else 0.0
 
 
 def done() -> list[dict[str, str]]:
@@ -101,14 +112,12 @@ def add(lines: list[dict[str, object]]) -> None:
 
 
 def table(lines: list[dict[str, str]]) -> str:
-    """Return a Markdown table: mean and least correlation by attack and method."""
+    """Return a Markdown table: mean and least correlation by attack and method, for a data set."""
     attacks = [name for name in COLUMNS if any(line["attack"] == name for line in lines)]
     cells = {(line["attack"], line["seed"], line["round"]) for line in lines}
     seeds = {line["seed"] for line in lines}
     text = [
-        "Pearson / Spearman with the exact values: mean (least) over the measured rounds. Error of",
-        "the sum: median over all rounds. Costs are those of the method alone, with no gradient",
-        "shared.",
+        f"**{TITLES[lines[0]['dataset']]}**",
         "",
         f"| method | {' | '.join(attacks)} | error of the sum | evaluations, gradients |",
         f"| --- | {' | '.join(['---:'] * len(attacks))} | ---: | ---: |",
@@ -141,11 +150,20 @@ def write_page() -> None:
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    write_atomically(PAGE, before + BEGIN + table(done()) + END + after)
+    lines = done()
+    measured = dict.fromkeys(line["dataset"] for line in lines)
+    tables = [
+        "Pearson / Spearman with the exact values: mean (least) over the measured rounds; a\n"
+        "method that gives every client the same value counts 0. Error of the sum: median over\n"
+        "all rounds. Costs are those of the method alone, with no gradient shared.\n",
+        *(table([line for line in lines if line["dataset"] == name]) for name in measured),
+    ]
+    write_atomically(PAGE, before + BEGIN + "\n".join(tables) + END + after)
 
 
 def main(
-    data_dir: Annotated[str, typer.Option(help="where Fashion-MNIST lies")] = "",
+    data_dir: Annotated[str, typer.Option(help="where the data set lies")] = "",
+    dataset: Annotated[str, typer.Option(help="fashion-mnist or cifar10")] = "fashion-mnist",
     seeds: Annotated[int, typer.Option(help="how many")] = 3,
     page: Annotated[bool, typer.Option(help="write the table and measure nothing")] = False,
 ) -> None:
@@ -154,17 +172,25 @@ def main(
     if page:
         write_page()
         return
+    found, _ = find_data(dataset, data_dir)
     for seed, column in itertools.product(range(seeds), COLUMNS):
         known = {
             int(line["round"])
             for line in done()
-            if (line["attack"], line["seed"]) == (column, str(seed))
+            if (line["dataset"], line["attack"], line["seed"]) == (dataset, column, str(seed))
         }
         missing = tuple(number for number in ROUNDS.values() if number not in known)
         if missing:
-            federation = Federation(COLUMNS[column], seed, data_dir, HeldOut(VALIDATION_IMAGES))
-            federation.run(Measured(federation, column, missing), max(missing))
-            print(f"{column}, seed {seed}", flush=True)
+            federation = Federation(
+                COLUMNS[column],
+                seed,
+                str(found["data-dir"]),
+                HeldOut(VALIDATION_IMAGES),
+                MODELS[dataset],
+                str(found["dataset"]),
+            )
+            federation.run(Measured(federation, dataset, column, missing), max(missing))
+            print(f"{dataset}, {column}, seed {seed}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, jvp
 from torch.nn import functional
 
-from benchmarks.descent_federation import Judge
+from benchmarks.descent_judge import Judge
 from fedif_flower.valuation.influence import influence_from, project_updates
 from fedif_flower.valuation.path import QUADRATURES, path_attribution, slopes
 from fedif_flower.valuation.shapley import (

@@ -1,14 +1,14 @@
 """A federation in plain PyTorch, small enough to try many aggregation rules in one process.
 
-6,000 images of Fashion-MNIST, LeNet-5, 100 clients of Dirichlet(1) partitions, ten a round. The
-test split is divided in three: D', which a rule may look at; a part by which rules are chosen; and
-the rest, which is reported.
+6,000 images, of Fashion-MNIST unless said otherwise, LeNet-5, 100 clients of Dirichlet(1)
+partitions, ten a round. The test split is divided in three: D', which a rule may look at; a part by
+which rules are chosen; and the rest, which is reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.descent_judge import Judge
 from benchmarks.descent_training import train_together
 from fedif_flower.attacks.adversarial import AdversarialSamples, pgd
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
@@ -26,7 +27,6 @@ from fedif_flower.seeding import numpy_generator, torch_generator
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.data import Normalization, load_dataset, to_pixels
 from fedif_flower.tasks.models import build_model
-from fedif_flower.valuation import Validation
 
 CLIENTS, SAMPLED, IMAGES = 100, 10, 6000
 HELD_OUT, CHOOSING = 2000, 2000  # Images of D', and of the part by which rules are chosen.
@@ -50,6 +50,7 @@ COLUMNS = {
     "gradient-noise": Column("gradient-noise", 0.5),
     "pgd": Column("adversarial", 0.7, 0.7, 0.8),
 }
+SIGN_FLIP = Column("sign-flip", 0.2)
 
 
 @dataclass(frozen=True)
@@ -59,50 +60,6 @@ class HeldOut:
     size: int = HELD_OUT
     label_noise: float = 0.0
     missing: tuple[int, ...] = ()
-
-
-@dataclass
-class Judge:
-    """D' in a few disjoint, stratified parts; ``passes`` counts gradients of the whole of it."""
-
-    model: nn.Module
-    inputs: Tensor
-    labels: Tensor
-    passes: float = 0.0
-    _parts: dict[int, list[Validation]] = field(default_factory=dict)
-
-    def gradient(self, params: Tensor, part: int = 0, parts: int = 1) -> tuple[float, Tensor]:
-        """Return loss and gradient on one of so many parts."""
-        self.passes += 1 / parts
-        return self._of(parts)[part % parts].loss_and_gradient(params)
-
-    def worst(self, params: Tensor, classes: int) -> tuple[float, Tensor]:
-        """Return the mean loss of the classes that lose most, and its gradient."""
-        self.passes += 1
-        if 0 not in self._parts:
-            each = [self.labels == c for c in self.labels.unique()]
-            self._parts[0] = [
-                Validation(self.model, self.inputs[i], self.labels[i], device="cpu") for i in each
-            ]
-        found = [part.loss_and_gradient(params) for part in self._parts[0]]
-        most = sorted(found, key=lambda one: one[0])[-classes:]
-        losses, gradients = zip(*most, strict=True)
-        return sum(losses) / classes, torch.stack(gradients).mean(dim=0)
-
-    def loss(self, params: Tensor, part: int = 0, parts: int = 1) -> float:
-        """Return the loss on a part; a forward pass is a third of a gradient."""
-        self.passes += 1 / 3 / parts
-        return self._of(parts)[part % parts].loss(params)
-
-    def _of(self, parts: int) -> list[Validation]:
-        if parts not in self._parts:
-            order = torch.argsort(self.labels, stable=True)  # Every k-th of each class.
-            chosen = [order[k::parts] for k in range(parts)]
-            self._parts[parts] = [
-                Validation(self.model, self.inputs[i], self.labels[i], device="cpu", batch_size=500)
-                for i in chosen
-            ]
-        return self._parts[parts]
 
 
 @dataclass(frozen=True)
@@ -196,15 +153,17 @@ class Federation:
         data_dir: str,
         held_out: HeldOut | None = None,
         model: str = "lenet5",
+        dataset_name: str = "fashion-mnist",
     ) -> None:
         self.column, self.seed = column, seed
         held_out = held_out or HeldOut()
-        dataset = load_dataset("fashion-mnist", data_dir)
+        dataset = load_dataset(dataset_name, data_dir)
         self.normalize = Normalization(dataset.mean, dataset.std)
         # The small model sees every second pixel's neighbourhood: 14 x 14.
         self._pool = 2 if model == "mlp" else 1
-        side = dataset.image_shape[1] // self._pool
-        self.model = build_model(model, (1, side, side), 10, seed=seed)
+        channels, height = dataset.image_shape[:2]
+        side = height // self._pool
+        self.model = build_model(model, (channels, side, side), 10, seed=seed)
         draw = numpy_generator("descent", seed)
         self.clients = self._divide(dataset, draw)
         chosen = malicious_partitions(CLIENTS, column.malicious, seed) if column.malicious else ()
@@ -336,10 +295,11 @@ class Federation:
                 train_local(self.model, inputs[k], labels[k], TRAINING, generator, proximal_mu=mu)
                 updates[k] = nn.utils.parameters_to_vector(self.model.parameters()).detach()
             updates -= params
-        if self.column.attack == "gradient-noise":
-            for k, (i, generator) in enumerate(zip(ids, generators, strict=True)):
-                if i in self.malicious:
-                    updates[k] += 0.1 * torch.randn(len(params), generator=generator)
+        for k, (i, generator) in enumerate(zip(ids, generators, strict=True)):
+            if i in self.malicious and self.column.attack == "gradient-noise":
+                updates[k] += 0.1 * torch.randn(len(params), generator=generator)
+            elif i in self.malicious and self.column.attack == "sign-flip":
+                updates[k] *= -1
         return updates
 
     def _data(self, client: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
