@@ -163,7 +163,7 @@ def _memory(field: str) -> int:
 
 
 def _wait_for_gradient(strategy: FedIF) -> None:
-    pending = strategy.valuation._gradient  # type: ignore[attr-defined]
+    pending = strategy.valuation._begun  # type: ignore[attr-defined]
     if pending is not None:
         pending.result()
 

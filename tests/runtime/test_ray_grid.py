@@ -184,3 +184,23 @@ def test_two_runs_at_a_time_on_one_node_both_keep_what_they_left_there():
     assert len(list(grid.send_and_receive(sent))) == 2
     assert set(grid.contexts[1000].state) == {"a", "b"}
     grid.close()
+
+
+def test_who_took_longest_begins_after_those_who_were_never_asked():
+    begun = []
+
+    def work(message, context) -> Message:
+        begun.append(message.metadata.dst_node_id)
+        time.sleep({1001: 0.2, 1002: 0.1}.get(begun[-1], 0.0))
+        return answer(message, context)
+
+    backend = Threads(work)
+    backend.num_workers = 1
+    grid = RayGrid(client_app, 4, backend)
+    list(grid.send_and_receive(messages(1000, 1001, 1002)))
+    assert begun == [1000, 1001, 1002]
+    begun.clear()
+    replies = list(grid.send_and_receive(messages(1000, 1002, 1001, 1003)))
+    assert begun == [1003, 1001, 1002, 1000]
+    assert len(read(replies)) == 4
+    grid.close()
