@@ -231,9 +231,14 @@ def moved(updates: RoundUpdates, coefficients: Tensor, weights: Tensor) -> tuple
     else:
         params = combine(updates.global_params, updates.client_updates, coefficients).cpu()
     buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, weights).cpu()
-    if not (bool(torch.isfinite(params).all()) and bool(torch.isfinite(buffers).all())):
+    if not (all_finite(params) and all_finite(buffers)):
         raise ValuationError("the aggregated model is not finite")
     return params, buffers
+
+
+def all_finite(values: Tensor) -> bool:
+    """Tell whether every value is finite: they all are where their sum is, which is read faster."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def largest_counters(

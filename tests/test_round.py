@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+import pytest
 import torch
 from torch import Tensor
 
-from fedif_flower.round import ModelVectors, RoundUpdates, combine, largest_counters
+from fedif_flower.round import ModelVectors, RoundUpdates, all_finite, combine, largest_counters
 
 GLOBAL = torch.tensor([1.0, 2.0])
 CLIENTS = torch.tensor([[3.0, 0.0], [5.0, 4.0]]) - GLOBAL
@@ -78,3 +80,18 @@ def test_state_updates_are_changes_of_everything_that_was_sent():
     assert updates.state_updates()[:, -1].tolist() == [0.0, 1.0]
     # A model without counters.
     assert two_clients().state_updates().tolist() == [[2.0, -2.0, 0.25], [4.0, 2.0, 0.75]]
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([], True),
+        ([1.0, -2.0], True),
+        ([3e38, 3e38], True),  # their sum is not
+        ([1.0, math.nan], False),
+        ([math.inf, 0.0], False),
+        ([math.inf, -math.inf], False),
+    ],
+)
+def test_values_are_finite_even_where_their_sum_is_not(values, finite):
+    assert all_finite(torch.tensor(values)) is finite

@@ -14,6 +14,7 @@ from fedif_flower.round import (
     Aggregation,
     ModelVectors,
     RoundUpdates,
+    all_finite,
     combine_buffers,
     largest_counters,
 )
@@ -46,7 +47,7 @@ class VectorRule(ScreenedStrategy):
                 squared_norms=updates.squared_norms * factors.square(),
             )
         params = (updates.global_params + self.step(updates)).cpu()
-        if not bool(torch.isfinite(params).all()):
+        if not all_finite(params):
             raise ValuationError("the aggregated model is not finite")
         weights = torch.full((updates.num_clients,), torch.nan)
         shares = buffer_factors / updates.num_clients

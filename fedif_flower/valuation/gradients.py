@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedif_flower.devices import fix_threads
 from fedif_flower.errors import DivergedError
+from fedif_flower.round import all_finite
 
 if TYPE_CHECKING:
     from fedif_flower.valuation.validation import Validation
@@ -28,7 +29,7 @@ class LossAndGradient(NamedTuple):
 
     def checked(self) -> LossAndGradient:
         """Return both, or raise DivergedError if the gradient is not finite."""
-        if not bool(torch.isfinite(self.gradient).all()):
+        if not all_finite(self.gradient):
             raise DivergedError("the validation gradient is not finite: the model has diverged")
         return self
 
