@@ -128,7 +128,7 @@ class Settings(BaseModel):
 
     def replace(self, **changes: Scalar) -> Self:
         """Return a copy with other values, checked."""
-        return type(self)(**{**self.model_dump(), **changes})
+        return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
 
     def part(self, wanted: type[_Part]) -> _Part:
         """Return those of the values that ``wanted``, another class of settings, declares."""

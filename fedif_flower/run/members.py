@@ -38,10 +38,10 @@ def member_table(
         return -(float("-inf") if value is None else value), last.partition_id, last.client_id
 
     columns = ["member"] if names else []
-    columns += ["partition", "node", "rounds", "refused", "contributed, nats", "weight score"]
+    columns += ["partition", "node", "rounds", "refused", "contributed", "weight score"]
     columns += ["accumulative influence", "weight", "marked"]
     if contributed is None:
-        columns.remove("contributed, nats")
+        columns.remove("contributed")
     lines = ["## Members", "", *_words(clients, contributed is not None, gamma), ""]
     lines += [_line(columns), _line(["---"] * len(columns))]
     for rows in sorted(members.values(), key=rank):
@@ -52,7 +52,7 @@ def member_table(
             "node": str(last.client_id),
             "rounds": str(len(rows)),
             "refused": str(sum(bool(row.rejection) for row in rows)),
-            "contributed, nats": f"{(contributed or {}).get(last.client_id, 0.0):.4f}",
+            "contributed": f"{(contributed or {}).get(last.client_id, 0.0):.4f}",
             "weight score": _shown(_last(rows, "contribution")),
             "accumulative influence": _shown(_last(rows, "accumulative_influence")),
             "weight": f"{sum(row.weight or 0.0 for row in rows):.3f}",
@@ -68,7 +68,8 @@ def _words(clients: Sequence[ClientRow], is_attributed: bool, gamma: float) -> l
     if is_attributed:
         lines += [
             "Contributed is by how much the member's updates lowered the validation loss over the",
-            "run, in nats, by path attribution. It adds up over rounds and over members.",
+            "run, by path attribution, in nats for a cross-entropy. It adds up over rounds",
+            "and over members.",
         ]
     lines += [
         "Weight score is the strategy's score (Omega) after the member's last round: how far its",

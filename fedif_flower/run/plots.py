@@ -80,7 +80,7 @@ def plot_attribution(
             so_far = series[client.client_id]
             so_far.append((found.server_round, so_far[-1][1] + client.contribution))
     title = "Contribution of each client, summed over its rounds"
-    labels = "decrease of the validation loss, nats", title
+    labels = "decrease of the validation loss", title
     return _plot_members(series, clients, num_rounds, labels, path)
 
 

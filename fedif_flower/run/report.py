@@ -141,7 +141,7 @@ def _gained(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return by how much the validation loss fell, and how much of that has an owner."""
     if (sums := summary.get("attribution")) is None:
         return []
-    fell = f"{sums['decrease']:.4f} nats, of which {sums['attributed']:.4f} are attributed"
+    fell = f"{sums['decrease']:.4f}, of which {sums['attributed']:.4f} are attributed"
     return [("decrease of the validation loss", fell)]
 
 

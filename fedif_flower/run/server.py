@@ -64,6 +64,11 @@ def build_server(config: RunConfig, task: Task | None = None) -> Server:
             f"num-clients = {config.num_clients}; allowed: at most the "
             f"{task.num_train} training examples of {task.name!r}"
         )
+    if config.strategy == "fedprox" and config.proximal_mu and task.train is not None:
+        raise ConfigError(
+            f"strategy = 'fedprox' adds a term to the local loss, but task {task.name!r} trains by "
+            "a function of its own: choose another strategy"
+        )
     acting = build_behaviour(config, partition_id=0, seed=config.seed)
     require_fit(acting, task, config.attack)
     site = _site(config)

@@ -30,13 +30,10 @@ PARTS = """
 {% macro rules() -%}
 <h2>The rules</h2>
 <p><b>Contribution.</b> In each round the server combined the accepted updates into one step. A
-member's
-contribution is the part of the fall of the validation loss along this step that its own update
-brought
-about, in nats; the sum over all members and rounds is the whole fall, but for the remainder. An
-update that
-changes nothing, or that was given no weight, contributes exactly 0. An owner who splits into
-several members
+member's contribution is the part of the fall of the validation loss along this step that its own
+update brought about, in nats where that loss is a cross-entropy; the sum over all members and
+rounds is the whole fall, but for the remainder. An update that changes nothing, or that was given
+no weight, contributes exactly 0. An owner who splits into several members
 gains nothing by it.</p>
 <p><b>Interval.</b> {{ interval_words }}</p>
 <p><b>Share.</b> A member's contribution over the sum of all positive contributions. A negative
@@ -101,7 +98,7 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 </header>
 <dl class="figures">
 <div><dt>Validation loss</dt><dd>{{ account.loss_before | loss }} → {{ account.loss_after | loss }}
-<small>in nats, before and after the run</small></dd></div>
+<small>before and after the run</small></dd></div>
 <div><dt>Attributed to members</dt><dd>{{ account.attributed | nats }}
 <small>of a fall of {{ account.decrease | nats }}</small></dd></div>
 <div><dt>Remainder</dt><dd>{{ account.remainder | nats }}
@@ -122,7 +119,7 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 <col style="width: 6%"><col style="width: 7%"><col style="width: 12%"></colgroup>
 <thead><tr><th>Member</th><th class="number">Rounds<span class="between">of asked</span></th>
 <th class="number">Examples<span class="between">claimed</span></th>
-<th class="number">Contribution<span class="between">nats, 95 % interval</span></th>
+<th class="number">Contribution<span class="between">of the loss, 95 % interval</span></th>
 <th><span class="between">{{ axis_words }}</span></th><th class="number">Share</th>
 {% if account.budget_cents is not none %}<th class="number">Amount</th>{% endif %}
 <th class="number">Ω<span class="between">score</span></th><th class="number">Refused</th>

@@ -1,0 +1,145 @@
+"""What a task gets wrong, in one sentence before anything trains."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+from torch.nn import functional
+
+from fedif_flower.apps import client_app
+from fedif_flower.errors import ConfigError, DataError, TrainingFailedError
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.tasks.task import Metric, Site
+from tests.run.points import absolute_error, line, regression, run
+
+
+@pytest.mark.parametrize(
+    ("attack", "needs"),
+    [
+        ("label-noise", r"class labels \(num_classes\)"),
+        ("adversarial", r"class labels \(num_classes\) and float inputs with an input_range"),
+    ],
+)
+def test_an_attack_that_does_not_fit_is_one_sentence_before_training(tmp_path, attack, needs):
+    with pytest.raises(ConfigError, match=f"attack '{attack}' needs {needs}, which task 'line'"):
+        run(tmp_path, regression(), attack=attack)
+    assert not list(tmp_path.iterdir())
+
+
+SIZES = iter([4, 5, 5])
+
+
+def growing() -> nn.Module:
+    """Return a model that is another one at every call."""
+    hidden = next(SIZES)
+    return nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+
+def failing(site: Site):
+    raise FileNotFoundError("no such file: 'test.csv'")
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "sentence"),
+    [
+        (
+            regression(loss=lambda outputs, targets: (outputs - targets) ** 2),
+            DataError,
+            r"task 'line': validation_data: .* expected a scalar tensor",
+        ),
+        (
+            regression(test_data=lambda site: None),
+            DataError,
+            "task 'line': test_data returned nothing; expected data",
+        ),
+        (
+            regression(test_data=failing),
+            DataError,
+            "task 'line': test_data failed: FileNotFoundError: no such file: 'test.csv'",
+        ),
+        (
+            regression(test_data=lambda site: line(0, 0)),
+            DataError,
+            "task 'line': test_data: the validation set is empty",
+        ),
+        (
+            regression(model=lambda: "a model"),
+            ConfigError,
+            r"task 'line': model\(\) returned str; expected a torch.nn.Module",
+        ),
+        (
+            regression(client_data=lambda site: line(0, 0)),
+            DataError,
+            "task 'line': client_data of every client is empty",
+        ),
+        (
+            regression(client_data=lambda site: 1 / 0),
+            DataError,
+            "task 'line': client_data failed: ZeroDivisionError: division by zero",
+        ),
+        (
+            regression(model=lambda: growing()),
+            ConfigError,
+            r"gives another model each time: '0.weight' is float32 \[4, 2\] on the server,"
+            r" float32 \[5, 2\] on a client",
+        ),
+    ],
+    ids=[
+        "loss",
+        "no-test",
+        "failing-test",
+        "empty-test",
+        "no-module",
+        "no-data",
+        "failing-data",
+        "model",
+    ],
+)
+def test_what_a_task_gets_wrong_is_one_sentence_before_training(tmp_path, task, kind, sentence):
+    with pytest.raises(kind, match=sentence):
+        run(tmp_path, task)
+    assert not list(tmp_path.iterdir())
+
+
+def test_keys_of_the_image_task_are_refused_for_another(tmp_path):
+    with pytest.raises(ConfigError, match=r"dirichlet-alpha = 0\.5; allowed: only with task"):
+        run(tmp_path, regression(), dirichlet_alpha=0.5)
+
+
+def test_a_task_refuses_what_contradicts_itself():
+    with pytest.raises(ConfigError, match="loss and batch_loss are both given"):
+        regression(batch_loss=lambda model, batch: (functional.mse_loss(*batch), 1))
+    twice = [Metric("Error rate", absolute_error), Metric("error-rate", absolute_error)]
+    with pytest.raises(ConfigError, match="two metrics are called 'error_rate'"):
+        regression(metrics=twice)
+    with pytest.raises(ConfigError, match="metric 'loss'"):
+        Metric("loss", absolute_error)
+
+
+def test_fedprox_is_refused_where_a_task_trains_in_its_own_way(tmp_path):
+    task = regression(train=lambda model, data, training: 0.0)
+    with pytest.raises(ConfigError, match="'fedprox' adds a term to the local loss, but task 'lin"):
+        run(tmp_path, task, strategy="fedprox")
+    assert not list(tmp_path.iterdir())
+    run(tmp_path, task, strategy="fedprox", proximal_mu=0.0, num_server_rounds=1)
+
+
+def test_a_client_whose_task_or_model_is_another_says_so(tmp_path):
+    config = RunConfig.from_run_config(
+        {
+            "task": "this-app:line",
+            "num-clients": 2,
+            "fraction-train": 1.0,
+            "max-failed-rounds": 1,
+            "output-dir": str(tmp_path),
+            "device": "cpu",
+        }
+    )
+    other_model = LocalGrid(client_app(regression(model=lambda: nn.Linear(2, 1, bias=False))), 2)
+    with pytest.raises(TrainingFailedError, match=r"model is not the server's: .* bias"):
+        run_federation(other_model, config, task=regression())
+    other_task = LocalGrid(client_app(regression(name="curve")), 2)
+    with pytest.raises(TrainingFailedError, match="client's task is 'curve', the server's 'line'"):
+        run_federation(other_task, config, task=regression())

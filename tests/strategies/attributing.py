@@ -1,0 +1,44 @@
+"""A loss that is worked out by hand, and rounds whose decrease of it is attributed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower import FedAvg, PathAttribution, Validation
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.attributed import RoundAttribution
+from tests.strategies.hostile import Clients
+from tests.strategies.lines import Movers, point
+from tests.tolerance import rounding
+
+ROUNDING = rounding(torch.float32)
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+
+def validation(**options) -> Validation:
+    """Loss (x - 4)^2 / 2 + (y - 2)^2 / 2 of two parameters (x, y): 10 at the start."""
+    targets = torch.tensor([[4.0], [2.0]])
+    return Validation(point(), torch.eye(2), targets, loss_fn=squared, device="cpu", **options)
+
+
+def attributed(strategy_of, movers: Movers | Clients, rounds: int = 1, rule: str = "trapezoid"):
+    """Run rounds and return what was attributed."""
+    held_out = validation()
+    callback = PathAttribution(held_out, rule)
+    strategy = strategy_of(held_out, callbacks=[callback], fraction_evaluate=0.0, device="cpu")
+    grid = LocalGrid(movers, len(getattr(movers, "steps", [0, 0, 0])))
+    strategy.start(grid, model_arrays(point()), num_rounds=rounds)
+    return callback
+
+
+def fedavg(held_out: Validation, **base) -> FedAvg:
+    return FedAvg(trainable_keys=held_out.parameter_names, **base)
+
+
+def values(found: RoundAttribution) -> list[float]:
+    return [client.contribution for client in found.clients]
