@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,15 +17,14 @@ from client_app import app as client_app
 from fedif_flower import FedAvg
 from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
 from fedif_flower.run.checkpoint import CheckpointFolder, read_checkpoint
-from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.resume import ResumableRun
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from tests.run.resuming import CLIENTS, run, run_config
 
 PROJECT = Path(__file__).parents[2]
-CLIENTS = 6
 # What two runs with the same seed must agree in; seconds and node ids are their own.
 COLUMNS = {
     "rounds.csv": ("round", "test_accuracy", "test_loss", "validation_loss", "accepted"),
@@ -36,10 +33,6 @@ COLUMNS = {
         *("accumulative_influence", "num_examples", "train_loss", "rejection"),
     ),
 }
-
-
-class Killed(BaseException):
-    """Nothing in the server catches it, as nothing catches kill -9."""
 
 
 class SimulatedGrid(LocalGrid, InMemoryGrid):
@@ -55,37 +48,6 @@ class SimulatedGrid(LocalGrid, InMemoryGrid):
 
     def get_nodes(self):
         return [SimpleNamespace(node_id=n, registered_at=-n) for n in self.contexts]
-
-
-def run_config(output_dir: Path, **overrides) -> RunConfig:
-    settings = {
-        "num-clients": CLIENTS,
-        "fraction-train": 0.5,
-        "num-server-rounds": 5,
-        "checkpoint-every": 2,
-        "local-epochs": 1,
-        "attack": "label-noise",
-        "shapley-samples": 3,
-        "output-dir": str(output_dir),
-        "run-name": "run",
-        "device": "cpu",
-    }
-    overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(default_run_config() | settings | overrides)
-
-
-def run(config: RunConfig, grid: LocalGrid | None = None, kill_at: int | None = None) -> Path:
-    def on_row(row) -> None:
-        if row.round == kill_at:
-            raise Killed
-
-    grid = grid or LocalGrid(client_app, CLIENTS)
-    if kill_at is None:
-        return run_federation(grid, config)
-    with pytest.raises(Killed):
-        run_federation(grid, config, on_row)
-    assert not (config.run_dir / "summary.json").exists()
-    return config.run_dir
 
 
 def checkpoints(run_dir: Path) -> list[str]:
@@ -283,10 +245,11 @@ def test_an_error_loses_no_complete_round(tmp_path):
 SMALL_DISK = """
 import sys
 sys.path.insert(0, {project!r})
-from tests.run.test_resume import CLIENTS, run_config
+from tests.run.resuming import CLIENTS, run_config
 from client_app import app
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
+from tests.run.resuming import CLIENTS, Killed, run, run_config
 from pathlib import Path
 run_federation(LocalGrid(app, CLIENTS), run_config(Path({folder!r})))
 """
@@ -311,59 +274,3 @@ def test_a_disk_that_is_too_small_is_an_error_before_training(tmp_path):
     assert "output-dir" in result.stderr
     assert "MiB free" in result.stderr
     assert ConfigError.__name__ in result.stderr
-
-
-@pytest.fixture(scope="module")
-def killed_in_round_three(tmp_path_factory) -> Path:
-    config = run_config(tmp_path_factory.mktemp("run"), num_server_rounds=3, checkpoint_every=1)
-    return run(config, kill_at=3)
-
-
-def crafted(run_dir: Path, change) -> RunConfig:
-    """Return a run that goes on from a checkpoint of round 2 of 3 that somebody changed."""
-    content = dict(vars(read_checkpoint(run_dir / "checkpoints" / "round-000002.pt")))
-    change(content)
-    buffer = BytesIO()
-    torch.save(content, buffer)
-    digest = hashlib.sha256(buffer.getvalue()).hexdigest().encode()
-    path = run_dir / "crafted.pt"
-    path.write_bytes(b"fedif-flower checkpoint 1 sha256 " + digest + b"\n" + buffer.getvalue())
-    own = {"num_server_rounds": 3, "checkpoint_every": 1, "resume": str(path)}
-    return run_config(run_dir.parent, **own)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda c: c.update(server_round=99), "round 99 does not fit this run of 3 rounds"),
-        (lambda c: c.update(server_round=3), "records are not those of the rounds 0 to 3"),
-        (lambda c: c.update(server_round="2"), "server_round is of type str, not int"),
-        (lambda c: c.update(server_round=-1), "server_round = -1"),
-        (lambda c: c.update(records=[]), "records is of type list, not dict"),
-        (lambda c: c.pop("strategy"), "it must hold server_round, settings, arrays"),
-        (lambda c: c.update(more=1), "it must hold server_round, settings, arrays"),
-        (lambda c: c["arrays"].update({"hidden.weight": 5}), "no tensor"),
-        (lambda c: c["arrays"].clear(), "its model has"),
-        (lambda c: c["arrays"].update(new=torch.zeros(1)), "its model has"),
-        (
-            lambda c: c.update(arrays={k: v[:1] for k, v in c["arrays"].items()}),
-            r"is float32 \(1,.*not float32",
-        ),
-        (
-            lambda c: c.update(arrays={k: v.double() for k, v in c["arrays"].items()}),
-            "is float64 .*not float32",
-        ),
-        (lambda c: c.update(strategy={}), "does not fit this run: KeyError"),
-        (lambda c: c["records"].pop("seconds"), "does not fit this run: KeyError"),
-        (lambda c: c["records"].update(rounds=5), "does not fit this run: TypeError"),
-        (lambda c: c["records"]["rounds"].pop(), "records are not those of the rounds 0 to 2"),
-        (lambda c: c["records"]["rounds"][1].update(round="1"), "records have round = '1'"),
-        (lambda c: c["records"]["rounds"][1].update(extra=1), "does not fit this run: TypeError"),
-        (lambda c: c["records"]["clients"][0].update(weight="all"), "records have weight = 'all'"),
-        (lambda c: c["records"]["clients"][0].update(round=7), "rounds that were not run"),
-    ],
-)
-def test_a_crafted_checkpoint_is_refused_with_a_sentence(killed_in_round_three, change, reason):
-    config = crafted(killed_in_round_three, change)
-    with pytest.raises(CheckpointError, match=reason):
-        run(config)

@@ -1,0 +1,49 @@
+"""Small runs that can be killed after any round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client_app import app as client_app
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
+
+CLIENTS = 6
+
+
+class Killed(BaseException):
+    """Nothing in the server catches it, as nothing catches kill -9."""
+
+
+def run_config(output_dir: Path, **overrides) -> RunConfig:
+    settings = {
+        "num-clients": CLIENTS,
+        "fraction-train": 0.5,
+        "num-server-rounds": 5,
+        "checkpoint-every": 2,
+        "local-epochs": 1,
+        "attack": "label-noise",
+        "shapley-samples": 3,
+        "output-dir": str(output_dir),
+        "run-name": "run",
+        "device": "cpu",
+    }
+    overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
+    return RunConfig.from_run_config(default_run_config() | settings | overrides)
+
+
+def run(config: RunConfig, grid: LocalGrid | None = None, kill_at: int | None = None) -> Path:
+    def on_row(row) -> None:
+        if row.round == kill_at:
+            raise Killed
+
+    grid = grid or LocalGrid(client_app, CLIENTS)
+    if kill_at is None:
+        return run_federation(grid, config)
+    with pytest.raises(Killed):
+        run_federation(grid, config, on_row)
+    assert not (config.run_dir / "summary.json").exists()
+    return config.run_dir

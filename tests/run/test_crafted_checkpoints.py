@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import hashlib
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedif_flower.errors import CheckpointError
+from fedif_flower.run.checkpoint import read_checkpoint
+from fedif_flower.run.config import RunConfig
+from tests.run.resuming import run, run_config
+
+
+@pytest.fixture(scope="module")
+def killed_in_round_three(tmp_path_factory) -> Path:
+    config = run_config(tmp_path_factory.mktemp("run"), num_server_rounds=3, checkpoint_every=1)
+    return run(config, kill_at=3)
+
+
+def crafted(run_dir: Path, change) -> RunConfig:
+    """Return a run that goes on from a checkpoint of round 2 of 3 that somebody changed."""
+    content = dict(vars(read_checkpoint(run_dir / "checkpoints" / "round-000002.pt")))
+    change(content)
+    buffer = BytesIO()
+    torch.save(content, buffer)
+    digest = hashlib.sha256(buffer.getvalue()).hexdigest().encode()
+    path = run_dir / "crafted.pt"
+    path.write_bytes(b"fedif-flower checkpoint 1 sha256 " + digest + b"\n" + buffer.getvalue())
+    own = {"num_server_rounds": 3, "checkpoint_every": 1, "resume": str(path)}
+    return run_config(run_dir.parent, **own)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c.update(server_round=99), "round 99 does not fit this run of 3 rounds"),
+        (lambda c: c.update(server_round=3), "records are not those of the rounds 0 to 3"),
+        (lambda c: c.update(server_round="2"), "server_round is of type str, not int"),
+        (lambda c: c.update(server_round=-1), "server_round = -1"),
+        (lambda c: c.update(records=[]), "records is of type list, not dict"),
+        (lambda c: c.pop("strategy"), "it must hold server_round, settings, arrays"),
+        (lambda c: c.update(more=1), "it must hold server_round, settings, arrays"),
+        (lambda c: c["arrays"].update({"hidden.weight": 5}), "no tensor"),
+        (lambda c: c["arrays"].clear(), "its model has"),
+        (lambda c: c["arrays"].update(new=torch.zeros(1)), "its model has"),
+        (
+            lambda c: c.update(arrays={k: v[:1] for k, v in c["arrays"].items()}),
+            r"is float32 \(1,.*not float32",
+        ),
+        (
+            lambda c: c.update(arrays={k: v.double() for k, v in c["arrays"].items()}),
+            "is float64 .*not float32",
+        ),
+        (lambda c: c.update(strategy={}), "does not fit this run: KeyError"),
+        (lambda c: c["records"].pop("seconds"), "does not fit this run: KeyError"),
+        (lambda c: c["records"].update(rounds=5), "does not fit this run: TypeError"),
+        (lambda c: c["records"]["rounds"].pop(), "records are not those of the rounds 0 to 2"),
+        (lambda c: c["records"]["rounds"][1].update(round="1"), "records have round = '1'"),
+        (lambda c: c["records"]["rounds"][1].update(extra=1), "does not fit this run: TypeError"),
+        (lambda c: c["records"]["clients"][0].update(weight="all"), "records have weight = 'all'"),
+        (lambda c: c["records"]["clients"][0].update(round=7), "rounds that were not run"),
+    ],
+)
+def test_a_crafted_checkpoint_is_refused_with_a_sentence(killed_in_round_three, change, reason):
+    config = crafted(killed_in_round_three, change)
+    with pytest.raises(CheckpointError, match=reason):
+        run(config)
