@@ -30,12 +30,14 @@ def train(inputs: Tensor, labels: Tensor, epochs: int, device: str) -> float:
     return train_local(_model, inputs, labels, config, torch.Generator().manual_seed(0))
 
 
-def main(workload: Workload) -> None:
-    """Train every round's clients, first come first served."""
+def main(workload: Workload, *, longest_first: bool) -> None:
+    """Train every round's clients, first come first served, or those with most steps first."""
     clock = RoundClock()
     with processes.get_context("spawn").Pool(workload.processes) as pool:
         for server_round in range(1, workload.rounds + 1):
             clients = workload.sampled(server_round)
+            if longest_first:
+                clients.sort(key=workload.steps_of, reverse=True)
             jobs = []
             for client in clients:
                 inputs, labels = workload.examples(client)
@@ -48,4 +50,4 @@ def main(workload: Workload) -> None:
 
 
 if __name__ == "__main__":
-    main(Workload.from_json(sys.argv[1]))
+    main(Workload.from_json(sys.argv[-1]), longest_first="--longest-first" in sys.argv)

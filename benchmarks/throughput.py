@@ -40,10 +40,18 @@ class Contender:
 
 
 FLOOR, OURS, OURS_FEDIF, STOCK = "floor", "ours", "ours, FedIF", "stock Flower app"
+FLOOR_SORTED = "floor, longest clients first"
+# Every second core is the server's own.
+SPARE, SPARE_SIMPSON = "FedIF, spare core", "FedIF, spare core, contributions by Simpson's rule"
+_OWN = ("benchmarks.throughput", "--ours")
+_SPARE = ("--cpus-per-client", "2")
 CONTENDERS: Mapping[str, Contender] = {
     FLOOR: Contender(("benchmarks.floor",)),
-    OURS: Contender(("benchmarks.throughput", "--ours", "fedavg")),
-    OURS_FEDIF: Contender(("benchmarks.throughput", "--ours", "fedif")),
+    FLOOR_SORTED: Contender(("benchmarks.floor", "--longest-first")),
+    OURS: Contender((*_OWN, "fedavg")),
+    OURS_FEDIF: Contender((*_OWN, "fedif")),
+    SPARE: Contender((*_OWN, "fedif", *_SPARE)),
+    SPARE_SIMPSON: Contender((*_OWN, "fedif", "--attribution", "simpson", *_SPARE)),
     STOCK: Contender(("benchmarks.stock_app",)),
     "pfl, one process": Contender(("benchmarks.peer_pfl",), "PFL_PYTHON", one_process=True),
     "ByzFL, one process": Contender(("benchmarks.peer_byzfl",), "BYZFL_PYTHON", one_process=True),
@@ -60,7 +68,7 @@ class Pace:
     start_up: float
 
 
-def run_ours(strategy: str, workload: Workload) -> None:
+def run_ours(strategy: str, workload: Workload, attribution: str, cpus_per_client: int) -> None:
     """Simulate in this process and print the clock."""
     from client_app import app
     from fedif_flower.run.rows import RoundRow
@@ -75,8 +83,14 @@ def run_ours(strategy: str, workload: Workload) -> None:
             clock.end(sum(map(workload.steps_of, workload.sampled(row.round))))
 
     with tempfile.TemporaryDirectory() as folder:
-        config = workload.config(strategy, folder)
-        simulate(config, app, gpus_per_client=workload.gpus_per_client, on_row=on_row)
+        config = workload.config(strategy, folder).replace(attribution=attribution)
+        simulate(
+            config,
+            app,
+            cpus_per_client=cpus_per_client,
+            gpus_per_client=workload.gpus_per_client,
+            on_row=on_row,
+        )
     clock.print()
 
 
@@ -138,11 +152,18 @@ def figures_of(paces: Mapping[str, list[Pace]]) -> list[Figure]:
         return 1e-3 * steps * statistic([ms for pace in paces[name] for ms in pace.step_ms])
 
     figures = []
-    for name in (OURS, OURS_FEDIF):
+    for name, peer, aim in (
+        (OURS, FLOOR, "<= 1.05"),
+        (OURS_FEDIF, FLOOR, "<= 1.10"),
+        (FLOOR_SORTED, FLOOR, ""),
+        (SPARE_SIMPSON, SPARE, "<= 1.03"),
+    ):
+        if not {name, peer} <= set(paces):
+            continue
         spread = f"{seconds(name, min):.2f} to {seconds(name, max):.2f} s"
-        ours, floor = seconds(name), seconds(FLOOR)
-        title = f"round of {steps:.0f} steps: {name} / floor"
-        figures.append(Figure(title, ours, floor, "s", ours / floor, "<= 1.10", spread))
+        ours, theirs = seconds(name), seconds(peer)
+        title = f"round of {steps:.0f} steps: {name} / {peer}"
+        figures.append(Figure(title, ours, theirs, "s", ours / theirs, aim, spread))
     for peer in filter(paces.__contains__, AIMS):
         ours, theirs = seconds(OURS), seconds(peer)
         spread = f"peer {seconds(peer, min):.2f} to {seconds(peer, max):.2f} s"
@@ -158,13 +179,16 @@ def figures_of(paces: Mapping[str, list[Pace]]) -> list[Figure]:
 def main(
     workload: Annotated[str, typer.Argument(help="internal")] = "",
     ours: Annotated[str, typer.Option(help="internal: run this strategy, print JSON")] = "",
+    attribution: Annotated[str, typer.Option(help="internal: of this strategy")] = "off",
+    cpus_per_client: Annotated[int, typer.Option(help="internal: of this strategy")] = 1,
     data_dir: Annotated[str, typer.Option(help="image folder of CIFAR-10; else random")] = "",
     full: Annotated[bool, typer.Option(help="the paper's E = 5, three repetitions")] = False,
+    times: Annotated[int | None, typer.Option(help="repetitions")] = None,
     write: Annotated[bool, typer.Option(help="write docs/results")] = False,
 ) -> None:
     """Print the table."""
     if ours:
-        run_ours(ours, Workload.from_json(workload))
+        run_ours(ours, Workload.from_json(workload), attribution, cpus_per_client)
         return
     with tempfile.TemporaryDirectory() as folder:
         if not data_dir:
@@ -172,7 +196,7 @@ def main(
             data_dir = f"{folder}/images"
             synthetic_images(Path(data_dir), 50_000 if full else 10_000, 1_000)
         work = Workload(data_dir, rounds=8 if full else 5, epochs=5 if full else 1)
-        paces = measure(work, 3 if full else 1, CONTENDERS)
+        paces = measure(work, times or (3 if full else 1), CONTENDERS)
     title = "Simulation throughput: CIFAR-10 CNN"
     report(title, "throughput", figures_of(paces), write=write, full=full)
 
