@@ -3,7 +3,8 @@
 Both get the same messages of m = 10 clients. FedIF is the paper's, without the bound of the step by
 the validation loss, which takes a pass over the images more. It is timed with the validation
 gradient ready (it is taken while clients train) and without, then beside the fastest gradient in
-bare PyTorch over the same images. Memory is what aggregation adds to the replies at its peak, the gradient being there.
+bare PyTorch over the same images. Memory is what aggregation adds to the replies at its peak, the
+gradient being there.
 """
 
 from __future__ import annotations
