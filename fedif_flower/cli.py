@@ -149,7 +149,7 @@ def arena(
     data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
     strategies: Annotated[str, typer.Option(help="by their names on the page: FedAvg,Krum")] = "",
     attacks: Annotated[str, typer.Option(help="by their names on the page: ALIE,mimic")] = "",
-    shares: Annotated[str, typer.Option(help="of malicious clients")] = "0.2,0.4",
+    shares: Annotated[str, typer.Option(help="of malicious clients; default: 0.2,0.4")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ...")] = 1,
     output_dir: OutputDir = Path("runs/arena"),
     page: Annotated[
@@ -176,8 +176,9 @@ def arena(
     complete = run_cells(list(cells.values()), launch, console, jobs=1 if in_process else jobs)
     found = measured(cells)
     path = page or output_dir / "arena.md"
-    given = {"dataset": dataset, "data-dir": data_dir and "DIR", "strategies": strategies}
-    given |= {"attacks": attacks, "shares": shares, "seeds": str(seeds)}
+    given = {"data-dir": data_dir and "DIR", "strategies": strategies, "attacks": attacks}
+    given |= {"dataset": "" if dataset == "digits" else dataset, "shares": shares}
+    given |= {"seeds": "" if seeds == 1 else str(seeds)}
     options = [f"--{name} {quote(value)}" for name, value in given.items() if value]
     command = " ".join(["fedif arena", *options, *(["--in-process"] if in_process else [])])
     write_page(found, path, ground.title, about(ground, wanted, seeds, command))

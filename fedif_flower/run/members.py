@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION
 from fedif_flower.run.rows import ClientRow
 
 
@@ -42,6 +43,9 @@ def member_table(
     columns += ["accumulative influence", "weight", "marked"]
     if contributed is None:
         columns.remove("contributed")
+    # A node of an app of one's own has no partition but its id.
+    if all(row.partition_id in (UNKNOWN_PARTITION, row.client_id) for row in clients):
+        columns.remove("partition")
     lines = ["## Members", "", *_words(clients, contributed is not None, gamma), ""]
     lines += [_line(columns), _line(["---"] * len(columns))]
     for rows in sorted(members.values(), key=rank):
