@@ -50,21 +50,23 @@ SHARES = (0.2, 0.4)
 # What a robust rule is told to expect, whatever the true share is: the largest of SHARES.
 _COMMON: Mapping[str, Scalar] = MappingProxyType(
     {
-        "num-server-rounds": 40,
         "assumed-malicious-fraction": max(SHARES),
         "checkpoint-every": 0,
         "device": "cpu",
     }
 )
-_DIGITS: Mapping[str, Scalar] = MappingProxyType({"num-clients": 50, "fraction-train": 0.2})
+_DIGITS: Mapping[str, Scalar] = MappingProxyType(
+    {"num-server-rounds": 40, "num-clients": 50, "fraction-train": 0.2}
+)
 _IMAGES: Mapping[str, Scalar] = MappingProxyType(
     {
+        "num-server-rounds": 30,
         "num-clients": 100,
         "fraction-train": 0.1,
         "model": "lenet5",
         "local-epochs": 1,
         "learning-rate": 0.01,
-        "eval-every": 2,
+        "eval-every": 5,
     }
 )
 
