@@ -216,7 +216,7 @@ def statement(
     ] = None,
 ) -> None:
     """State what each member contributed to a run: signed pages, a table, JSON."""
-    from fedif_flower.statement.bundle import make_statement, parse_budget
+    from fedif_flower.statement.bundle import ACCOUNT, make_statement, parse_budget, read_account
     from fedif_flower.statement.records import read_names
     from fedif_flower.statement.signing import (
         default_key_path,
@@ -231,6 +231,9 @@ def statement(
     folder = make_statement(run_dir, signer, budget_cents=cents, names=known)
     console = Console()
     console.print(f"Statement: {(folder / 'statement.html').absolute()}", soft_wrap=True)
+    account, _ = read_account((folder / ACCOUNT).read_text())
+    if account.unpaid:
+        console.print(f"No shares: {account.unpaid}", style="yellow", markup=False)
     console.print(f"Signed by: {fingerprint(public_bytes(signer))}", highlight=False)
 
 

@@ -5,7 +5,8 @@ share of what was gained is
 
 .. math:: s_i = \max(c_i, 0) / \sum_j \max(c_j, 0)
 
-so that a negative contribution is shown as such and paid 0.
+so that a negative contribution is shown as such and paid 0. A run that lowered the loss by nothing,
+or whose contributions are far from adding up to its fall, gives no shares.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fedif_flower.statement.verdict import Facts, Verdict, judge
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
 MIN_ROUNDS = 5  # Fewer rounds say nothing about how much depends on the rounds.
 
 
@@ -83,7 +85,10 @@ class MemberAccount:
 
 @dataclass(frozen=True)
 class Account:
-    """A run's gain, in nats of validation loss, and its members', the highest first."""
+    """A run's gain, in nats of validation loss, and its members', the highest first.
+
+    ``unpaid`` says why nobody has a share; it is empty where shares hold.
+    """
 
     rounds: int
     loss_before: float
@@ -92,6 +97,7 @@ class Account:
     attributed: float
     remainder: float
     budget_cents: int | None
+    unpaid: str = ""
     members: tuple[MemberAccount, ...] = field(default_factory=tuple)
 
     @property
@@ -115,7 +121,11 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
     totals = [math.fsum(column) + 0.0 for column in per_round.T]
     found = intervals(per_round)
     twins = have_twins(per_round)
-    shares = gain_shares(totals)
+    rounds, losses = records.rounds, records.losses
+    decrease = math.fsum(row.decrease for row in rounds)
+    remainder = math.fsum(row.remainder for row in rounds)
+    unpaid = reason_against_shares(decrease, remainder, totals)
+    shares = [Fraction(0)] * len(members) if unpaid else gain_shares(totals)
     cents = share_out(budget_cents, shares) if budget_cents is not None else [None] * len(members)
     replies: dict[int, list[Reply]] = {client_id: [] for client_id in members}
     for reply in records.replies:
@@ -139,16 +149,15 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         )
         for i, client_id in enumerate(members)
     ]
-    rounds = records.rounds
-    losses = records.losses
     return Account(
         rounds=len(rounds),
         loss_before=losses[0],
         loss_after=losses[-1],
-        decrease=math.fsum(row.decrease for row in rounds),
+        decrease=decrease,
         attributed=math.fsum(row.attributed for row in rounds),
-        remainder=math.fsum(row.remainder for row in rounds),
+        remainder=remainder,
         budget_cents=budget_cents,
+        unpaid=unpaid,
         members=tuple(sorted(accounts, key=lambda m: (-m.contribution, m.client_id))),
     )
 
@@ -200,6 +209,26 @@ def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(sums, [tail, 1 - tail], axis=0, method="inverted_cdf")
     return np.stack([low, high], axis=1) + 0.0
+
+
+def reason_against_shares(decrease: float, remainder: float, contributions: Sequence[float]) -> str:
+    """Return why a run gives nobody a share of what was gained; empty: it does.
+
+    Parameters
+    ----------
+    decrease, remainder : float
+        By how much the validation loss fell, and what of that is nobody's.
+    contributions : sequence of float
+        The members'.
+    """
+    if not decrease > 0:
+        return "the validation loss did not fall: there is no gain to share"
+    if not abs(remainder) <= MOST_REMAINDER * decrease:
+        return (
+            "the contributions do not add up to the fall of the validation loss: the remainder is "
+            f"{abs(remainder) / decrease:.0%} of it"
+        )
+    return "" if any(value > 0 for value in contributions) else "nobody contributed"
 
 
 def gain_shares(contributions: Sequence[float]) -> list[Fraction]:

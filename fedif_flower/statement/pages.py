@@ -62,11 +62,11 @@ def consortium_page(account: Account, records: RunRecords, manifest: Manifest) -
             str(levels.count(level)) for level in ("accept", "review", "quarantine")
         ),
         axis_words=f"{_short(scale.low)} to {_short(scale.high)}",
-        remainder_words=_remainder_words(account),
+        remainder_words=_remainder_words(account, str(records.config.get("attribution", ""))),
         total=sum(m.contribution for m in account.members),
         shared=sum(m.share for m in account.members),
         paid=paid,
-        paid_words="shared out below" if paid else "not shared out: nobody contributed",
+        paid_words=f"not shared out: {account.unpaid}" if account.unpaid else "shared out below",
     )
 
 
@@ -149,13 +149,14 @@ def _decimals(account: Account) -> int:
     return pictures.decimals_for([m.contribution for m in account.members])
 
 
-def _remainder_words(account: Account) -> str:
+def _remainder_words(account: Account, rule: str) -> str:
     if not account.decrease:
         return "the loss did not change"
     share = abs(account.remainder) / abs(account.decrease)
     words = f"{100 * share:.1f} % of the fall, credited to nobody"
     if share > LARGE_REMAINDER:
-        words += ": large; attribution = simpson makes it smaller"
+        finer = "attribution = simpson makes it smaller"
+        words += f": large; {finer if rule == 'trapezoid' else 'update-clipping bounds long steps'}"
     return words
 
 

@@ -38,7 +38,8 @@ gains nothing by it.</p>
 <p><b>Interval.</b> {{ interval_words }}</p>
 <p><b>Share.</b> A member's contribution over the sum of all positive contributions. A negative
 contribution is
-shown as it is, and paid 0.{% if account.budget_cents is not none %} The budget is shared out in
+shown as it is, and paid 0. There are no shares where the loss did not fall, or where the remainder
+is more than half of its fall.{% if account.budget_cents is not none %} The budget is shared out in
 whole cents:
 each share is rounded down, and the cents left over go to the largest fractions, so that the
 amounts add up to
@@ -109,6 +110,7 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 <div><dt>Verdicts</dt><dd>{{ verdict_counts }}
 <small>accept / review / quarantine</small></dd></div>
 </dl>
+{% if account.unpaid %}<p><b>No shares.</b> In this run {{ account.unpaid }}.</p>{% endif %}
 <h2>Members</h2>
 <div class="wide">
 <table class="members">
@@ -181,6 +183,7 @@ MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
 <div><dt>Weight score Ω</dt><dd>{{ member.weight_score | score }}
 <small>not an amount: see below</small></dd></div>
 </dl>
+{% if account.unpaid %}<p><b>No shares.</b> In this run {{ account.unpaid }}.</p>{% endif %}
 <p>Verdict: <span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>.
 {{ member.verdict.reason[0] | upper }}{{ member.verdict.reason[1:] }}.</p>
 <section class="keep">

@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import fmean
 
 from fedif_flower.run.attribution import CLIENTS as ATTRIBUTION
+from fedif_flower.run.attribution import ROUNDS as ATTRIBUTED_ROUNDS
 from fedif_flower.run.rows import read_rows
+from fedif_flower.statement.account import reason_against_shares
 from fedif_flower.sweeps.arena import Bout
 from fedif_flower.sweeps.cells import SUMMARY, Cell, find_result
 
@@ -32,7 +34,8 @@ class Figures:
     attribution_auc : float, optional
         The same of low mean contributions.
     attackers_gain : float, optional
-        What a malicious client is due by the statement, in what an honest one is due.
+        What a malicious client is due by the statement, in what an honest one is due; ``None`` also
+        where the statement gives nobody a share.
     aggregation_seconds : float
         Per round.
     """
@@ -70,9 +73,22 @@ def read_figures(run_dir: Path) -> Figures:
         malicious_weight=summary["malicious_weight_share"],
         weight_auc=low_means_auc(weights, malicious),
         attribution_auc=low_means_auc(contributions, malicious),
-        attackers_gain=attackers_gain(contributions, malicious),
+        attackers_gain=(
+            attackers_gain(contributions, malicious)
+            if contributions and not _unpaid(run_dir, contributions)
+            else None
+        ),
         aggregation_seconds=summary["aggregation_seconds_per_round"],
     )
+
+
+def _unpaid(run_dir: Path, contributions: Mapping[str, Sequence[float]]) -> str:
+    """Return why the statement of a run gives nobody a share; empty: it does."""
+    rounds = read_rows(run_dir / ATTRIBUTED_ROUNDS)
+    decrease, remainder = (
+        math.fsum(float(row[column]) for row in rounds) for column in ("decrease", "remainder")
+    )
+    return reason_against_shares(decrease, remainder, list(map(math.fsum, contributions.values())))
 
 
 def by_client(rows: Iterable[Mapping[str, str]], column: str) -> dict[str, list[float]]:

@@ -95,6 +95,32 @@ def test_few_rounds_have_no_interval_and_the_same_records_the_same_one():
     assert np.array_equal(intervals(values), intervals(values))
 
 
+@pytest.mark.parametrize(
+    ("rounds", "remainder", "words"),
+    [
+        ([{0: 0.5, 1: -0.75}], 0.0, "did not fall"),
+        ([{0: 0.5}, {0: -0.5}], 0.0, "did not fall"),
+        ([{0: 1.0, 1: 0.5}], -1.0, "the remainder is 200% of it"),
+        ([{0: 0.25, 1: 0.25}], 0.75, "the remainder is 60% of it"),
+        ([{0: -0.25, 1: 0.0}], 0.375, "the remainder is 300% of it"),
+        ([{0: 0.0, 1: 0.0}], 0.0, "did not fall"),
+    ],
+)
+def test_a_run_without_gain_or_whose_contributions_do_not_add_up_pays_nobody(
+    rounds, remainder, words, tmp_path
+):
+    found = account(tmp_path, rounds, 1000_00, remainder=remainder)
+    assert words in found.unpaid
+    assert {member.share for member in found.members} == {0.0}
+    assert {member.cents for member in found.members} == {0}
+
+
+def test_a_remainder_up_to_half_of_the_fall_leaves_the_shares(tmp_path):
+    found = account(tmp_path, [{0: 0.375, 1: 0.125}], 1000_00, remainder=0.5)
+    assert found.unpaid == ""
+    assert [member.cents for member in found.members] == [750_00, 250_00]
+
+
 @given(st.lists(NATS, min_size=1, max_size=30), st.integers(0, 10**9))
 def test_amounts_add_up_to_the_budget_to_the_cent(contributions, cents):
     shares = gain_shares(contributions)

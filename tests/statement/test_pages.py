@@ -92,7 +92,7 @@ def test_the_consortium_sees_every_member_and_the_sums(pages):
         assert figure in text
     assert "1\u202f000.00" in pages["statement.html"]
     assert "100.0 %" in text
-    assert "28.6 % of the fall, credited to nobody: large; attribution = simpson" in text
+    assert "28.6 % of the fall, credited to nobody: large; update-clipping bounds" in text
 
 
 def test_a_member_sees_itself_and_no_other_name(pages):
@@ -140,7 +140,11 @@ def test_a_run_without_budget_names_no_amount(tmp_path, key):
 def test_runs_that_gained_nothing_or_little_have_pages(tmp_path, key, value):
     folder = make_statement(make_run(tmp_path / "run", [{0: value}] * 5), key, budget_cents=100)
     text = text_of((folder / "statement.html").read_text())
-    assert ("not shared out: nobody contributed" in text) == (value <= 0)
+    reason = "the validation loss did not fall: there is no gain to share"
+    assert (f"not shared out: {reason}" in text) == (value <= 0)
+    assert (f"No shares. In this run {reason}." in " ".join(text.split())) == (value <= 0)
+    own = text_of((folder / "members" / "001.html").read_text())
+    assert (reason in own) == (value <= 0)
 
 
 def test_a_large_consortium_s_page_stays_below_what_a_node_takes(tmp_path, key):

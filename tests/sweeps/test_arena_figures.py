@@ -44,8 +44,10 @@ def test_attackers_are_paid_the_sum_of_what_they_contributed_and_never_less_than
     assert attackers_gain({"2": [1.0]}, MALICIOUS) is None
 
 
-@pytest.mark.parametrize("attributed", [True, False])
-def test_a_runs_figures_are_read_from_its_files(attributed, tmp_path):
+@pytest.mark.parametrize(
+    ("decrease", "remainder", "gain"), [(3.0, 0.0, 0.5), (-1.0, -4.0, None), (None, None, None)]
+)
+def test_a_runs_figures_are_read_from_its_files(decrease, remainder, gain, tmp_path):
     summary = {
         "test_accuracy_last_ten": 0.8,
         "attack_success": None,
@@ -56,14 +58,17 @@ def test_a_runs_figures_are_read_from_its_files(attributed, tmp_path):
     (tmp_path / "clients.csv").write_text(
         "round,client_id,malicious,weight\n1,1,0,0.75\n1,2,1,0.25\n"
     )
-    if attributed:
+    if decrease is not None:
+        (tmp_path / "attribution_rounds.csv").write_text(
+            f"round,decrease,remainder\n1,{decrease},{remainder}\n"
+        )
         (tmp_path / "attribution.csv").write_text("round,client_id,contribution\n1,1,2\n1,2,1\n")
     assert read_figures(tmp_path) == Figures(
         accuracy=0.8,
         malicious_weight=0.25,
         weight_auc=1.0,
-        attribution_auc=1.0 if attributed else None,
-        attackers_gain=0.5 if attributed else None,
+        attribution_auc=None if decrease is None else 1.0,
+        attackers_gain=gain,
         aggregation_seconds=0.003,
     )
 
