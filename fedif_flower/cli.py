@@ -216,7 +216,8 @@ def statement(
     ] = None,
 ) -> None:
     """State what each member contributed to a run: signed pages, a table, JSON."""
-    from fedif_flower.statement.bundle import ACCOUNT, make_statement, parse_budget, read_account
+    from fedif_flower.statement.bundle import make_statement, parse_budget, read_account
+    from fedif_flower.statement.manifest import ACCOUNT
     from fedif_flower.statement.records import read_names
     from fedif_flower.statement.signing import (
         default_key_path,

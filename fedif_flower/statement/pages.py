@@ -18,6 +18,7 @@ from fedif_flower.statement.manifest import Manifest
 from fedif_flower.statement.records import RunRecords
 from fedif_flower.statement.signing import fingerprint
 from fedif_flower.statement.verdict import RULES
+from fedif_flower.valuation.path import ADAPTIVE
 
 DASH = "\N{EN DASH}"
 LARGE_REMAINDER = 0.1  # Of the fall of the loss.
@@ -155,8 +156,8 @@ def _remainder_words(account: Account, rule: str) -> str:
     share = abs(account.remainder) / abs(account.decrease)
     words = f"{100 * share:.1f} % of the fall, credited to nobody"
     if share > LARGE_REMAINDER:
-        finer = "attribution = simpson makes it smaller"
-        words += f": large; {finer if rule == 'trapezoid' else 'update-clipping bounds long steps'}"
+        finer = "attribution = adaptive makes it smaller"
+        words += f": large; {'update-clipping bounds long steps' if rule == ADAPTIVE else finer}"
     return words
 
 

@@ -30,7 +30,7 @@ from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.steps import Step
 from fedif_flower.valuation.classes import class_validations
 from fedif_flower.valuation.gradients import LossAndGradient
-from fedif_flower.valuation.path import contributions, find_quadrature, slopes
+from fedif_flower.valuation.path import contributions, find_refinements, is_settled, slopes
 from fedif_flower.valuation.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,9 @@ class PathAttribution(Callback):
     validation : Validation
         The server's held-out set D' with model and loss; give a strategy that has one the same
         object.
-    rule : {"trapezoid", "simpson", "gauss2"}
-        The quadrature rule.
+    rule : {"trapezoid", "simpson", "gauss2", "adaptive"}
+        The quadrature rule. ``"adaptive"`` is Simpson's, refined up to three times in rounds whose
+        contributions do not add up to the decrease: 1, 3, 7 or 15 gradients between the ends.
     per_class : bool
         Also split each contribution by the validation examples' classes. It takes a backward pass
         over each class's examples at each node of the rule.
@@ -88,10 +89,7 @@ class PathAttribution(Callback):
     Examples
     --------
     >>> attribution = PathAttribution(validation, "simpson")            # doctest: +SKIP
-    >>> strategy = FedIF(validation, callbacks=[attribution])           # doctest: +SKIP
-    >>> strategy.start(grid, arrays)                                    # doctest: +SKIP
-    >>> attribution.contributions                                       # doctest: +SKIP
-    {'partition 0 (node 12345678..)': 0.31, ...}
+    >>> FedIF(validation, callbacks=[attribution]).start(grid, arrays)  # doctest: +SKIP
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class PathAttribution(Callback):
     ) -> None:
         self.validation = validation
         self.rule = rule
-        self.quadrature = find_quadrature(rule)
+        self._quadratures = find_refinements(rule)
         self.rounds: list[RoundAttribution] = []
         self._classes = class_validations(validation) if per_class else []
         self._on_attribution = on_attribution
@@ -271,7 +269,7 @@ class PathAttribution(Callback):
         clients: tuple[ClientAttribution, ...] = ()
         if taken.parts and all(map(math.isfinite, losses)):
             try:
-                clients = self._clients(taken)
+                clients = self._clients(taken, losses[0] - losses[1])
             except Exception as error:  # out of a user's model or loss, as likely as not
                 reason = printable(str(error))
                 logger.error("round %d cannot be attributed: %s", taken.server_round, reason)
@@ -279,17 +277,12 @@ class PathAttribution(Callback):
             logger.error("round %d cannot be attributed: no finite loss", taken.server_round)
         return RoundAttribution(taken.server_round, losses[0], losses[1], clients)
 
-    def _clients(self, taken: _Taken) -> tuple[ClientAttribution, ...]:
+    def _clients(self, taken: _Taken, decrease: float) -> tuple[ClientAttribution, ...]:
         """Return what each client contributed; one that also sent earlier updates has one sum."""
-        at_nodes = [self._slopes(taken, node) for node in self.quadrature.nodes]
         coefficients: dict[Member, float] = {}
         sums: dict[Member, Tensor] = {}
-        for index, part in enumerate(taken.parts):
-            slopes_of_part = torch.stack([node[index] for node in at_nodes])  # [nodes, 1 + c, m]
-            found = torch.stack(
-                [contributions(s, part.applied, self.quadrature) for s in slopes_of_part.unbind(1)],
-                dim=1,
-            )  # [m, 1 + c]
+        by_part = self._of_parts(taken, decrease)
+        for index, (part, found) in enumerate(zip(taken.parts, by_part, strict=True)):
             for member, row, applied in zip(
                 part.members, found, part.applied.tolist(), strict=True
             ):
@@ -300,6 +293,24 @@ class PathAttribution(Callback):
             for member in sorted(sums)
             for total, *classes in [sums[member].tolist()]
         )
+
+    def _of_parts(self, taken: _Taken, decrease: float) -> list[Tensor]:
+        """Return the contributions ``[m, 1 + c]`` of each part, in all and by class."""
+        known: dict[float, list[Tensor]] = {}
+        found: list[Tensor] = []
+        coarser: Tensor | None = None
+        for rule in self._quadratures:
+            known |= {n: self._slopes(taken, n) for n in rule.nodes if n not in known}
+            found = []
+            for index, part in enumerate(taken.parts):
+                at_nodes = torch.stack([known[n][index] for n in rule.nodes])  # [nodes, 1 + c, m]
+                values = [contributions(s, part.applied, rule) for s in at_nodes.unbind(1)]
+                found.append(torch.stack(values, dim=1))
+            totals = torch.cat([part[:, 0] for part in found])
+            if is_settled(totals, coarser, decrease):
+                break
+            coarser = totals
+        return found
 
     def _slopes(self, taken: _Taken, node: float) -> list[Tensor]:
         """Return, for each part, how fast the loss falls along its updates: ``[1 + c, m]``."""

@@ -23,7 +23,7 @@ from fedif_flower.valuation.ledger import WeightScope
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley import ESTIMATORS
 
-Attribution = Literal["off", "trapezoid", "simpson", "gauss2"]
+Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
 Policy = Literal["none", "quarantine"]
 
 
@@ -178,7 +178,7 @@ class StrategyConfig(Settings):
         "none",
         "`quarantine`: members whose attributed contribution is negative beyond its interval are "
         "not drawn for some of their turns (`docs/methods/quarantine.md`); it needs "
-        '`attribution = "simpson"`',
+        '`attribution = "simpson"` or `"adaptive"`',
         is_new=True,
     )
     min_valid_replies: int = setting(1, "with fewer, the round fails and the old model stays", ge=1)
@@ -205,8 +205,10 @@ class StrategyConfig(Settings):
 
     @model_validator(mode="after")
     def _can_be_quarantined(self) -> Self:
-        if self.policy == "quarantine" and self.attribution != "simpson":
-            raise RefusedValueError("attribution", '"simpson" with policy "quarantine"')
+        if self.policy == "quarantine" and self.attribution not in ("simpson", "adaptive"):
+            raise RefusedValueError(
+                "attribution", '"simpson" or "adaptive" with policy "quarantine"'
+            )
         return self
 
     @model_validator(mode="after")

@@ -41,6 +41,19 @@ QUADRATURES: Mapping[str, Quadrature] = {
     "simpson": Quadrature((0.0, 0.5, 1.0), (1 / 6, 2 / 3, 1 / 6), degree=3),
     "gauss2": Quadrature((0.5 - _GAUSS, 0.5 + _GAUSS), (0.5, 0.5), degree=3),
 }
+ADAPTIVE = "adaptive"
+TOLERANCE = 0.02  # Of the sum of the contributions' sizes.
+
+
+def composite_simpson(parts: int) -> Quadrature:
+    """Return Simpson's rule on [0, 1] in an even number of parts, >= 2: ``parts + 1`` nodes."""
+    inner = [4.0 if k % 2 else 2.0 for k in range(1, parts)]
+    weights = [weight / (3 * parts) for weight in (1.0, *inner, 1.0)]
+    return Quadrature(tuple(k / parts for k in range(parts + 1)), tuple(weights), degree=3)
+
+
+# Each has the nodes of the one before, and those halfway between them.
+_REFINEMENTS = tuple(composite_simpson(parts) for parts in (2, 4, 8, 16))
 
 
 def path_attribution(
@@ -118,6 +131,38 @@ def contributions(slopes: Tensor, coefficients: Tensor, quadrature: Quadrature) 
     # One node after the other: in a product of matrices, equal clients could be summed unlike.
     mean = (weights[:, None] * slopes.double().cpu()).sum(dim=0)
     return coefficients.double().cpu() * mean + 0.0  # Adding 0 turns -0 into 0.
+
+
+def find_refinements(rule: str) -> tuple[Quadrature, ...]:
+    """Return the rules to go through, until :func:`is_settled`: one, or four where it is adaptive.
+
+    Raises
+    ------
+    ValuationError
+        If there is no rule of that name.
+    """
+    if rule not in (*QUADRATURES, ADAPTIVE):
+        raise ValuationError(f"rule = {rule!r}; allowed: {', '.join((*QUADRATURES, ADAPTIVE))}")
+    return _REFINEMENTS if rule == ADAPTIVE else (QUADRATURES[rule],)
+
+
+def is_settled(found: Tensor, coarser: Tensor | None, decrease: float) -> bool:
+    """Tell whether contributions ``[m]`` need no finer rule.
+
+    They do not where they add up to the measured decrease of the loss, or differ little from what
+    the rule before has found: then the remainder is none of the rule's, as with batch norms.
+
+    Parameters
+    ----------
+    found, coarser : Tensor
+        ``[m]``: by this rule, and by the one before, if there was one.
+    decrease : float
+        Of the loss, as measured.
+    """
+    allowed = TOLERANCE * float(found.abs().sum())
+    if abs(decrease - float(found.sum())) <= allowed:
+        return True
+    return coarser is not None and float((found - coarser).abs().sum()) <= allowed
 
 
 def find_quadrature(rule: str) -> Quadrature:

@@ -92,7 +92,7 @@ def test_the_consortium_sees_every_member_and_the_sums(pages):
         assert figure in text
     assert "1\u202f000.00" in pages["statement.html"]
     assert "100.0 %" in text
-    assert "28.6 % of the fall, credited to nobody: large; update-clipping bounds" in text
+    assert "28.6 % of the fall, credited to nobody: large; attribution = adaptive" in text
 
 
 def test_a_member_sees_itself_and_no_other_name(pages):

@@ -39,7 +39,7 @@ def test_a_round_of_fedavg_by_hand():
     assert found.remainder == pytest.approx(0.0, abs=10 * ROUNDING)
 
 
-@pytest.mark.parametrize("rule", ["trapezoid", "simpson", "gauss2"])
+@pytest.mark.parametrize("rule", ["trapezoid", "simpson", "gauss2", "adaptive"])
 def test_rounds_add_up_to_what_was_gained(rule):
     callback = attributed(fedavg, Movers([[1.0, 0.5], [0.5, -1.0], [2.0, 1.0]]), 3, rule)
     assert [found.server_round for found in callback.rounds] == [1, 2, 3]
@@ -63,7 +63,8 @@ class Counted(Validation):
 
 
 @pytest.mark.parametrize(
-    ("rule", "more"), [("trapezoid", 1), ("simpson", 1 + 4), ("gauss2", 1 + 8)]
+    ("rule", "more"),
+    [("trapezoid", 1), ("simpson", 1 + 4), ("gauss2", 1 + 8), ("adaptive", 1 + 4)],
 )
 @pytest.mark.parametrize("overlap", [True, False])
 def test_fedif_takes_no_gradient_twice(rule, more, overlap):
@@ -76,6 +77,29 @@ def test_fedif_takes_no_gradient_twice(rule, more, overlap):
     strategy.start(LocalGrid(movers, 3), model_arrays(point()), num_rounds=4)
     assert held_out.passes == 4 + more
     assert len(callback.rounds) == 4
+
+
+def waves(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (1 - torch.cos(3 * (outputs - targets))).mean()
+
+
+def test_an_adaptive_rule_is_refined_until_contributions_add_up():
+    found, passes = {}, {}
+    for rule in ("simpson", "adaptive"):
+        held_out = Counted(
+            point(), torch.eye(2), torch.tensor([[1.0], [2.0]]), loss_fn=waves, device="cpu"
+        )
+        callback = PathAttribution(held_out, rule)
+        strategy = fedavg(held_out, callbacks=[callback], fraction_evaluate=0.0, device="cpu")
+        movers = Movers([[4.0, 0.0], [0.0, 6.0]])
+        strategy.start(LocalGrid(movers, 2), model_arrays(point()), num_rounds=1)
+        (found[rule],) = callback.rounds
+        passes[rule] = held_out.passes
+    size = sum(abs(client.contribution) for client in found["adaptive"].clients)
+    assert abs(found["adaptive"].remainder) < 0.02 * size
+    assert abs(found["simpson"].remainder) > 0.2 * size
+    assert passes["simpson"] == 3
+    assert passes["adaptive"] in (5, 9)  # Twice or four times as many parts.
 
 
 def test_what_was_applied_counts_not_what_was_weighed():

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.valuation.path import QUADRATURES, path_attribution
+from fedif_flower.valuation.path import (
+    ADAPTIVE,
+    QUADRATURES,
+    composite_simpson,
+    find_refinements,
+    is_settled,
+    path_attribution,
+)
 from tests.tolerance import rounding
 
 RULES = list(QUADRATURES)
@@ -202,7 +209,35 @@ def test_a_gradient_is_asked_for_once_at_each_node(rule):
     assert asked == pytest.approx(list(QUADRATURES[rule].nodes))
 
 
+def test_simpsons_rule_in_more_parts():
+    assert composite_simpson(2) == QUADRATURES["simpson"]
+    four = composite_simpson(4)
+    assert four.nodes == (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert four.weights == pytest.approx((1 / 12, 4 / 12, 2 / 12, 4 / 12, 1 / 12))
+
+
+def test_each_refinement_has_the_nodes_of_the_one_before():
+    rules = find_refinements(ADAPTIVE)
+    assert [len(rule.nodes) for rule in rules] == [3, 5, 9, 17]
+    for coarse, fine in itertools.pairwise(rules):
+        assert fine.nodes[::2] == coarse.nodes
+    for rule in rules:
+        assert sum(rule.weights) == pytest.approx(1.0)
+    assert find_refinements("gauss2") == (QUADRATURES["gauss2"],)
+
+
+def test_contributions_are_settled_once_they_add_up_or_change_no_more():
+    found = torch.tensor([1.0, -0.5])  # 2 % of the sizes' sum: 0.03
+    assert is_settled(found, None, 0.52)
+    assert not is_settled(found, None, 0.54)
+    assert not is_settled(found, found + 0.02, 0.54)
+    assert is_settled(found, found + 0.014, 0.54)
+    assert is_settled(torch.zeros(2), None, 0.0)
+
+
 def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValuationError, match=r"rule = 'midpoint'; allowed: .*gauss2, adaptive"):
+        find_refinements("midpoint")
     one = torch.ones(1)
     with pytest.raises(ValuationError, match="rule = 'midpoint'; allowed: trapezoid, simpson"):
         path_attribution(torch.exp, one, torch.ones(1, 1), one, "midpoint")
