@@ -57,6 +57,6 @@ def test_members_that_flip_signs_are_left_out_for_as_long_as_the_records_say(tmp
 
 
 def test_it_needs_the_attribution_that_it_judges_by():
-    words = "attribution = 'off'; allowed: \"simpson\" or \"adaptive\" with policy"
+    words = 'attribution = \'off\'; allowed: "simpson" or "adaptive" with policy'
     with pytest.raises(ConfigError, match=words):
         RunConfig.from_run_config({**default_run_config(), "policy": "quarantine"})
