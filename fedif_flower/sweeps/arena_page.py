@@ -34,7 +34,7 @@ def write_page(found: Found, path: Path, title: str, about: Sequence[str]) -> No
     draw_heat_map(found, picture)
     lines = [f"# Arena: {title}", ""]
     for paragraph in about:
-        lines += [*wrap(paragraph, 120), ""]
+        lines += [*wrap(paragraph, 120, break_on_hyphens=False), ""]
     lines += [f"![accuracy under attack]({picture.name})", "", "## Worst cases", ""]
     lines += headline(found).to_markdown()
     if len(_shares(found)) > 1:
@@ -122,7 +122,7 @@ def draw_heat_map(found: Found, path: Path) -> None:
     ]
     panels = [
         ("test accuracy, %", points, "accuracy", "RdYlGn"),
-        ("backdoor success, %", backdoors, "attack_success", "RdYlGn_r"),
+        ("backdoor\nsuccess, %", backdoors, "attack_success", "RdYlGn_r"),
     ]
     panels = [panel for panel in panels if panel[1]]
     figure = new_figure(1.9 + 0.3 * len(strategies))
