@@ -28,7 +28,7 @@ test: lint ## run the checks of `make lint` and all tests
 	$(pytest) $(ARGS)
 
 test-fast: $(ready) ## run the tests that start neither Ray nor a federation of processes
-	$(pytest) -m 'not ray and not deployment' $(ARGS)
+	$(pytest) -m 'not ray and not deployment and not long' $(ARGS)
 
 lint: $(ready) ## check style, types and who imports whom
 	$(python) -m ruff check .
