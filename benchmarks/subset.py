@@ -11,11 +11,10 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from PIL import Image
 
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.tasks.data import load_dataset
-from fedif_flower.tasks.data.export import class_folders
+from fedif_flower.tasks.data.export import export_split
 
 
 def main(
@@ -28,16 +27,9 @@ def main(
 ) -> None:
     """Write the folders."""
     whole = load_dataset(dataset, data_dir)
-    names = class_folders(whole.classes)
     for name, split, count in (("train", whole.train, train), ("test", whole.test, test)):
-        for label in names:
-            (folder / name / label).mkdir(parents=True)
-        drawn = numpy_generator(f"subset-{name}", seed).permutation(len(split.labels))[:count]
-        for index in np.sort(drawn).tolist():
-            image = split.images[index]  # [c, h, w]
-            pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-            own = folder / name / names[split.labels[index]]
-            Image.fromarray(pixels).save(own / f"{index:05}.png")
+        drawn = numpy_generator(f"subset-{name}", seed).permutation(len(split))[:count]
+        export_split(whole, split, np.sort(drawn), folder / name)
 
 
 if __name__ == "__main__":

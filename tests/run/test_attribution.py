@@ -10,37 +10,21 @@ import torch
 
 from client_app import app as client_app
 from fedif_flower.errors import CheckpointError, ConfigError
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import build_strategy, run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.server import build_server
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.registry import STRATEGIES
+from tests.run.resuming import CLIENTS, Killed
+from tests.run.resuming import run_config as killable_run_config
 from tests.tolerance import rounding
 
-CLIENTS = 6
 FILES = ("attribution.csv", "attribution_rounds.csv")
 
 
-class Killed(BaseException):
-    """Nothing in the server catches it, as nothing catches kill -9."""
-
-
 def run_config(output_dir: Path, **overrides) -> RunConfig:
-    settings = {
-        "num-clients": CLIENTS,
-        "fraction-train": 0.5,
-        "num-server-rounds": 5,
-        "checkpoint-every": 2,
-        "local-epochs": 1,
-        "attack": "label-noise",
-        "attribution": "trapezoid",
-        "output-dir": str(output_dir),
-        "run-name": "run",
-        "device": "cpu",
-    }
-    overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(default_run_config() | settings | overrides)
+    return killable_run_config(output_dir, **{"attribution": "trapezoid", **overrides})
 
 
 def run(config: RunConfig, kill_at: int | None = None) -> dict[str, str]:

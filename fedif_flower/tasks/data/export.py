@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedif_flower.errors import DataError
-from fedif_flower.tasks.data.datasets import Dataset
+from fedif_flower.tasks.data.datasets import Dataset, Split
 
 
 def export_partitions(
@@ -49,22 +49,23 @@ def export_partitions(
         raise DataError(f"{existing[0]} exists already; remove it or choose another folder")
     try:
         for folder, indices in zip(folders, partitions, strict=True):
-            _export(dataset, indices, folder / "train")
+            export_split(dataset, dataset.train, indices, folder / "train")
     except OSError as error:
         raise DataError(f"cannot write images to {output_dir}: {error}") from error
 
 
-def _export(dataset: Dataset, indices: NDArray[np.int64], folder: Path) -> None:
+def export_split(dataset: Dataset, split: Split, indices: NDArray[np.int64], folder: Path) -> None:
+    """Write images of one of a data set's splits as ``folder/<class>/<index>.png``."""
     names = class_folders(dataset.classes)
     for name in names:
         (folder / name).mkdir(parents=True)
-    digits = len(str(len(dataset.train) - 1))  # files then sort by index
+    digits = len(str(len(split) - 1))  # files then sort by index
     for index in indices.tolist():
-        image = dataset.train.images[index]  # [c, h, w]
+        image = split.images[index]  # [c, h, w]
         if dataset.max_value != 255:
             image = np.rint(image * (255 / dataset.max_value)).astype(np.uint8)
         pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-        name = names[dataset.train.labels[index]]
+        name = names[split.labels[index]]
         Image.fromarray(pixels).save(folder / name / f"{index:0{digits}}.png")
 
 
