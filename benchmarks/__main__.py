@@ -33,6 +33,7 @@ BENCHMARKS = {
 # Options of the quoted figures where they are not those that :func:`arguments` returns.
 QUOTED = {
     "against_pydvl": "GAMES/*.npz --python ENV/bin/python --write",
+    "checkpoints": "--write",
     "client_start": "--dataset fashion-mnist --data-dir DIR --write",
     "round_latency": "--write",
     "valuation": "--threads 1 --data-dir DIR --fashion-mnist DIR --game GAMES/game --write",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
+from fedif_flower.client_table import ClientTable
 from fedif_flower.errors import ValuationError
 
 
@@ -42,13 +43,17 @@ class FedAdp:
         if not 0.0 < alpha < float("inf"):
             raise ValuationError(f"alpha is {alpha}; allowed: > 0, finite")
         self.alpha = alpha
-        self._angles: dict[int, float] = {}
-        self._rounds: dict[int, int] = {}
+        self._clients = ClientTable(angle=0, rounds=0)
 
     @property
     def angles(self) -> dict[int, float]:
         """Mean angle in radians, in [0, pi], of every client that ever took part."""
-        return dict(self._angles)
+        angles = self._clients.column("angle").tolist()
+        return dict(zip(self._clients.client_ids, angles, strict=True))
+
+    def angles_of(self, client_ids: Sequence[int]) -> Tensor:
+        """Return these clients' mean angles ``[m]``, float64; 0 for one never seen."""
+        return torch.from_numpy(self._clients.read(client_ids, "angle"))
 
     def weights(self, client_ids: Sequence[int], updates: Tensor, num_examples: Tensor) -> Tensor:
         """Take in one round and return its aggregation weights.
@@ -77,12 +82,11 @@ class FedAdp:
         angles = update_angles(updates, num_examples)
         if len(angles) != len(client_ids):
             raise ValuationError(f"{len(client_ids)} clients, but {len(angles)} updates")
-        for client_id, angle in zip(client_ids, angles.tolist(), strict=True):
-            rounds = self._rounds.get(client_id, 0) + 1
-            mean = self._angles.get(client_id, 0.0)
-            self._rounds[client_id] = rounds
-            self._angles[client_id] = mean + (angle - mean) / rounds
-        smoothed = torch.tensor([self._angles[i] for i in client_ids], dtype=torch.float64)
+        rounds = self._clients.read(client_ids, "rounds") + 1
+        mean = self._clients.read(client_ids, "angle")
+        mean += (angles.cpu().double().numpy() - mean) / rounds
+        self._clients.write(client_ids, angle=mean, rounds=rounds)
+        smoothed = torch.from_numpy(mean)
         contribution = self.alpha * -torch.expm1(-torch.exp(-self.alpha * (smoothed - 1.0)))
         # The largest factor is 1: the weights are the same, and no alpha overflows.
         factors = torch.exp(contribution - contribution.max())
@@ -90,12 +94,11 @@ class FedAdp:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return {"angles": dict(self._angles), "rounds": dict(self._rounds)}
+        return {"clients": self._clients.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._angles = dict(state["angles"])
-        self._rounds = dict(state["rounds"])
+        self._clients.load_state_dict(state["clients"])
 
 
 def update_angles(updates: Tensor, num_examples: Tensor) -> Tensor:

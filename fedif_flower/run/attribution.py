@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedif_flower.errors import ConfigError, StorageError
@@ -56,9 +56,11 @@ class RecordedAttribution(PathAttribution):
             for name in ("decrease", "attributed", "remainder")
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], last_round: int) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], last_round: int
+    ) -> None:
         """Take over the rounds of a checkpoint, and write them in place of what is there."""
-        super().load_state_dict(state, last_round)
+        super().load_state_dict(state, lines, last_round)
         self._write_headers()
         for found in self.rounds:
             self._append(found)

@@ -3,6 +3,9 @@
 A file is one line with the SHA-256 of the rest, then what ``torch.save`` writes; it is read back
 with ``weights_only=True``, so that nothing in it can run. No generator is kept: every random draw
 is a function of (purpose, seed, ids), the round among them, see :mod:`~fedif_flower.seeding`.
+
+The lines of a run's tables lie beside the checkpoints, in one file that only grows: see
+:mod:`~fedif_flower.run.journal`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,20 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import CheckpointError, StorageError
+from fedif_flower.run.journal import Journal, JournalEnd, JournalError, Lines, read_lines
 from fedif_flower.storage import temporary_siblings, write_atomically, writing
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 KEPT = 2
-_MAGIC = b"fedif-flower checkpoint 1 sha256 "
+JOURNAL = "records.jsonl"
+_MAGIC = b"fedif-flower checkpoint 2 sha256 "
+# What a file holds; its lines are where they end in the file beside it.
+_KINDS = {
+    "server_round": int,
+    **dict.fromkeys(("settings", "arrays", "strategy", "records", "lines"), dict),
+}
 _NAME = re.compile(r"round-(\d{6,})\.pt")
 
 
@@ -49,6 +59,11 @@ class Checkpoint:
     strategy, records : dict
         State of the strategy and of the results
         (see :class:`~fedif_flower.strategies.state.Stateful`).
+    lines : dict of str to list of dict
+        The results' lines by table: all of them where it was read; to be saved, those since the
+        checkpoint that was saved or continued from last.
+    source : tuple of Path and JournalEnd, optional
+        Where it was read, and where its lines end in the file beside it.
     """
 
     server_round: int
@@ -56,6 +71,8 @@ class Checkpoint:
     arrays: dict[str, Tensor]
     strategy: dict[str, Any]
     records: dict[str, Any]
+    lines: Lines = field(default_factory=dict)
+    source: tuple[Path, JournalEnd] | None = None
 
 
 class CheckpointFolder:
@@ -72,6 +89,7 @@ class CheckpointFolder:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
         self.settings = dict(settings)
+        self._journal = Journal(folder / JOURNAL)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then remove all but the last two.
@@ -82,16 +100,18 @@ class CheckpointFolder:
             If it cannot be written; earlier ones are as they were.
         """
         path = self.folder / f"round-{checkpoint.server_round:06d}.pt"
-        buffer = BytesIO()
-        # Not asdict: it would copy every tensor and row.
-        torch.save(vars(checkpoint), buffer)
-        digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
         try:
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 for left_behind in temporary_siblings(path):
                     left_behind.unlink()
+                end = self._journal.append(checkpoint.lines)
+                buffer = BytesIO()
+                content = {name: getattr(checkpoint, name) for name in _KINDS}
+                torch.save(content | {"lines": asdict(end)}, buffer)
+                digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
                 write_atomically(path, b"".join((_MAGIC, digest, b"\n", buffer.getbuffer())))
+                self._journal.keep(end)
                 for old in self._paths()[:-KEPT]:
                     old.unlink()
         except StorageError as error:
@@ -130,11 +150,31 @@ class CheckpointFolder:
         logger.debug("resume = 'auto': no checkpoint in %s, beginning at round 1", self.folder)
         return None
 
-    def remove_after(self, server_round: int) -> None:
-        """Remove the checkpoints of rounds after this one: they belong to an abandoned run."""
-        for path in self._paths():
-            if _round_of(path) > server_round:
-                path.unlink()
+    def begin(self) -> None:
+        """Remove the checkpoints of an earlier run."""
+        for path in (*self._paths(), self._journal.path):
+            path.unlink(missing_ok=True)
+
+    def go_on(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint that was read; remove what does not lead up to it.
+
+        Raises
+        ------
+        CheckpointError
+            If its lines cannot be copied into this folder.
+        """
+        assert checkpoint.source is not None
+        path, end = checkpoint.source
+        own = path.parent.resolve() == self.folder.resolve()
+        for other in self._paths():
+            if not own or _round_of(other) > checkpoint.server_round:
+                other.unlink()
+        try:
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            self._journal.go_on(path.with_name(JOURNAL), end)
+        except (JournalError, StorageError) as error:
+            raise CheckpointError(str(error)) from error
 
     def _paths(self) -> list[Path]:
         """Return the folder's checkpoints, the oldest first."""
@@ -173,7 +213,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise _DamagedError(f"the checkpoint {path} cannot be read: {error}") from error
     if reason := _misfit(content):
         raise _DamagedError(f"the checkpoint {path} was not written by this version: {reason}")
-    checkpoint = Checkpoint(**content)
+    end = JournalEnd(**content.pop("lines"))
+    try:
+        lines = read_lines(path.with_name(JOURNAL), end)
+    except JournalError as error:
+        raise _DamagedError(f"the checkpoint {path} is of no use: {error}") from error
+    checkpoint = Checkpoint(**content, lines=lines, source=(path, end))
     if (name := _NAME.fullmatch(path.name)) and int(name[1]) != checkpoint.server_round:
         raise _DamagedError(f"the checkpoint {path} is of round {checkpoint.server_round}")
     return checkpoint
@@ -181,17 +226,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _misfit(content: object) -> str:
     """Return what of a file's content is not as :class:`Checkpoint` says; empty: all is."""
-    kinds = {
-        "server_round": int,
-        **dict.fromkeys(("settings", "arrays", "strategy", "records"), dict),
-    }
-    if not isinstance(content, dict) or content.keys() != kinds.keys():
-        return f"it must hold {', '.join(kinds)}"
-    for name, kind in kinds.items():
+    if not isinstance(content, dict) or content.keys() != _KINDS.keys():
+        return f"it must hold {', '.join(_KINDS)}"
+    for name, kind in _KINDS.items():
         if not isinstance(content[name], kind):
             return f"{name} is of type {type(content[name]).__name__}, not {kind.__name__}"
     if content["server_round"] < 0:
         return f"server_round = {content['server_round']}; allowed: >= 0"
+    end = content["lines"]
+    if {key: type(value) for key, value in end.items()} != {"size": int, "sha256": str}:
+        return "lines do not say where they end"
     for name, array in content["arrays"].items():
         if not isinstance(name, str) or not isinstance(array, Tensor):
             return f"arrays[{name!r}] is no tensor under a name"

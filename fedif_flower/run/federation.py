@@ -174,7 +174,7 @@ def _run_federation(
         own.append(KeptUpdates(config.run_dir, after=done))
     strategy.callbacks += [*own, *trackers, *callbacks, run]
     if checkpoint is None:
-        checkpoints.remove_after(-1)
+        checkpoints.begin()
     else:
         arrays = run.restore(checkpoint, grid, arrays)
     try:

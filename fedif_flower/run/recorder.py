@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.journal import Lines
 from fedif_flower.run.report import run_title
-from fedif_flower.run.rows import RESULT_FILES, ClientRow, RoundRow, checked_row
+from fedif_flower.run.rows import RESULT_FILES, ClientRow, RoundRow, checked_row, rows_between
 from fedif_flower.run.summary import describe_machine, summarize
 from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.storage import write_atomically
@@ -96,25 +97,29 @@ class RunRecorder(RunWriter):
     def _write_settings(self) -> None:
         write_json(self.run_dir / "config.json", self.config.to_mapping())
 
-    def state_dict(self, last_round: int) -> dict[str, Any]:
-        """Return the lines up to a round, and the seconds so far."""
+    def lines(self, after: int, last_round: int) -> dict[str, list[dict[str, Any]]]:
+        """Return the lines of the rounds after one, up to another, by table."""
+        rounds = rows_between(self.rounds, after, last_round)
+        clients = rows_between(self.clients, after, last_round)
         return {
-            "seconds": time.perf_counter() - self._started,
-            "rounds": [dict(vars(row)) for row in self.rounds if row.round <= last_round],
-            "clients": [dict(vars(row)) for row in self.clients if row.round <= last_round],
-            "names": dict(self.names),
+            "rounds": [dict(vars(row)) for row in rounds],
+            "clients": [dict(vars(row)) for row in clients],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], last_round: int) -> None:
-        """Take over what :meth:`state_dict` returned, and write it in place of what is there.
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is not in the lines: the seconds so far, and what members are called."""
+        return {"seconds": time.perf_counter() - self._started, "names": dict(self.names)}
+
+    def load_state_dict(self, state: Mapping[str, Any], lines: Lines, last_round: int) -> None:
+        """Take over what :meth:`state_dict` returned and all lines, in place of what is there.
 
         Raises
         ------
         ValueError, TypeError, KeyError
             If the lines are not those of a run up to this round.
         """
-        rounds = [checked_row(RoundRow, row) for row in state["rounds"]]
-        clients = [checked_row(ClientRow, row) for row in state["clients"]]
+        rounds = [checked_row(RoundRow, row) for row in lines["rounds"]]
+        clients = [checked_row(ClientRow, row) for row in lines.get("clients", ())]
         if [row.round for row in rounds] != list(range(last_round + 1)):
             raise ValueError(f"its records are not those of the rounds 0 to {last_round}")
         if not all(1 <= row.round <= last_round for row in clients):

@@ -57,6 +57,7 @@ class ResumableRun(Callback):
         self.num_rounds = recorder.config.num_server_rounds
         self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
         self._saved = 0
+        self._written = -1  # The last round whose lines are in a checkpoint.
 
     @property
     def rounds_left(self) -> int:
@@ -88,14 +89,16 @@ class ResumableRun(Callback):
         arrays = self._read_arrays(checkpoint, initial)
         with _refusing(checkpoint):
             self.strategy.load_state_dict(checkpoint.strategy)
-        self.strategy.completed_rounds = self._saved = checkpoint.server_round
+        self.strategy.completed_rounds = self._saved = self._written = checkpoint.server_round
         if self.rounds_left:
             self._meet_nodes(grid)
         with _refusing(checkpoint):
-            self.recorder.load_state_dict(checkpoint.records, checkpoint.server_round)
+            self.recorder.load_state_dict(
+                checkpoint.records, checkpoint.lines, checkpoint.server_round
+            )
             if self.attribution is not None:
                 self._restore_attribution(checkpoint, self.attribution)
-        self.folder.remove_after(checkpoint.server_round)
+        self.folder.go_on(checkpoint)
         logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
         return arrays
 
@@ -106,7 +109,8 @@ class ResumableRun(Callback):
         state = checkpoint.records.get("attribution")
         if state is None:
             raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
-        attribution.load_state_dict(state, checkpoint.server_round)
+        lines = checkpoint.lines.get("attribution", ())
+        attribution.load_state_dict(state, lines, checkpoint.server_round)
 
     def _read_arrays(self, checkpoint: Checkpoint, initial: ArrayRecord) -> ArrayRecord:
         """Return a checkpoint's model if it is one of this run."""
@@ -144,8 +148,13 @@ class ResumableRun(Callback):
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure
         server_round, arrays, strategy = self._last
-        records = self.recorder.state_dict(server_round)
+        records, lines = (
+            self.recorder.state_dict(),
+            self.recorder.lines(self._written, server_round),
+        )
         if self.attribution is not None:
+            # Rounds are attributed from the first on.
+            lines["attribution"] = self.attribution.lines(max(self._written, 0), server_round)
             records["attribution"] = self.attribution.state_dict(server_round)
         self.folder.save(
             Checkpoint(
@@ -154,9 +163,10 @@ class ResumableRun(Callback):
                 arrays=arrays.to_torch_state_dict(),
                 strategy=strategy,
                 records=records,
+                lines=lines,
             )
         )
-        self._saved = server_round
+        self._saved = self._written = server_round
 
     def _meet_nodes(self, grid: Grid) -> None:
         """Wait for the nodes as at a run's start, but continue without those that do not come."""

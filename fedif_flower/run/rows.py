@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -110,6 +111,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def rows_between(rows: Sequence[_Row], after: int, last_round: int) -> Sequence[_Row]:
+    """Return the lines of the rounds after one, up to another; rounds never fall."""
+    start, end = (bisect_right(rows, t, key=lambda row: row.round) for t in (after, last_round))
+    return rows[start:end]
 
 
 def checked_row(kind: type[_Row], values: Mapping[str, Any]) -> _Row:

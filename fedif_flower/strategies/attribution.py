@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -34,7 +34,6 @@ from fedif_flower.valuation.path import contributions, find_refinements, is_sett
 from fedif_flower.valuation.validation import Validation
 
 logger = logging.getLogger(__name__)
-
 
 OnAttribution = Callable[[RoundAttribution], object]
 
@@ -124,8 +123,9 @@ class PathAttribution(Callback):
     def contributions(self) -> dict[str, float]:
         """Each client's sum over the rounds so far, by what logs call it, the largest first."""
         sums = sums_by_client(self.rounds)
-        label = self._strategy.nodes.label if self._strategy else str
-        return {label(i): sums[i] for i in sorted(sums, key=sums.__getitem__, reverse=True)}
+        strategy = self._strategy
+        labels = strategy.nodes.labels(sums) if strategy else {i: str(i) for i in sums}
+        return {labels[i]: sums[i] for i in sorted(sums, key=sums.__getitem__, reverse=True)}
 
     def on_start(self, strategy: ScreenedStrategy) -> None:
         """Begin with the gradient at the first model.
@@ -214,21 +214,23 @@ class PathAttribution(Callback):
             and torch.equal(failed.after.params, last.before.params)
         )
 
-    def state_dict(self, last_round: int) -> dict[str, Any]:
-        """Return the rounds up to one whose model was looked at, and what is carried on.
-
-        It waits for the round that is still to be attributed.
-        """
+    def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
+        """Return the rounds after one, up to another; it waits for the one in work."""
         self.settle()
+        return [asdict(found) for found in self.rounds[after:last_round]]
+
+    def state_dict(self, last_round: int) -> dict[str, Any]:
+        """Return what is not in :meth:`lines`: the rule, and what is carried on."""
         return {
             "rule": self.rule,
             "num_classes": self.num_classes,
-            "rounds": [asdict(found) for found in self.rounds if found.server_round <= last_round],
             "carried": self._carried_after.get(last_round, CarriedUpdates()).state(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], last_round: int) -> None:
-        """Take over what :meth:`state_dict` returned.
+    def load_state_dict(
+        self, state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], last_round: int
+    ) -> None:
+        """Take over what :meth:`state_dict` returned, and all lines.
 
         Raises
         ------
@@ -237,11 +239,9 @@ class PathAttribution(Callback):
         """
         theirs, ours = (state["rule"], state["num_classes"]), (self.rule, self.num_classes)
         if theirs != ours:
-            raise ValueError(
-                f"its attribution is by {theirs[0]}, of {theirs[1]} classes; this run's is by "
-                f"{ours[0]}, of {ours[1]} classes"
-            )
-        rounds = [round_from(found) for found in state["rounds"]]
+            said = [f"by {rule}, of {classes} classes" for rule, classes in (theirs, ours)]
+            raise ValueError(f"its attribution is {said[0]}; this run's is {said[1]}")
+        rounds = [round_from(found) for found in lines]
         if [found.server_round for found in rounds] != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
         self.rounds = rounds

@@ -93,7 +93,9 @@ class ContributionStrategy(ScreenedStrategy):
     @property
     def contributions(self) -> dict[str, float]:
         r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
-        return {self.nodes.label(i): score for i, score in self.ledger.scores.items()}
+        scores = self.ledger.scores
+        labels = self.nodes.labels(scores)
+        return {labels[i]: score for i, score in scores.items()}
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
         """Let the valuation begin while the clients train."""

@@ -5,22 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from fedif_flower.client_table import ClientTable
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screening import Screening
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Record:
-    """How often in a row a member erred, and the last round in which it is not asked."""
-
-    errors: int = 0
-    paused_until: int = 0
 
 
 class MemberFailures:
@@ -43,7 +37,8 @@ class MemberFailures:
     def __init__(self, maximum: int, max_paused_turns: int = 63) -> None:
         self.maximum = maximum
         self.max_paused_turns = max_paused_turns
-        self._members: dict[int, _Record] = {}
+        # Of members that were asked: errors in a row, and the last round in which not to ask again.
+        self._members = ClientTable(errors=0, paused_until=0)
         self._poor_rounds = 0  # In a row: most of those asked erred.
         self._failed_rounds = 0  # In a row: enough replies were usable, and yet it made no model.
 
@@ -52,7 +47,7 @@ class MemberFailures:
     ) -> list[ClientNode]:
         """Return the nodes that are not paused; all, if those were fewer than ``at_least``."""
         # Few members err, however many there are.
-        paused = {i for i, m in self._members.items() if m.paused_until >= server_round}
+        paused = self._members.where(self._members.column("paused_until") >= server_round)
         free = [n for n in nodes if n.client_id not in paused] if paused else list(nodes)
         if len(free) == len(nodes):
             return free
@@ -79,13 +74,12 @@ class MemberFailures:
         """
         usable = {reply.node.client_id for reply in screening.accepted}
         turn = math.ceil(len(online) / len(asked))
-        for node in asked:
-            if node.client_id in usable:
-                self._members[node.client_id] = _Record()
-            else:
-                errors = self._of(node).errors + 1
-                turns = min(2 ** (errors - 1) - 1, self.max_paused_turns)
-                self._members[node.client_id] = _Record(errors, server_round + turn * turns)
+        asked_ids = [node.client_id for node in asked]
+        errors = self._members.read(asked_ids, "errors") + 1
+        errors[[i in usable for i in asked_ids]] = 0
+        turns = np.minimum(2.0 ** np.clip(errors - 1, 0, 1000) - 1, self.max_paused_turns)
+        paused_until = np.where(errors, server_round + turn * turns, 0)
+        self._members.write(asked_ids, errors=errors, paused_until=paused_until)
         poor = 2 * len(usable) < len(asked)
         self._poor_rounds = self._poor_rounds + 1 if poor else 0
         self._failed_rounds = self._failed_rounds + 1 if failed else 0
@@ -94,30 +88,27 @@ class MemberFailures:
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
         return {
-            "members": {i: [m.errors, m.paused_until] for i, m in self._members.items()},
+            "members": self._members.state_dict(),
             "poor_rounds": self._poor_rounds,
             "failed_rounds": self._failed_rounds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._members = {i: _Record(*values) for i, values in state["members"].items()}
+        self._members.load_state_dict(state["members"])
         self._poor_rounds = state["poor_rounds"]
         self._failed_rounds = state["failed_rounds"]
 
     def errors(self, node: ClientNode) -> int:
         """Return how often in a row a member gave no usable reply."""
-        return self._of(node).errors
+        return int(self._members.read([node.client_id], "errors")[0])
 
     def first_errors(self, screening: Screening) -> int:
         """Return how many clients raised an error in this round that did not err before."""
         return sum(r.raised and not self.errors(r.node) for r in screening.refused)
 
     def _has_failing(self) -> bool:
-        return any(member.errors >= self.maximum for member in self._members.values())
-
-    def _of(self, node: ClientNode) -> _Record:
-        return self._members.get(node.client_id, _Record())
+        return bool((self._members.column("errors") >= self.maximum).any())
 
     def _give_up(
         self,
@@ -128,9 +119,9 @@ class MemberFailures:
     ) -> None:
         if not self._poor_rounds and not self._failed_rounds and not self._has_failing():
             return
-        tried = [self._of(node) for node in online if node.client_id in self._members]
-        erring = sum(member.errors > 0 for member in tried)
-        failing = sum(member.errors >= self.maximum for member in tried)
+        tried = [node.client_id for node in online if node.client_id in self._members]
+        errors = self._members.read(tried, "errors")
+        erring, failing = int((errors > 0).sum()), int((errors >= self.maximum).sum())
         last = (
             f"the last was round {server_round} with {len(screening.accepted)} valid replies of "
             f"{num_asked}; first reason: "

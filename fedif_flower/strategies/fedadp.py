@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-import torch
-
 from fedif_flower.aggregators import FedAdp as FedAdpRule
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
@@ -39,5 +37,5 @@ class FedAdp(ScreenedStrategy):
         weights = self.rule.weights(
             updates.client_ids, updates.client_updates, updates.num_examples
         )
-        angles = [-self.rule.angles[client_id] for client_id in updates.client_ids]
-        return Aggregation(weights=weights, contributions=torch.tensor(angles))
+        angles = self.rule.angles_of(updates.client_ids)
+        return Aggregation(weights=weights, contributions=-angles)

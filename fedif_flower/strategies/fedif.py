@@ -95,7 +95,6 @@ class FedIF(ContributionStrategy):
         r"""Return 1, :math:`\Phi_i` and :math:`\Omega_i`, in which the weights are linear."""
         valuation = self.influence
         gradient = valuation.gradient(self.model.vectors.params, self.model.named_buffers).cpu()
-        scores, initial = self.ledger.scores, self.ledger.initial
         first: list[float] = []
 
         def known(reply: AcceptedReply, update: Tensor) -> Known:
@@ -105,7 +104,7 @@ class FedIF(ContributionStrategy):
             phi = float(influence_from(projection, weight_normalization=normalized))
             # From the first on: differences between influences are small beside themselves.
             first.append(phi)
-            contribution = scores.get(reply.node.client_id, initial)
+            contribution = float(self.ledger.scores_of([reply.node.client_id]))
             return Known((1.0, phi - first[0], contribution), (float(projection.inner),))
 
         return known

@@ -85,7 +85,9 @@ class InfluenceDescent(ScreenedStrategy):
     @property
     def contributions(self) -> dict[str, float]:
         r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
-        return {self.nodes.label(i): score for i, score in self.ledger.scores.items()}
+        scores = self.ledger.scores
+        labels = self.nodes.labels(scores)
+        return {labels[i]: score for i, score in scores.items()}
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""

@@ -142,10 +142,10 @@ class NodeDirectory:
         self._online = (node_ids, online) if settled else ([], [])
         return online
 
-    def label(self, client_id: int) -> str:
-        """How messages name a client, known or not."""
+    def labels(self, client_ids: Iterable[int]) -> dict[int, str]:
+        """How messages name clients, known or not, by their ids."""
         known = {node.client_id: node for node in self._known.values()}
-        return known.get(client_id, ClientNode(UNKNOWN_PARTITION, client_id)).label
+        return {i: known.get(i, ClientNode(UNKNOWN_PARTITION, i)).label for i in client_ids}
 
     def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
         """Give a partition that several nodes claim to none of them."""

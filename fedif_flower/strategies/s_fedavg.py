@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-import torch
-
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
@@ -80,10 +78,7 @@ class SFedAvg(ScreenedStrategy):
         """Draw clients with probability softmax(relevance)."""
         if server_round == 1:
             self.ledger.initial = 1.0 / len(nodes)
-        scores, initial = self.ledger.scores, self.ledger.initial
-        relevance = torch.tensor(
-            [scores.get(node.client_id, initial) for node in nodes], dtype=torch.float64
-        )
+        relevance = self.ledger.scores_of([node.client_id for node in nodes])
         # One absurd value must not leave the others without any chance: too few could be drawn.
         chances = relevance.softmax(dim=0).clamp_min(_LEAST_CHANCE)
         return self.draw(nodes, server_round, (chances / chances.sum()).numpy())

@@ -10,9 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedif_flower.client_table import ClientTable
 from fedif_flower.errors import ValuationError
 
 WeightScope = Literal["participants", "population"]
@@ -106,13 +109,12 @@ class ContributionLedger:
         self.initial = initial
         self.smooth_update = smooth_update
         self.bias_correction = bias_correction and smooth_update
-        self._scores: dict[int, float] = {}
-        self._rounds: dict[int, int] = {}  # That each client took part in.
-        self._accumulative: dict[int, float] = {}
+        # NaN: none yet; rounds are those that a client took part in.
+        self._clients = ClientTable(score=math.nan, rounds=0, accumulative=math.nan)
 
     def __repr__(self) -> str:
         """Name the rate, and the contributions from the highest to the lowest."""
-        ranked = sorted(self._scores.items(), key=lambda item: -item[1])
+        ranked = sorted(self._column("score").items(), key=lambda item: -item[1])
         shown = [f"{client_id}: {score:.3f}" for client_id, score in ranked]
         if len(shown) > _SHOWN:
             shown = [*shown[: _SHOWN // 2], "...", *shown[-_SHOWN // 2 :]]
@@ -122,12 +124,18 @@ class ContributionLedger:
     @property
     def scores(self) -> dict[int, float]:
         r""":math:`\Omega` of every client that ever took part."""
-        return {client_id: self._score(client_id) for client_id in self._scores}
+        client_ids = list(self._column("score"))
+        return dict(zip(client_ids, self.scores_of(client_ids).tolist(), strict=True))
+
+    def scores_of(self, client_ids: Sequence[int]) -> Tensor:
+        r"""Return these clients' :math:`\Omega` ``[m]``; a client never seen has ``initial``."""
+        score, rounds = (self._clients.read(client_ids, c) for c in ("score", "rounds"))
+        return torch.from_numpy(self._smoothed(score, rounds))
 
     @property
     def accumulative_influence(self) -> dict[int, float]:
         r"""The paper's :math:`INF_i = \sum_t \langle w_{t-1} - w_i, g_t \rangle`, by client."""
-        return dict(self._accumulative)
+        return self._column("accumulative")
 
     def update(self, client_ids: Sequence[int], normalized_scores: Tensor) -> Tensor:
         r"""Take in one round and return the participants' new :math:`\Omega`.
@@ -150,19 +158,20 @@ class ContributionLedger:
             If lengths differ, a client appears twice or a score is not finite.
         """
         values = _checked(client_ids, normalized_scores)
-        for client_id, value in zip(client_ids, values, strict=True):
-            if self.smooth_update:
-                previous = self._scores.get(client_id, self.initial)
-                value = (1.0 - self.gamma) * previous + self.gamma * value
-            self._scores[client_id] = value
-            self._rounds[client_id] = self._rounds.get(client_id, 0) + 1
-        return self._of(client_ids)
+        if self.smooth_update:
+            previous = self._clients.read(client_ids, "score")
+            previous = np.where(np.isnan(previous), self.initial, previous)
+            values = (1.0 - self.gamma) * previous + self.gamma * values
+        rounds = self._clients.read(client_ids, "rounds") + 1
+        self._clients.write(client_ids, score=values, rounds=rounds)
+        return self.scores_of(client_ids)
 
     def accumulate(self, client_ids: Sequence[int], influences: Tensor) -> Tensor:
         """Add un-normalised influences ``[m]`` to INF and return the participants' sums ``[m]``."""
-        for client_id, value in zip(client_ids, _checked(client_ids, influences), strict=True):
-            self._accumulative[client_id] = self._accumulative.get(client_id, 0.0) + value
-        return torch.tensor([self._accumulative[i] for i in client_ids], dtype=torch.float64)
+        values = _checked(client_ids, influences)
+        sums = np.nan_to_num(self._clients.read(client_ids, "accumulative")) + values
+        self._clients.write(client_ids, accumulative=sums)
+        return torch.from_numpy(sums)
 
     def weights(self, client_ids: Sequence[int]) -> Tensor:
         r"""Return the participants' aggregation weights.
@@ -176,7 +185,7 @@ class ContributionLedger:
         Tensor
             ``[m]``, float64, >= 0, sums to 1.
         """
-        return _normalized(self._of(client_ids).clamp_min(0.0))
+        return _normalized(self.scores_of(client_ids).clamp_min(0.0))
 
     def population_weights(self, client_ids: Sequence[int], num_clients: int) -> Tensor:
         r"""Return the coefficients of AFedSV's unbiased form.
@@ -192,41 +201,40 @@ class ContributionLedger:
         Tensor
             ``[m]``, float64, >= 0; they sum to 1 only on average over the rounds.
         """
-        own = self._of(client_ids).clamp_min(0.0)
-        seen = sum(max(score, 0.0) for score in self.scores.values())
-        unseen = max(num_clients - len(self._scores), 0) * self.initial
-        total = seen + unseen
+        own = self.scores_of(client_ids).clamp_min(0.0)
+        score, rounds = (self._clients.column(name) for name in ("score", "rounds"))
+        seen = ~np.isnan(score)
+        unseen = max(num_clients - int(seen.sum()), 0) * self.initial
+        total = float(self._smoothed(score, rounds)[seen].clip(min=0.0).sum()) + unseen
         if not total > 0.0 or not bool((own > 0).any()):
             return _normalized(own)
         return own / total * (num_clients / len(client_ids))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return {
-            "initial": self.initial,
-            "scores": dict(self._scores),
-            "rounds": dict(self._rounds),
-            "accumulative": dict(self._accumulative),
-        }
+        return {"initial": self.initial, "clients": self._clients.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self.initial = state["initial"]
-        self._scores = dict(state["scores"])
-        self._rounds = dict(state["rounds"])
-        self._accumulative = dict(state["accumulative"])
+        self._clients.load_state_dict(state["clients"])
 
-    def _of(self, client_ids: Sequence[int]) -> Tensor:
-        return torch.tensor([self._score(i) for i in client_ids], dtype=torch.float64)
-
-    def _score(self, client_id: int) -> float:
-        """Return a client's Omega, bias-corrected where that is on."""
-        score = self._scores.get(client_id, self.initial)
-        rounds = self._rounds.get(client_id, 0)
-        if not (self.bias_correction and rounds):
+    def _smoothed(
+        self, score: NDArray[np.float64], rounds: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return Omega from what was smoothed ``[n]``, bias-corrected where that is on."""
+        score = np.where(np.isnan(score), self.initial, score)
+        if not self.bias_correction:
             return score
         left = (1.0 - self.gamma) ** rounds
-        return (score - left * self.initial) / (1.0 - left)
+        taken = np.where(rounds > 0, 1.0 - left, 1.0)
+        return np.where(rounds > 0, (score - left * self.initial) / taken, score)
+
+    def _column(self, name: str) -> dict[int, float]:
+        """Return what clients have in a column, those that have something there."""
+        values = self._clients.column(name).tolist()
+        by_client = zip(self._clients.client_ids, values, strict=True)
+        return {client_id: value for client_id, value in by_client if not math.isnan(value)}
 
 
 def _normalized(values: Tensor) -> Tensor:
@@ -239,13 +247,13 @@ def _normalized(values: Tensor) -> Tensor:
     return values / total
 
 
-def _checked(client_ids: Sequence[int], values: Tensor) -> list[float]:
+def _checked(client_ids: Sequence[int], values: Tensor) -> NDArray[np.float64]:
     if values.shape != (len(client_ids),):
         raise ValuationError(f"{len(client_ids)} clients, but scores of shape {list(values.shape)}")
     if len(set(client_ids)) != len(client_ids):
         raise ValuationError("a client appears twice in one round")
-    listed: list[float] = values.to(torch.float64).tolist()
-    for client_id, value in zip(client_ids, listed, strict=True):
-        if not math.isfinite(value):
-            raise ValuationError(f"client {client_id} has score {value}")
-    return listed
+    checked: NDArray[np.float64] = values.detach().cpu().double().numpy()
+    if not (finite := np.isfinite(checked)).all():
+        first = int(finite.argmin())
+        raise ValuationError(f"client {client_ids[first]} has score {checked[first]}")
+    return checked

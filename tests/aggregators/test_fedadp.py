@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -65,10 +64,9 @@ def test_state_survives_and_does_not_alias() -> None:
     state = rule.state_dict()
     twin.load_state_dict(state)
     assert rule.weights([5], updates[:1], torch.ones(1)).tolist() == [1.0]
-    assert state["rounds"] == {4: 1, 5: 1}
+    assert state["clients"]["rounds"].tolist() == [1, 1]
     twin.weights([5], updates[:1], torch.ones(1))
     assert twin.angles == rule.angles
-    assert json.loads(json.dumps(state))["rounds"] == {"4": 1, "5": 1}
 
 
 def test_a_large_alpha_does_not_overflow() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from io import BytesIO
 from pathlib import Path
 
@@ -22,12 +23,18 @@ def killed_in_round_three(tmp_path_factory) -> Path:
 def crafted(run_dir: Path, change) -> RunConfig:
     """Return a run that goes on from a checkpoint of round 2 of 3 that somebody changed."""
     content = dict(vars(read_checkpoint(run_dir / "checkpoints" / "round-000002.pt")))
+    del content["source"]
     change(content)
+    if isinstance(content["lines"], dict) and "size" not in content["lines"]:
+        written = json.dumps(content["lines"]).encode()
+        (run_dir / "records.jsonl").write_bytes(written)
+        sha256 = hashlib.sha256(written).hexdigest()
+        content["lines"] = {"size": len(written), "sha256": sha256}
     buffer = BytesIO()
     torch.save(content, buffer)
     digest = hashlib.sha256(buffer.getvalue()).hexdigest().encode()
     path = run_dir / "crafted.pt"
-    path.write_bytes(b"fedif-flower checkpoint 1 sha256 " + digest + b"\n" + buffer.getvalue())
+    path.write_bytes(b"fedif-flower checkpoint 2 sha256 " + digest + b"\n" + buffer.getvalue())
     own = {"num_server_rounds": 3, "checkpoint_every": 1, "resume": str(path)}
     return run_config(run_dir.parent, **own)
 
@@ -40,6 +47,9 @@ def crafted(run_dir: Path, change) -> RunConfig:
         (lambda c: c.update(server_round="2"), "server_round is of type str, not int"),
         (lambda c: c.update(server_round=-1), "server_round = -1"),
         (lambda c: c.update(records=[]), "records is of type list, not dict"),
+        (lambda c: c.update(lines=[]), "lines is of type list, not dict"),
+        (lambda c: c.update(lines={"size": 5}), "lines do not say where they end"),
+        (lambda c: c.update(lines={"size": 5, "sha256": "0"}), "SHA-256 differs"),
         (lambda c: c.pop("strategy"), "it must hold server_round, settings, arrays"),
         (lambda c: c.update(more=1), "it must hold server_round, settings, arrays"),
         (lambda c: c["arrays"].update({"hidden.weight": 5}), "no tensor"),
@@ -55,12 +65,12 @@ def crafted(run_dir: Path, change) -> RunConfig:
         ),
         (lambda c: c.update(strategy={}), "does not fit this run: KeyError"),
         (lambda c: c["records"].pop("seconds"), "does not fit this run: KeyError"),
-        (lambda c: c["records"].update(rounds=5), "does not fit this run: TypeError"),
-        (lambda c: c["records"]["rounds"].pop(), "records are not those of the rounds 0 to 2"),
-        (lambda c: c["records"]["rounds"][1].update(round="1"), "records have round = '1'"),
-        (lambda c: c["records"]["rounds"][1].update(extra=1), "does not fit this run: TypeError"),
-        (lambda c: c["records"]["clients"][0].update(weight="all"), "records have weight = 'all'"),
-        (lambda c: c["records"]["clients"][0].update(round=7), "rounds that were not run"),
+        (lambda c: c["lines"].update(rounds=[5]), "does not fit this run: TypeError"),
+        (lambda c: c["lines"]["rounds"].pop(), "records are not those of the rounds 0 to 2"),
+        (lambda c: c["lines"]["rounds"][1].update(round="1"), "records have round = '1'"),
+        (lambda c: c["lines"]["rounds"][1].update(extra=1), "does not fit this run: TypeError"),
+        (lambda c: c["lines"]["clients"][0].update(weight="all"), "records have weight = 'all'"),
+        (lambda c: c["lines"]["clients"][0].update(round=7), "rounds that were not run"),
     ],
 )
 def test_a_crafted_checkpoint_is_refused_with_a_sentence(killed_in_round_three, change, reason):

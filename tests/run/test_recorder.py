@@ -213,10 +213,10 @@ def test_names_are_kept_beside_the_records_and_in_the_report(tmp_path):
         recorder.on_evaluation(server_round)
     written = "client_id,name\n101,hospital-1\n102,hospital-2\n"
     assert (recorder.run_dir / "names.csv").read_text() == written
-    state = recorder.state_dict(2)
+    state, lines = recorder.state_dict(), recorder.lines(-1, 2)
     again = RunRecorder(run_config(tmp_path), lambda node: False)
     assert not (again.run_dir / "names.csv").exists()
-    again.load_state_dict(state, 2)
+    again.load_state_dict(state, lines, 2)
     assert (again.run_dir / "names.csv").read_text() == written
     write_report(again, again.finish({"w": torch.zeros(1)}))
     assert "| hospital-2 | 2 | 102 | 1 |" in (again.run_dir / "report.md").read_text()

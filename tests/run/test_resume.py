@@ -51,7 +51,7 @@ class SimulatedGrid(LocalGrid, InMemoryGrid):
 
 
 def checkpoints(run_dir: Path) -> list[str]:
-    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    return sorted(path.name for path in (run_dir / "checkpoints").glob("*.pt"))
 
 
 def lines(run_dir: Path) -> dict[str, list[tuple[str, ...]]]:

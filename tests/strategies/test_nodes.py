@@ -106,8 +106,9 @@ def test_names_go_on_after_a_restart():
     )
     first.online(LocalGrid(claiming({}), 1), 1)
     second.load_state_dict(first.state_dict())
-    assert second.label(1000) == first.label(1000) == "A (node 1000)"
-    assert second.label(12345678901234567890) == "node 12345678.."
+    stranger = 12345678901234567890
+    labels = {1000: "A (node 1000)", stranger: "node 12345678.."}
+    assert first.labels([1000, stranger]) == second.labels([1000, stranger]) == labels
 
 
 class Registered(LocalGrid):

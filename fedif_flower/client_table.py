@@ -1,0 +1,116 @@
+"""Numbers by client, in arrays: a million clients are copied and written in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_FIRST_ROWS = 64
+
+
+class ClientTable:
+    """A row of numbers for each client that was ever written, in the order of their coming.
+
+    Parameters
+    ----------
+    **columns : float
+        The columns, and what a client without a row has in each.
+
+    Examples
+    --------
+    >>> table = ClientTable(errors=0)
+    >>> table.write([7, 9], errors=[1, 2])
+    >>> table.read([9, 8], "errors").tolist()
+    [2.0, 0.0]
+    """
+
+    def __init__(self, **columns: float) -> None:
+        self._absent = columns
+        self._rows: dict[int, int] = {}
+        self._ids = np.empty(_FIRST_ROWS, dtype=np.uint64)
+        self._columns = {name: np.empty(_FIRST_ROWS) for name in columns}
+
+    def __len__(self) -> int:
+        """Return how many clients have a row."""
+        return len(self._rows)
+
+    def __contains__(self, client_id: int) -> bool:
+        """Tell whether a client has a row."""
+        return client_id in self._rows
+
+    @property
+    def client_ids(self) -> list[int]:
+        """The clients that have a row."""
+        return list(self._rows)
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """Return a column ``[n]`` in the order of :attr:`client_ids`; not to be written to."""
+        return self._columns[name][: len(self)]
+
+    def read(self, client_ids: Iterable[int], name: str) -> NDArray[np.float64]:
+        """Return what these clients have in a column, ``[m]``."""
+        rows = np.array([self._rows.get(i, -1) for i in client_ids], dtype=np.int64)
+        return np.where(rows < 0, self._absent[name], self._columns[name][rows])
+
+    def where(self, chosen: NDArray[np.bool_]) -> set[int]:
+        """Return the clients whose rows are chosen by ``[n]``."""
+        return set(self._ids[: len(self)][chosen].tolist())
+
+    def write(self, client_ids: Sequence[int], **columns: object) -> None:
+        """Write columns ``[m]`` of these clients, which are distinct."""
+        rows = self._rows
+        new = [i for i in client_ids if i not in rows]
+        start, end = len(rows), len(rows) + len(new)
+        self._make_room(end)
+        self._ids[start:end] = np.array(new, dtype=np.uint64)
+        for name, absent in self._absent.items():
+            self._columns[name][start:end] = absent
+        rows.update(zip(new, range(start, end), strict=True))
+        where = [rows[i] for i in client_ids]
+        for name, values in columns.items():
+            self._columns[name][where] = np.asarray(values, dtype=np.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy as tensors: ids of 64 bits, unsigned, and each column in float64."""
+        columns = {name: torch.from_numpy(self.column(name).copy()) for name in self._columns}
+        return {"client_ids": torch.from_numpy(self._ids[: len(self)].copy()), **columns}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned.
+
+        Raises
+        ------
+        ValueError, KeyError
+            If columns are missing or of another length, or a client has two rows.
+        """
+        ids = _checked(state["client_ids"], torch.uint64)
+        columns = {name: _checked(state[name], torch.float64) for name in self._absent}
+        rows = {client_id: row for row, client_id in enumerate(ids.tolist())}
+        if len(rows) != len(ids) or any(len(column) != len(ids) for column in columns.values()):
+            raise ValueError("its clients are not each there once")
+        self._rows, self._ids, self._columns = rows, ids, columns
+        self._make_room(_FIRST_ROWS)
+
+    def _make_room(self, needed: int) -> None:
+        if needed <= len(self._ids):
+            return
+        size = max(2 * len(self._ids), needed)
+        self._ids = _enlarged(self._ids, size)
+        self._columns = {name: _enlarged(c, size) for name, c in self._columns.items()}
+
+
+def _enlarged(array: NDArray[Any], size: int) -> NDArray[Any]:
+    larger = np.empty(size, dtype=array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+def _checked(value: object, dtype: torch.dtype) -> NDArray[Any]:
+    """Return a tensor ``[n]`` as an array of its own."""
+    if not isinstance(value, torch.Tensor) or value.dtype != dtype or value.dim() != 1:
+        raise ValueError(f"its clients' numbers are no {dtype} [n]")
+    return value.numpy().copy()

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.errors import CheckpointError, StorageError
+from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint
+from fedif_flower.run.journal import Journal, JournalEnd, JournalError, read_lines
+from tests.run.resuming import run, run_config
+
+cells = (
+    st.none() | st.booleans() | st.integers(0, 2**64 - 1) | st.floats(allow_nan=False) | st.text()
+)
+lines = st.lists(st.dictionaries(st.text(), cells, max_size=3), max_size=3)
+
+
+def kept(journal: Journal, **tables) -> JournalEnd:
+    end = journal.append(tables)
+    journal.keep(end)
+    return end
+
+
+@given(st.lists(lines, max_size=4))
+def test_what_is_read_is_what_was_written(tmp_path_factory, batches):
+    journal = Journal(tmp_path_factory.mktemp("journal") / "records.jsonl")
+    ends = [(JournalEnd(), [])]
+    for batch in batches:
+        ends.append((kept(journal, clients=batch), ends[-1][1] + batch))
+    for end, written in ends:
+        assert read_lines(journal.path, end).get("clients", []) == written
+
+
+def test_not_a_number_is_read_back(tmp_path):
+    journal = Journal(tmp_path / "records.jsonl")
+    end = kept(journal, rounds=[{"loss": math.nan, "least": -math.inf}])
+    (line,) = read_lines(journal.path, end)["rounds"]
+    assert math.isnan(line["loss"])
+    assert line["least"] == -math.inf
+
+
+def test_lines_of_a_checkpoint_that_was_not_completed_are_replaced(tmp_path):
+    journal = Journal(tmp_path / "records.jsonl")
+    kept(journal, rounds=[{"round": 1}])
+    journal.append({"rounds": [{"round": 2, "lost": "x" * 100}]})
+    end = kept(journal, rounds=[{"round": 2}])
+    assert read_lines(journal.path, end) == {"rounds": [{"round": 1}, {"round": 2}]}
+    assert journal.path.stat().st_size == end.size
+
+
+def test_a_table_that_comes_later_is_joined(tmp_path):
+    journal = Journal(tmp_path / "records.jsonl")
+    kept(journal, rounds=[{"round": 0}], clients=[])
+    end = kept(journal, rounds=[{"round": 1}], clients=[{"client_id": 7}])
+    assert read_lines(journal.path, end) == {
+        "rounds": [{"round": 0}, {"round": 1}],
+        "clients": [{"client_id": 7}],
+    }
+
+
+def test_it_goes_on_behind_an_earlier_end(tmp_path):
+    journal = Journal(tmp_path / "records.jsonl")
+    first = kept(journal, rounds=[{"round": 1}])
+    kept(journal, rounds=[{"round": 2}])
+    for other in (Journal(journal.path), Journal(tmp_path / "other.jsonl")):
+        other.go_on(journal.path, first)
+        end = kept(other, rounds=[{"round": 22}])
+        assert read_lines(other.path, end) == {"rounds": [{"round": 1}, {"round": 22}]}
+
+
+def test_a_changed_or_missing_byte_is_noticed(tmp_path):
+    journal = Journal(tmp_path / "records.jsonl")
+    end = kept(journal, rounds=[{"round": 1}])
+    whole = journal.path.read_bytes()
+    for damaged in (whole[:-1], whole.replace(b"1", b"2"), b""):
+        journal.path.write_bytes(damaged)
+        with pytest.raises(JournalError, match="SHA-256 differs"):
+            read_lines(journal.path, end)
+    journal.path.unlink()
+    with pytest.raises(JournalError, match=r"records\.jsonl, which belongs beside it: No"):
+        Journal(tmp_path / "own").go_on(journal.path, end)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(StorageError, match="nowhere"):
+        Journal(tmp_path / "nowhere" / "records.jsonl").append({"rounds": [{}]})
+
+
+def test_each_line_of_a_run_is_written_once(tmp_path):
+    """A checkpoint does not grow with the rounds behind it."""
+    folder = run(run_config(tmp_path, num_server_rounds=8, checkpoint_every=1)) / "checkpoints"
+    written = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    assert [[row["round"] for row in block["rounds"]] for block in written] == [
+        [0, 1],
+        *([t] for t in range(2, 9)),
+    ]
+    assert all(len(block["clients"]) == 3 for block in written)
+    last = read_checkpoint(folder / "round-000008.pt")
+    assert [row["round"] for row in last.lines["rounds"]] == list(range(9))
+
+
+def test_a_checkpoint_moved_without_its_lines_says_so(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoints", {})
+    path = folder.save(Checkpoint(1, {}, {}, {}, {}, {"rounds": [{"round": 0}]}))
+    alone = tmp_path / "round-000001.pt"
+    alone.write_bytes(path.read_bytes())
+    with pytest.raises(CheckpointError, match=r"records\.jsonl, which belongs beside it"):
+        read_checkpoint(alone)
+
+
+def test_a_run_in_a_new_place_brings_its_lines(tmp_path):
+    whole = run(run_config(tmp_path / "whole", num_server_rounds=4))
+    source = whole / "checkpoints" / "round-000002.pt"
+    config = run_config(tmp_path / "elsewhere", num_server_rounds=4, resume=str(source))
+    folder = run(config, kill_at=4) / "checkpoints"
+    again = CheckpointFolder(folder, read_checkpoint(source).settings)
+    assert again.find("auto") is None
+    run(config)
+    assert [row["round"] for row in again.find("auto").lines["rounds"]] == list(range(5))

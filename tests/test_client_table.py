@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from io import BytesIO
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.client_table import ClientTable
+
+NODE = 2**64 - 1  # Flower's ids are unsigned 64-bit numbers.
+rounds = st.lists(st.dictionaries(st.integers(0, NODE), st.floats(allow_nan=False), max_size=90))
+
+
+def test_a_client_without_a_row_has_the_default():
+    table = ClientTable(errors=0, score=0.5)
+    table.write([NODE, 7], errors=[1, 2])
+    assert table.read([7, 8, NODE], "errors").tolist() == [2, 0, 1]
+    assert table.read([7, 8, NODE], "score").tolist() == [0.5, 0.5, 0.5]
+    assert (len(table), NODE in table, 8 in table) == (2, True, False)
+    assert table.where(table.column("errors") > 1) == {7}
+
+
+def test_nobody():
+    table = ClientTable(score=1.0)
+    table.write([], score=[])
+    assert table.read([], "score").tolist() == []
+    assert (len(table), table.client_ids) == (0, [])
+
+
+@given(rounds)
+def test_it_holds_what_a_dict_would_before_and_after_a_checkpoint(rounds):
+    table, expected = ClientTable(score=-1.0), {}
+    for scores in rounds:
+        table.write(list(scores), score=list(scores.values()))
+        expected |= scores
+    file = BytesIO()
+    torch.save(table.state_dict(), file)
+    again = ClientTable(score=-1.0)
+    again.load_state_dict(torch.load(BytesIO(file.getvalue()), weights_only=True))
+    for found in (table, again):
+        assert found.client_ids == list(expected)
+        assert found.column("score").tolist() == list(expected.values())
+        assert found.read([5, *expected], "score").tolist() == [
+            expected.get(5, -1.0),
+            *expected.values(),
+        ]
+
+
+def test_later_rounds_do_not_change_a_state():
+    table = ClientTable(score=0.0)
+    table.write([1, 2], score=[0.1, 0.2])
+    state = table.state_dict()
+    table.write([2, 3], score=[0.5, 0.6])
+    assert state["client_ids"].tolist() == [1, 2]
+    assert state["score"].tolist() == [0.1, 0.2]
+
+
+def test_a_table_that_was_read_back_grows():
+    table = ClientTable(score=0.0)
+    table.load_state_dict(ClientTable(score=0.0).state_dict())
+    assert table.read([1], "score").tolist() == [0.0]
+    table.write(list(range(100)), score=range(100))
+    assert table.column("score").tolist() == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"score": torch.zeros(3, dtype=torch.float64)}, "not each there once"),
+        ({"client_ids": torch.tensor([1, 1], dtype=torch.uint64)}, "not each there once"),
+        ({"client_ids": torch.tensor([1, 2])}, "uint64"),
+        ({"score": [0.1, 0.2]}, "float64"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change, reason):
+    table = ClientTable(score=0.0)
+    table.write([1, 2], score=[0.1, 0.2])
+    with pytest.raises(ValueError, match=reason):
+        table.load_state_dict(table.state_dict() | change)
