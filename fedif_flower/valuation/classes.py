@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -64,14 +63,13 @@ def missing_classes(validation: Validation) -> list[int]:
 
 def _only(validation: Validation, label: int) -> Validation:
     """Return the validation on the examples of one class."""
-    part = copy.copy(validation)
-    part._batches = [
-        batch._replace(content=_rows(batch.content, chosen), size=int(chosen.sum()))
-        for batch in validation._batches
-        if bool((chosen := batch.content[-1] == label).any())
-    ]
-    part.num_examples = sum(batch.size for batch in part._batches)
-    return part
+    return validation.part(
+        [
+            batch._replace(content=_rows(batch.content, chosen), size=int(chosen.sum()))
+            for batch in validation._batches
+            if bool((chosen := batch.content[-1] == label).any())
+        ]
+    )
 
 
 def _rows(content: Any, chosen: Tensor) -> Any:

@@ -64,6 +64,12 @@ class FlatModel:
             parameter.data = piece
         self._gradient: Tensor | None = None
 
+    @property
+    def others(self) -> dict[str, Tensor]:
+        """Buffers and frozen parameters by name: what belongs to the model beside ``params``."""
+        trained = set(self.parameter_names) | set(self.tied_names)
+        return {name: value for name, value in self.state.items() if name not in trained}
+
     @torch.no_grad()
     def load(self, params: Tensor, others: Mapping[str, Tensor]) -> None:
         """Take over parameters ``[d]``, and buffers and frozen parameters by name."""

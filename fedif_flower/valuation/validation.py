@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,15 +28,12 @@ from fedif_flower.valuation.drafts import AccuracyDraft, has_fast_bfloat16
 from fedif_flower.valuation.flat_model import FlatModel, HasFlatModel
 from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
 from fedif_flower.valuation.objective import objective_of
-from fedif_flower.valuation.replica_pool import ReplicaPool
+from fedif_flower.valuation.replicas import Batch, HasReplicas, PassPool
 from fedif_flower.valuation.subsample import draw_batches
 from fedif_flower.valuation.trial import FEW, defined_metrics, differentiate
 
 Inputs = Tensor | Mapping[str, Any] | tuple[Any, ...] | Dataset[Any] | Iterable[Any]
 Targets = Tensor | Mapping[str, Any] | tuple[Any, ...]
-
-# Below this many parameters times examples, neither several threads nor a draft are faster.
-_WORTH_SHARING = 10_000_000
 
 
 class Evaluation(NamedTuple):
@@ -48,12 +44,7 @@ class Evaluation(NamedTuple):
     score: float = math.nan
 
 
-class _Batch(NamedTuple):
-    content: Any
-    size: int
-
-
-class Validation(HasFlatModel):
+class Validation(HasFlatModel, HasReplicas):
     r"""A held-out data set D' with the model and the loss that judge a parameter vector on it.
 
     .. math:: \ell(w, D') = \frac{1}{|D'|} \sum_{(x, y) \in D'} \ell(f_w(x), y)
@@ -125,7 +116,6 @@ class Validation(HasFlatModel):
             raise ValuationError("loss_fn and batch_loss are both given; allowed: one of them")
         scores = {**(measures or {}), **({"score": score} if score else {})}
         self._objective = objective_of(loss_fn, batch_loss, scores)
-        self._pool: ReplicaPool[Validation] | None = None
         if self.device.type == "cpu":
             keep_freed_memory()
         self._adopt(model)
@@ -147,11 +137,12 @@ class Validation(HasFlatModel):
         """Take a copy of ``model``, to be loaded with other parameters from now on."""
         self._model = FlatModel(model, self.device)
         self._lock = Lock()
+        self._passes = PassPool()
 
     def _read(self, inputs: Inputs, targets: Targets | None) -> Iterator[Any]:
         return read_batches(inputs, targets, self.batch_size)
 
-    def _try(self, batches: Iterator[Any]) -> tuple[list[_Batch], frozenset[str]]:
+    def _try(self, batches: Iterator[Any]) -> tuple[list[Batch], frozenset[str]]:
         """Return all batches once the first has shown that they fit, and what is defined."""
         objective, module = self._objective, self._model.module
         first = next(batches, None)
@@ -172,7 +163,7 @@ class Validation(HasFlatModel):
         )
         with torch.no_grad():
             contents = (formatted(batch, fastest) for batch in chain([first], batches))
-            sized = [_Batch(content, objective.size(module, content)) for content in contents]
+            sized = [Batch(content, objective.size(module, content)) for content in contents]
         found = [batch for batch in sized if batch.size]
         if not found:
             raise ValuationError("the validation set is empty")
@@ -184,7 +175,7 @@ class Validation(HasFlatModel):
             "accuracy" not in self.metrics
             or self.device.type != "cpu"
             or not has_fast_bfloat16()
-            or self.num_params * self.num_examples < _WORTH_SHARING
+            or not self.is_large
         ):
             return None
         with without_trace(self._model.module, self.device):
@@ -194,7 +185,7 @@ class Validation(HasFlatModel):
             sizes = [batch.size for batch in self._batches]
             inputs, targets = (torch.split(t, sizes) for t in (draft.inputs, draft.targets))
             pairs = zip(inputs, targets, strict=True)
-            self._batches = [_Batch(pair, len(pair[1])) for pair in pairs]
+            self._batches = [Batch(pair, len(pair[1])) for pair in pairs]
         return draft
 
     def gradient(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -231,14 +222,12 @@ class Validation(HasFlatModel):
     ) -> LossAndGradient:
         """Return loss and gradient ``[d]`` at ``params`` [d] from one pass; either may be NaN."""
         with self._loaded(params, buffers):
-            total = self._model.zero_gradient()
-            mean = torch.zeros((), dtype=total.dtype, device=self.device)
-            for batch, size in self._batches:
-                loss = self._objective.loss(self._model.module, batch) * (size / self.num_examples)
-                loss.backward()  # type: ignore[no-untyped-call]
-                mean += loss.detach()
-            gradient = total.clone()
-        return LossAndGradient(float(mean), gradient)
+            n = self.num_examples
+            parts = self.share_batches(lambda judge, part: judge._differentiate(part, n), ("loss",))
+        gradient = parts[0].gradient
+        for part in parts[1:]:
+            gradient += part.gradient
+        return LossAndGradient(sum(part.loss for part in parts), gradient)
 
     def evaluate(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Evaluation:
         """Return loss, accuracy and score at ``params`` [d] from one pass over the data."""
@@ -273,11 +262,9 @@ class Validation(HasFlatModel):
             NaN where a metric is not defined.
         """
         asked = [metric for metric in metrics if metric in self.metrics]
-        sums = torch.zeros(len(asked), device=self.device)
-        with self._loaded(params, buffers), torch.inference_mode():
-            for batch, size in self._batches if asked else ():
-                found = self._objective.totals(self._model.module, batch, size, asked)
-                sums += torch.stack([total.to(self.device) for total in found])
+        with self._loaded(params, buffers):
+            parts = self.share_batches(lambda judge, part: judge._sum(part, asked), asked)
+        sums = torch.stack(parts).sum(dim=0)
         undefined = torch.full((), torch.nan, device=self.device)
         by_metric = dict(zip(asked, sums, strict=True))
         return torch.stack([by_metric.get(metric, undefined) for metric in metrics])
@@ -293,25 +280,6 @@ class Validation(HasFlatModel):
         with self._loaded(params, buffers):
             return self._draft.count(self._model.module)[None]
 
-    def replica_pool(self, at_most: int) -> ReplicaPool[Validation] | None:
-        """Return replicas with a thread each, on the same data; ``None`` where one does as well.
-
-        Parameters
-        ----------
-        at_most : int
-            Replicas: more copies of the model would take too much memory.
-        """
-        threads = torch.get_num_threads()
-        if self.device.type != "cpu" or threads == 1:
-            return None
-        shared = self.num_params * self.num_examples >= _WORTH_SHARING
-        size = max(min(threads if shared else 1, at_most), 1)
-        if self._pool is None or self._pool.size != size:
-            self._pool = ReplicaPool([self._copy() for _ in range(size)])
-        for replica in self._pool.replicas:
-            replica._model.load(self._model.params, self._model.state)
-        return self._pool
-
     def sample(self, count: int, generator: torch.Generator) -> Validation:
         """Return a random part of D' with this model, stratified by class (seeded on the CPU).
 
@@ -325,19 +293,28 @@ class Validation(HasFlatModel):
         """
         if (contents := draw_batches([c for c, _ in self._batches], count, generator)) is None:
             return self
-        other = copy.copy(self)
-        vars(other).pop("gradients", None)  # What is of all of D'.
-        other._draft = None
         with self._lock, torch.no_grad():
             module = self._model.module
-            other._batches = [_Batch(c, self._objective.size(module, c)) for c in contents]
-        other.num_examples = sum(size for _, size in other._batches)
-        return other
+            return self.part([Batch(c, self._objective.size(module, c)) for c in contents])
 
-    def _copy(self) -> Validation:
-        other = copy.copy(self)
-        other._adopt(self._model.module)
-        return other
+    def _differentiate(self, batches: Sequence[Batch], num_examples: int) -> LossAndGradient:
+        """Return what these batches add to the mean loss over n examples and its gradient."""
+        total = self._model.zero_gradient()
+        mean = torch.zeros((), dtype=total.dtype, device=self.device)
+        for batch, size in batches:
+            loss = self._objective.loss(self._model.module, batch) * (size / num_examples)
+            loss.backward()  # type: ignore[no-untyped-call]
+            mean += loss.detach()
+        return LossAndGradient(float(mean), total.clone())
+
+    def _sum(self, batches: Sequence[Batch], metrics: Sequence[str]) -> Tensor:
+        """Return each metric's sum over these batches, ``[len(metrics)]``."""
+        sums = torch.zeros(len(metrics), device=self.device)
+        with torch.inference_mode():
+            for batch, size in batches if metrics else ():
+                found = self._objective.totals(self._model.module, batch, size, metrics)
+                sums += torch.stack([total.to(self.device) for total in found])
+        return sums
 
     @contextmanager
     def _loaded(self, params: Tensor, buffers: Mapping[str, Tensor] | None) -> Iterator[None]:

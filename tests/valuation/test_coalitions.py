@@ -87,7 +87,7 @@ coalition_accuracy = partial(coalition_scores, metric="accuracy")
 @pytest.fixture(params=[1, 2, 3], ids=lambda threads: f"{threads} threads")
 def threads(request, monkeypatch):
     # As if the work were worth sharing.
-    monkeypatch.setattr("fedif_flower.valuation.validation._WORTH_SHARING", 0)
+    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

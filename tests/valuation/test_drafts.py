@@ -133,7 +133,7 @@ def test_a_model_that_bfloat16_breaks_has_no_draft():
 def fast_bfloat16(monkeypatch):
     """As if the processor were fast in bfloat16, and the work worth it."""
     monkeypatch.setattr("fedif_flower.valuation.validation.has_fast_bfloat16", lambda: True)
-    monkeypatch.setattr("fedif_flower.valuation.validation._WORTH_SHARING", 0)
+    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -166,7 +166,7 @@ def test_the_images_are_held_once(fast_bfloat16):
 
 def test_without_the_processor_for_it_there_is_no_draft(monkeypatch):
     monkeypatch.setattr("fedif_flower.valuation.validation.has_fast_bfloat16", lambda: False)
-    monkeypatch.setattr("fedif_flower.valuation.validation._WORTH_SHARING", 0)
+    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
     judge = Validation(network(0), INPUTS, TARGETS, device="cpu")
     assert judge._draft is None
     assert judge.num_correct(judge.params()).tolist() == [right_in_float32(network(0))]

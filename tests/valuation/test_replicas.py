@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedif_flower.devices import torch_threads
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.classes import class_validations
+
+N, CLASSES = 230, 4
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch):
+    """Share every pass, however small, by three threads."""
+    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
+    with torch_threads(3):
+        yield
+
+
+class Net(nn.Sequential):
+    """A model that notes which threads it is called in."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+    def forward(self, inputs):
+        THREADS.add(threading.get_ident())
+        return super().forward(inputs)
+
+
+THREADS: set[int] = set()
+
+
+def judge(**own) -> Validation:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(N, 5), torch.randint(0, CLASSES, (N,))
+    own = {"batch_size": 10} | own
+    found = Validation(Net(), inputs, targets, device="cpu", **own)
+    THREADS.clear()
+    return found
+
+
+def in_one_thread(call):
+    with torch_threads(1):
+        return call()
+
+
+def test_a_shared_pass_gives_what_one_thread_gives():
+    validation = judge()
+    for seed in range(3):
+        params = torch.randn(validation.num_params, generator=torch.manual_seed(seed))
+        buffers = {"1.running_mean": torch.full((6,), float(seed))}
+        found = validation.loss_and_gradient(params, buffers)
+        assert len(THREADS) > 1
+        alone = in_one_thread(lambda p=params, b=buffers: validation.loss_and_gradient(p, b))
+        assert found.loss == pytest.approx(alone.loss, rel=1e-5)
+        assert torch.allclose(found.gradient, alone.gradient, rtol=1e-4, atol=1e-6)
+        shared, single = (
+            validation.evaluate(params, buffers),
+            in_one_thread(lambda p=params, b=buffers: validation.evaluate(p, b)),
+        )
+        assert shared.loss == pytest.approx(single.loss, rel=1e-5)
+        assert shared.accuracy == single.accuracy
+        THREADS.clear()
+
+
+def test_buffers_left_out_stay_as_they_were():
+    validation = judge()
+    params = validation.params()
+    validation.loss(params, {"1.running_mean": torch.full((6,), 2.0)})
+    assert validation.loss(params) == pytest.approx(
+        in_one_thread(lambda: validation.loss(params)), rel=1e-5
+    )
+
+
+def test_the_same_number_of_threads_gives_the_same_bits():
+    validation, other = judge(), judge()
+    params = validation.params()
+    first = validation.gradient(params)
+    assert all(torch.equal(first, v.gradient(params)) for v in (validation, other) * 5)
+
+
+def test_a_part_has_its_own_mean():
+    validation = judge()
+    params = validation.params()
+    whole = validation.gradient(params)
+    parts = class_validations(validation)
+    by_class = sum(p.gradient(params) * p.num_examples / N for p in parts)
+    assert torch.allclose(by_class, whole, rtol=1e-4, atol=1e-6)
+    sample = validation.sample(50, torch.manual_seed(0))
+    alone = in_one_thread(lambda: sample.gradient(params))
+    assert torch.allclose(sample.gradient(params), alone, rtol=1e-4, atol=1e-6)
+
+
+def test_passes_at_once_do_not_meet():
+    validation = judge()
+    points = [torch.randn(validation.num_params) for _ in range(4)]
+    expected = in_one_thread(lambda: [validation.loss(p) for p in points])
+    with ThreadPoolExecutor(4) as executor:
+        calls = [executor.submit(validation.loss, points[i % 4]) for i in range(40)]
+        gradients = [executor.submit(validation.gradient, points[i % 4]) for i in range(20)]
+    for i, call in enumerate(calls):
+        assert call.result() == pytest.approx(expected[i % 4], rel=1e-5)
+    for i, call in enumerate(gradients):
+        assert torch.equal(call.result(), gradients[i % 4].result())
+
+
+def mean_loss(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"batch_loss": mean_loss},
+        {"score": lambda outputs, _: outputs.mean()},
+        {"batch_size": N},
+    ],
+    ids=["batch_loss", "score", "one batch"],
+)
+def test_what_may_keep_a_state_or_cannot_be_divided_stays_in_one_thread(own):
+    validation = judge(**own)
+    validation.evaluate(validation.params())
+    assert len(THREADS) == 1
+
+
+def test_a_large_model_has_no_replicas(monkeypatch):
+    validation = judge()
+    monkeypatch.setattr("fedif_flower.valuation.replicas._MOST_REPLICATED", 3 * 60)
+    validation.gradient(validation.params())
+    assert len(THREADS) == 1
+
+
+def test_an_error_in_a_thread_is_raised():
+    def loss(outputs, targets):
+        if not outputs.isfinite().all():
+            raise ArithmeticError("no loss for this")
+        return functional.cross_entropy(outputs, targets)
+
+    validation = judge(loss_fn=loss)
+    with pytest.raises(ArithmeticError, match="no loss for this"):
+        validation.loss(torch.full((validation.num_params,), torch.inf))
+    assert validation.loss(validation.params()) > 0
