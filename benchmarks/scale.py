@@ -1,29 +1,38 @@
 """What the simulation itself costs: clients that return what they receive, on Ray.
 
 A round's milliseconds for 100 to a million simulated clients, and for 1 to 100 million parameters;
-peak memory of the driver, of Ray's processes, and of all of them together.
+peak memory of the driver, of Ray's processes, and of all of them together. A recorded federation is
+FedIF's with scores, records, an evaluation and a checkpoint in every round.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import numpy as np
+import torch
 import typer
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from torch import nn
 
 from benchmarks.common import Figure, report
 from benchmarks.memory import MemoryWatch
 from benchmarks.rounds import Cost, cost_of, measure_alone
+from benchmarks.streaming import app as lengthening
 from fedif_flower.messages.arrays import pack_array
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.nodes import identify_clients
+from fedif_flower.tasks.config import OWN
+from fedif_flower.tasks.task import Task
 
 MILLION = 10**6
 MODULE = "benchmarks.scale"  # This one: its name is __main__ where it is run.
@@ -38,6 +47,7 @@ class Case:
     sampled: int
     size: int
     rounds: int
+    recorded: bool = False
 
 
 @app.train()
@@ -52,6 +62,8 @@ def echo(message: Message, _: Context) -> Message:
 
 def measure(case: Case) -> Cost:
     """Run one case in this process, whose peak memory it needs for itself."""
+    if case.recorded:
+        return measure_recorded(case)
     ends: list[float] = []
 
     def main(grid: Grid) -> None:
@@ -75,18 +87,50 @@ def measure(case: Case) -> Cost:
     return cost_of(ends, watch)
 
 
+def measure_recorded(case: Case) -> Cost:
+    """Run a whole federation of FedIF, whose clients lengthen the model."""
+    inputs, labels = torch.rand(100, case.size // 10), torch.arange(100) % 10
+    task = Task(
+        name="scale",
+        model=lambda: nn.Linear(case.size // 10, 10),
+        client_data=lambda _: (inputs, labels),
+        validation_data=lambda _: (inputs, labels),
+        test_data=lambda _: (inputs, labels),
+    )
+    ends: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, MemoryWatch() as watch:
+        settings = {
+            "task": OWN + task.name,
+            "num-clients": case.clients,
+            "fraction-train": case.sampled / case.clients,
+            "num-server-rounds": case.rounds,
+            "checkpoint-every": 1,
+            "device": "cpu",
+            "output-dir": folder,
+        }
+        config = RunConfig.from_run_config(settings)
+
+        def main(grid: Grid) -> None:
+            run_federation(grid, config, lambda _: ends.append(time.perf_counter()), task=task)
+
+        run_on_ray(main, lengthening, num_clients=case.clients)
+    return cost_of(ends, watch)
+
+
 def figures_of(full: bool, rounds: int) -> list[Figure]:
     """Measure every case, each beside the smallest of its kind."""
     figures = []
     counts = (100, 1_000, 10_000) if full else (100, 1_000)
-    grids = [(sampled, counts, "< 2.5") for sampled in (10, 100)]
+    grids = [(sampled, counts, "< 2.5", False) for sampled in (10, 100)]
     if full:
-        grids.append((1_000, (10_000, MILLION), "<= 2"))
-    for sampled, counts, aim in grids:
-        costs = {n: measure_alone(MODULE, Case(n, sampled, 10_000, rounds)) for n in counts}
+        grids += [(1_000, (10_000, MILLION), "<= 2", recorded) for recorded in (False, True)]
+    for sampled, counts, aim, recorded in grids:
+        costs = {
+            n: measure_alone(MODULE, Case(n, sampled, 10_000, rounds, recorded)) for n in counts
+        }
         least = costs[counts[0]]
         for clients, cost in costs.items():
-            name = f"{clients:,} clients, {sampled} a round"
+            name = f"{clients:,} clients, {sampled:,} a round{', recorded' * recorded}"
             spread = f"{cost.low:.0f} to {cost.high:.0f} ms"
             ratio, memory = cost.median / least.median, cost.together / least.together
             figures += [

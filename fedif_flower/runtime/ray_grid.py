@@ -13,9 +13,10 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from queue import Empty, SimpleQueue
 from threading import Lock
 
 from flwr.app import Error, Message, RecordDict
@@ -99,14 +100,16 @@ class RayGrid(LocalGrid):
         return self._arrivals({self._futures.pop(i) for i in message_ids}, deadline)
 
     def _arrivals(self, waiting: set[Future[Message]], deadline: float | None) -> Iterator[Message]:
+        # A queue: `wait` would look at every future again for each reply.
+        arrived: SimpleQueue[Future[Message]] = SimpleQueue()
+        for future in waiting:
+            future.add_done_callback(arrived.put)
         try:
             while waiting:
                 left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-                arrived, waiting = wait(waiting, left, return_when=FIRST_COMPLETED)
-                if not arrived:
-                    return
-                while arrived:
-                    yield arrived.pop().result()
+                yield _taken(arrived.get(timeout=left), waiting)
+        except Empty:  # the time is over
+            return
         finally:
             for late in waiting:
                 late.cancel()
@@ -144,6 +147,12 @@ class RayGrid(LocalGrid):
             context.state = RecordDict({**self.contexts[node_id].state, **changed})
             self.contexts[node_id] = context
         return reply
+
+
+def _taken(future: Future[Message], waiting: set[Future[Message]]) -> Message:
+    """Return a reply that nobody else keeps."""
+    waiting.remove(future)
+    return future.result()
 
 
 @contextmanager
