@@ -36,6 +36,8 @@ QUOTED = {
     "checkpoints": "--write",
     "client_start": "--dataset fashion-mnist --data-dir DIR --write",
     "round_latency": "--write",
+    "streaming": "--full --rounds 3 --write",
+    "throughput": "--full --times 1 --write --data-dir DIR",
     "valuation": "--threads 1 --data-dir DIR --fashion-mnist DIR --game GAMES/game --write",
 }
 PAGE = """# Benchmarks

@@ -216,7 +216,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     end = JournalEnd(**content.pop("lines"))
     try:
         lines = read_lines(path.with_name(JOURNAL), end)
-    except JournalError as error:
+    except Exception as error:  # as above
         raise _DamagedError(f"the checkpoint {path} is of no use: {error}") from error
     checkpoint = Checkpoint(**content, lines=lines, source=(path, end))
     if (name := _NAME.fullmatch(path.name)) and int(name[1]) != checkpoint.server_round:

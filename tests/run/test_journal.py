@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 
@@ -109,6 +110,18 @@ def test_a_checkpoint_moved_without_its_lines_says_so(tmp_path):
     alone.write_bytes(path.read_bytes())
     with pytest.raises(CheckpointError, match=r"records\.jsonl, which belongs beside it"):
         read_checkpoint(alone)
+
+
+@pytest.mark.parametrize("content", [b"[]\n", b"no JSON\n", b'{"rounds": 5}\n', b"\xff\n"])
+def test_lines_made_by_hand_are_refused_with_a_sentence(tmp_path, content):
+    journal = tmp_path / "records.jsonl"
+    journal.write_bytes(content)
+    end = JournalEnd(len(content), hashlib.sha256(content).hexdigest())
+    folder = CheckpointFolder(tmp_path / "own", {})
+    folder.go_on(Checkpoint(1, {}, {}, {}, {}, source=(tmp_path / "round-000001.pt", end)))
+    folder.save(Checkpoint(2, {}, {}, {}, {}))
+    with pytest.raises(CheckpointError, match="is of no use"):
+        read_checkpoint(tmp_path / "own" / "round-000002.pt")
 
 
 def test_a_run_in_a_new_place_brings_its_lines(tmp_path):
