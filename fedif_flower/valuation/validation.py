@@ -65,7 +65,8 @@ class Validation(HasFlatModel, HasReplicas):
         ``[n, ...]``; left out where ``inputs`` brings its own.
     loss_fn : callable, optional
         ``loss_fn(model(inputs), targets)`` -> scalar, the *mean* over the batch. Default:
-        cross-entropy.
+        cross-entropy. On the CPU several threads may call it at once, each with a replica of the
+        model and batches of its own.
     batch_loss : callable, optional
         In place of ``loss_fn``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar
         mean and size of the batch. The sizes are asked for at construction.
