@@ -184,6 +184,7 @@ def main(
     data_dir: Annotated[str, typer.Option(help="image folder of CIFAR-10; else random")] = "",
     full: Annotated[bool, typer.Option(help="the paper's E = 5, three repetitions")] = False,
     times: Annotated[int | None, typer.Option(help="repetitions")] = None,
+    bare: Annotated[bool, typer.Option(help="ours beside bare processes alone")] = False,
     write: Annotated[bool, typer.Option(help="write docs/results")] = False,
 ) -> None:
     """Print the table."""
@@ -196,9 +197,11 @@ def main(
             data_dir = f"{folder}/images"
             synthetic_images(Path(data_dir), 50_000 if full else 10_000, 1_000)
         work = Workload(data_dir, rounds=8 if full else 5, epochs=5 if full else 1)
-        paces = measure(work, times or (3 if full else 1), CONTENDERS)
+        contenders = (FLOOR, OURS, OURS_FEDIF) if bare else CONTENDERS
+        paces = measure(work, times or (3 if full else 1), contenders)
     title = "Simulation throughput: CIFAR-10 CNN"
-    report(title, "throughput", figures_of(paces), write=write, full=full)
+    name = "rounds" if bare else "throughput"
+    report(title, name, figures_of(paces), write=write, full=full)
 
 
 if __name__ == "__main__":
