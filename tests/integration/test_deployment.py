@@ -111,7 +111,7 @@ def story(deployment: Deployment) -> Story:
     assert deployment.superlink is not None
     kill_group(deployment.superlink)
     done = completed()
-    checkpoint = max(p.name for p in (run_dir / "checkpoints").iterdir())
+    checkpoint = max(p.name for p in (run_dir / "checkpoints").glob("*.pt"))
     deployment.start_superlink()
     interrupted, _ = deployment.outcome(first)
     second = deployment.submit(REPOSITORY, RUN_CONFIG)

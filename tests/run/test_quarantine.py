@@ -44,7 +44,7 @@ def test_members_that_flip_signs_are_left_out_for_as_long_as_the_records_say(tmp
         assert {*range(1, first)} <= drawn
     # A resumed run decides the same.
     whole = (run_dir / "clients.csv").read_text()
-    for stopped in (run_dir / "checkpoints").iterdir():
+    for stopped in (run_dir / "checkpoints").glob("*.pt"):
         if stopped.name != "round-000010.pt":
             stopped.unlink()
     (run_dir / "quarantine.csv").unlink()
