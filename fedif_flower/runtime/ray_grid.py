@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from threading import Lock
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import ClientAppException
 from flwr.common.constant import ErrorCode
@@ -29,6 +30,9 @@ from flwr.server.superlink.fleet.vce.backend import Backend
 from fedif_flower.errors import ConfigError
 from fedif_flower.runtime.client_log import ClientLog, LoggedApp, collect_warnings
 from fedif_flower.runtime.local_grid import LocalGrid
+
+if TYPE_CHECKING:
+    from flwr.simulation.ray_transport.ray_actor import BasicActorPool
 
 _POLL_SECONDS = 0.05
 
@@ -155,6 +159,25 @@ def _taken(future: Future[Message], waiting: set[Future[Message]]) -> Message:
     return future.result()
 
 
+def _replace_dead_actors(pool: BasicActorPool) -> None:
+    """Let a pool have a new actor for each that a client has killed, or a lack of memory.
+
+    Flower puts the dead one back, where it fails at once and so takes most of the messages.
+    """
+    from ray.exceptions import OutOfMemoryError, RayActorError
+
+    fetch = pool.fetch_result_and_return_actor_to_pool
+
+    def fetch_or_replace(future: Any) -> tuple[Message, Context]:
+        try:
+            return fetch(future)
+        except (RayActorError, OutOfMemoryError):
+            pool._future_to_actor[future] = pool.create_actor_fn()  # type: ignore[no-untyped-call]
+            raise
+
+    pool.fetch_result_and_return_actor_to_pool = fetch_or_replace  # type: ignore[method-assign]
+
+
 @contextmanager
 def ray_grid(
     client_app: ClientApp, num_nodes: int, *, cpus_per_client: int, gpus_per_client: float
@@ -210,6 +233,8 @@ def ray_grid(
                 f"cpus_per_client = {cpus_per_client}, gpus_per_client = {gpus_per_client}: no "
                 "machine has room for one such client; allowed: less"
             ) from error
+        assert backend.pool is not None  # it is built
+        _replace_dead_actors(backend.pool)
         grid = RayGrid(client_app, num_nodes, backend)
         try:
             yield grid
