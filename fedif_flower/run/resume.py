@@ -56,8 +56,7 @@ class ResumableRun(Callback):
         self.attribution = attribution
         self.num_rounds = recorder.config.num_server_rounds
         self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
-        self._saved = 0
-        self._written = -1  # The last round whose lines are in a checkpoint.
+        self._saved = -1  # The last round that is in a checkpoint.
 
     @property
     def rounds_left(self) -> int:
@@ -89,7 +88,7 @@ class ResumableRun(Callback):
         arrays = self._read_arrays(checkpoint, initial)
         with _refusing(checkpoint):
             self.strategy.load_state_dict(checkpoint.strategy)
-        self.strategy.completed_rounds = self._saved = self._written = checkpoint.server_round
+        self.strategy.completed_rounds = self._saved = checkpoint.server_round
         if self.rounds_left:
             self._meet_nodes(grid)
         with _refusing(checkpoint):
@@ -141,7 +140,7 @@ class ResumableRun(Callback):
 
     def stopped(self) -> None:
         """Save the last complete round of a run that ends with an error, if that is possible."""
-        if self.every and self._last is not None and self._last[0] > self._saved:
+        if self.every and self._last is not None and self._last[0] > max(self._saved, 0):
             with contextlib.suppress(CheckpointError):  # the error that ends the run counts
                 self._save()
 
@@ -150,11 +149,11 @@ class ResumableRun(Callback):
         server_round, arrays, strategy = self._last
         records, lines = (
             self.recorder.state_dict(),
-            self.recorder.lines(self._written, server_round),
+            self.recorder.lines(self._saved, server_round),
         )
         if self.attribution is not None:
             # Rounds are attributed from the first on.
-            lines["attribution"] = self.attribution.lines(max(self._written, 0), server_round)
+            lines["attribution"] = self.attribution.lines(max(self._saved, 0), server_round)
             records["attribution"] = self.attribution.state_dict(server_round)
         self.folder.save(
             Checkpoint(
@@ -166,7 +165,7 @@ class ResumableRun(Callback):
                 lines=lines,
             )
         )
-        self._saved = self._written = server_round
+        self._saved = server_round
 
     def _meet_nodes(self, grid: Grid) -> None:
         """Wait for the nodes as at a run's start, but continue without those that do not come."""

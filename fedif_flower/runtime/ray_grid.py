@@ -217,12 +217,6 @@ def ray_grid(
         """Collect warnings; the call has imported the app, and torch with it, in the actor."""
         collect_warnings()
 
-    def kill_busy() -> None:
-        """End the actors that still train; nobody waits for what they would return."""
-        assert backend.pool is not None  # it is built
-        for actor in list(backend.pool._future_to_actor.values()):
-            ray.kill(actor)
-
     # In the actors, while the server reads its data.
     backend.actor_kwargs["on_actor_init_fn"] = import_app
     try:
@@ -233,8 +227,15 @@ def ray_grid(
                 f"cpus_per_client = {cpus_per_client}, gpus_per_client = {gpus_per_client}: no "
                 "machine has room for one such client; allowed: less"
             ) from error
-        assert backend.pool is not None  # it is built
-        _replace_dead_actors(backend.pool)
+        pool = backend.pool
+        assert pool is not None  # it is built
+        _replace_dead_actors(pool)
+
+        def kill_busy() -> None:
+            """End the actors that still train; nobody waits for what they would return."""
+            for actor in list(pool._future_to_actor.values()):
+                ray.kill(actor)
+
         grid = RayGrid(client_app, num_nodes, backend)
         try:
             yield grid

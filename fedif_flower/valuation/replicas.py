@@ -31,11 +31,8 @@ class Batch(NamedTuple):
     size: int
 
 
-class PassPool:
-    """Replicas for passes whose batches are shared, made when they are needed first.
-
-    A validation and its parts have one in common: the batches come with each pass.
-    """
+class Replicas:
+    """A pool of replicas of one validation, made when it is needed first."""
 
     def __init__(self) -> None:
         self._pool: ReplicaPool[Validation] | None = None
@@ -57,8 +54,8 @@ class HasReplicas:
     _model: FlatModel
     _batches: list[Batch]
     _objective: Objective
-    _passes: PassPool
-    _pool: ReplicaPool[Validation] | None = None
+    _passes: Replicas  # One with its parts: the batches come with each pass.
+    _judges: Replicas  # Each on all of this data.
 
     @property
     def is_large(self) -> bool:
@@ -77,11 +74,10 @@ class HasReplicas:
         if self.device.type != "cpu" or threads == 1:
             return None
         size = max(min(threads if self.is_large else 1, at_most), 1)
-        if self._pool is None or self._pool.size != size:
-            self._pool = ReplicaPool([self.replica() for _ in range(size)])
-        for replica in self._pool.replicas:
+        pool = self._judges.of(cast("Validation", self), size)
+        for replica in pool.replicas:
             replica._model.load(self._model.params, self._model.state)
-        return self._pool
+        return pool
 
     def replica(self) -> Validation:
         """Return a copy on the same data with a model of its own."""
@@ -93,7 +89,7 @@ class HasReplicas:
         """Return a validation on some of the data, with this model."""
         other = copy.copy(cast("Validation", self))
         vars(other).pop("gradients", None)  # What is of all of D'.
-        other._draft, other._pool = None, None
+        other._draft, other._judges = None, Replicas()
         other._batches = list(batches)
         other.num_examples = sum(size for _, size in batches)
         return other

@@ -28,7 +28,7 @@ from fedif_flower.valuation.drafts import AccuracyDraft, has_fast_bfloat16
 from fedif_flower.valuation.flat_model import FlatModel, HasFlatModel
 from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
 from fedif_flower.valuation.objective import objective_of
-from fedif_flower.valuation.replicas import Batch, HasReplicas, PassPool
+from fedif_flower.valuation.replicas import Batch, HasReplicas, Replicas
 from fedif_flower.valuation.subsample import draw_batches
 from fedif_flower.valuation.trial import FEW, defined_metrics, differentiate
 
@@ -138,7 +138,7 @@ class Validation(HasFlatModel, HasReplicas):
         """Take a copy of ``model``, to be loaded with other parameters from now on."""
         self._model = FlatModel(model, self.device)
         self._lock = Lock()
-        self._passes = PassPool()
+        self._passes, self._judges = Replicas(), Replicas()
 
     def _read(self, inputs: Inputs, targets: Targets | None) -> Iterator[Any]:
         return read_batches(inputs, targets, self.batch_size)

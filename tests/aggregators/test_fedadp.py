@@ -64,6 +64,7 @@ def test_state_survives_and_does_not_alias() -> None:
     state = rule.state_dict()
     twin.load_state_dict(state)
     assert rule.weights([5], updates[:1], torch.ones(1)).tolist() == [1.0]
+    assert state["clients"]["client_ids"].tolist() == [4, 5]
     assert state["clients"]["rounds"].tolist() == [1, 1]
     twin.weights([5], updates[:1], torch.ones(1))
     assert twin.angles == rule.angles

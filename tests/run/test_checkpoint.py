@@ -60,6 +60,8 @@ def test_the_last_two_are_kept_and_leftovers_of_a_killed_process_removed(tmp_pat
     kept.save(checkpoint(1_000_000))
     kept.save(checkpoint(20))
     assert names(kept) == ["records.jsonl", "round-000020.pt", "round-1000000.pt"]
+    kept.go_on(read_checkpoint(kept.folder / "round-000020.pt"))
+    assert names(kept) == ["records.jsonl", "round-000020.pt"]
     kept.begin()
     assert names(kept) == []
 
