@@ -1,6 +1,7 @@
 """Whom a quarantine leaves out: honest members by mistake, malicious ones rightly; what it gains.
 
-Federations of 30 members on the digits, 10 a round, with and without ``policy = "quarantine"``.
+Federations of 30 members on the digits, 10 a round, with and without ``policy = "quarantine"``, and
+of 10, all of them in every round, four of which attack in two or four rounds of eight.
 The thresholds of :mod:`fedif_flower.strategies.quarantine` were chosen on seeds 0 and 1; the
 figures are of other seeds. Results are appended as they come; what is there is not run again.
 """
@@ -10,14 +11,17 @@ from __future__ import annotations
 import csv
 import logging
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Annotated
+from unittest import mock
 
 import torch
 import typer
 
 from client_app import app as client_app
+from fedif_flower.client import reply
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.quarantine import DECISIONS
@@ -26,6 +30,18 @@ from fedif_flower.runtime.local_grid import LocalGrid
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "quarantine.csv"
 CLIENTS, ROUNDS = 30, 60
+# Ten members that all take part, four of them malicious, in so many of eight rounds.
+RHYTHMS = {
+    f"{attack} 40 %, {bad} of 8 rounds": {
+        "attack": attack.replace(" ", "-"),
+        "malicious-fraction": 0.4,
+        "num-clients": 10,
+        "fraction-train": 1.0,
+        "num-server-rounds": 40,
+    }
+    for attack in ("label noise", "sign flip")
+    for bad in (2, 4)
+}
 CASES: dict[str, dict[str, str | float | int]] = {
     "honest": {},
     "honest, Dirichlet 0.3": {"dirichlet-alpha": 0.3},
@@ -39,6 +55,7 @@ CASES: dict[str, dict[str, str | float | int]] = {
     },
     "gradient noise 30 %": {"attack": "gradient-noise", "malicious-fraction": 0.3},
     "pixel trigger 20 %": {"attack": "pixel-trigger", "malicious-fraction": 0.2},
+    **RHYTHMS,
 }
 COLUMNS = (
     *("case", "strategy", "seed", "honest", "honest-left-out", "malicious", "malicious-left-out"),
@@ -65,7 +82,15 @@ def run(folder: Path, strategy: str, seed: int, policy: str, settings: dict[str,
             **settings,
         }
     )
-    return run_federation(LocalGrid(client_app, CLIENTS), config)
+    return run_federation(LocalGrid(client_app, config.num_clients), config)
+
+
+def rhythm_of(case: str) -> AbstractContextManager[object]:
+    """Return what lets malicious members attack in the first rounds of every eight alone."""
+    if case not in RHYTHMS:
+        return nullcontext()
+    bad = int(case.split(", ")[1].split(" ")[0])
+    return mock.patch.object(reply, "attacks_now", lambda t, *_: (t - 1) % 8 < bad)
 
 
 def last_ten(run_dir: Path) -> float:
@@ -76,7 +101,7 @@ def last_ten(run_dir: Path) -> float:
 
 def measure(case: str, strategy: str, seed: int) -> dict[str, object]:
     """Return one line: the same federation without and with the policy."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, rhythm_of(case):
         folder = Path(name)
         without = run(folder, strategy, seed, "none", dict(CASES[case]))
         within = run(folder, strategy, seed, "quarantine", dict(CASES[case]))

@@ -141,10 +141,12 @@ class _InBfloat16(Validation):
     def __init__(self, judge: Validation) -> None:
         self.__dict__.update(judge.__dict__)
 
-    def num_correct(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the count, which float32 might not share."""
+    def drafted_accuracy(
+        self, params: Tensor, buffers: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return the share, which float32 might not give."""
         with torch.autocast("cpu", torch.bfloat16):
-            return self.totals(params, buffers, ("accuracy",))
+            return self.means(params, buffers, ("accuracy",))
 
 
 def compare(name: str, case: Case, quick: bool, game: Path | None) -> Iterator[Figure]:

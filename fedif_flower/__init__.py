@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedif_flower.apps import client_app, server_app
+    from fedif_flower.messages.models import model_arrays
     from fedif_flower.run.progress import ShowRounds
     from fedif_flower.run.writer import RunWriter
     from fedif_flower.strategies import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fedif_flower.strategies.attribution import PathAttribution
     from fedif_flower.tasks.task import ClientSite, Metric, Site, Task
     from fedif_flower.valuation import Validation, round_influence
+    from fedif_flower.valuation.credit import CreditBounds
     from fedif_flower.valuation.ledger import ContributionLedger, min_max
     from fedif_flower.valuation.path import path_attribution
 
@@ -37,6 +39,7 @@ __all__ = [
     "ClientSite",
     "ContributionLedger",
     "ContributionStrategy",
+    "CreditBounds",
     "FLTrust",
     "FedAdp",
     "FedAvg",
@@ -57,6 +60,7 @@ __all__ = [
     "Validation",
     "client_app",
     "min_max",
+    "model_arrays",
     "path_attribution",
     "round_influence",
     "server_app",
@@ -67,9 +71,11 @@ _HOMES = {
     **dict.fromkeys(("ClientSite", "Metric", "Site", "Task"), "tasks.task"),
     **dict.fromkeys(("Validation", "round_influence"), "valuation"),
     **dict.fromkeys(("ContributionLedger", "min_max"), "valuation.ledger"),
+    "CreditBounds": "valuation.credit",
     "PathAttribution": "strategies.attribution",
     "RunWriter": "run.writer",
     "ShowRounds": "run.progress",
+    "model_arrays": "messages.models",
     "path_attribution": "valuation.path",
 }
 

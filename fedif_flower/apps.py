@@ -51,9 +51,9 @@ def server_app(task: Task | None = None) -> ServerApp:
     """
     from flwr.serverapp import ServerApp
 
-    from fedif_flower.run.config import RunConfig
     from fedif_flower.run.federation import run_federation
-    from fedif_flower.run.report import require_last_round
+    from fedif_flower.run.nodes import read_config
+    from fedif_flower.run.report import REPORT, require_last_round
     from fedif_flower.statement.delivery import deliver, state_and_deliver
 
     app = ServerApp()
@@ -63,10 +63,10 @@ def server_app(task: Task | None = None) -> ServerApp:
         """Run the federation that the run config describes."""
         show_logs()
         own = {} if task is None else {"task": OWN + task.name}
-        config = RunConfig.from_run_config({**context.run_config, **own})
+        config = read_config(grid, {**context.run_config, **own})
         deliver(grid, config.run_dir.parent)  # To nodes that were away after earlier runs.
         run_dir = run_federation(grid, config, on_row=_log_row, task=task)
-        logger.info("Results: %s", run_dir)
+        logger.info("Report: %s", run_dir / REPORT)
         state_and_deliver(grid, config, run_dir)
         # Flower reports a run as failed only if its ServerApp raises.
         require_last_round(run_dir)

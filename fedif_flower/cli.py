@@ -218,7 +218,8 @@ def statement(
     """State what each member contributed to a run: signed pages, a table, JSON."""
     from fedif_flower.statement.bundle import make_statement, parse_budget, read_account
     from fedif_flower.statement.manifest import ACCOUNT
-    from fedif_flower.statement.records import read_names
+    from fedif_flower.statement.open_games import open_games
+    from fedif_flower.statement.records import read_names, read_run
     from fedif_flower.statement.signing import (
         default_key_path,
         fingerprint,
@@ -235,6 +236,8 @@ def statement(
     account, _ = read_account((folder / ACCOUNT).read_text())
     if account.unpaid:
         console.print(f"No shares: {account.unpaid}", style="yellow", markup=False)
+    for warning in open_games(read_run(run_dir).config):
+        console.print(f"Left open: {warning}", style="yellow", markup=False)
     console.print(f"Signed by: {fingerprint(public_bytes(signer))}", highlight=False)
 
 

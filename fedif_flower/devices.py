@@ -39,6 +39,11 @@ def select_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return the dtype in which to sum on a device: float64, or float32 on MPS, which has none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def fix_threads(count: int) -> None:
     """Give the calling thread ``count`` >= 1 torch threads, whatever others set from now on."""
     # A thread's first call takes over the process's number; it must not come after setting one.

@@ -131,3 +131,10 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         finally:
             temporary.unlink(missing_ok=True)
         sync_directory(path.parent)
+
+
+def config_folder() -> Path:
+    """Return ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``, where keys lie, not with results."""
+    xdg = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    base = xdg if xdg.is_absolute() else Path("~/.config").expanduser()
+    return base / "fedif-flower"

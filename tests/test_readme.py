@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -39,6 +41,31 @@ def test_the_two_commands_are_targets_of_the_makefile(target):
     makefile = (REPOSITORY / "Makefile").read_text()
     assert f"make {target}" in README
     assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial/first-run.md"])
+def test_flwr_run_has_what_it_needs(page):
+    """Flower finds its programs on the path alone, and else installs every package again."""
+    text = (REPOSITORY / page).read_text()
+    for needed in ("flwr run . --stream", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"):
+        assert needed in text
+    assert "activate" in text
+
+
+def test_what_it_shows_of_make_test_is_what_that_prints():
+    """Nothing in it changes with every file that comes or goes."""
+    (shown,) = re.findall(r"\$ make test\n(.*?)```", README, flags=re.DOTALL)
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    contracts = len(settings["tool"]["importlinter"]["contracts"])
+    of_ruff = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "tests/test_readme.py"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    printed = (*of_ruff.splitlines(), "...", f"Contracts: {contracts} kept, 0 broken.", "...")
+    assert tuple(shown.splitlines()) == printed
 
 
 def test_it_is_short():

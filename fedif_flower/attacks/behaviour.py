@@ -199,7 +199,8 @@ class Colluder(Behaviour):
 
     It needs to see their updates before they are sent, which it can in a simulation alone:
     there the accomplices of a round hand in their own updates, and :meth:`collude` says what they
-    send instead. On a real node such a client refuses to train.
+    send instead. One object serves a whole run and may remember its rounds. On a real node such a
+    client refuses to train.
     """
 
     @abstractmethod

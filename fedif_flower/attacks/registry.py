@@ -12,10 +12,19 @@ from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.alie import Alie
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.attacks.borrowed_steps import (
+    AlternatingStep,
+    BorrowedStep,
+    NoisyStep,
+    OlderStep,
+    SharedNoise,
+    UndoneStep,
+)
 from fedif_flower.attacks.distributed_trigger import DistributedTrigger
 from fedif_flower.attacks.fang import Fang
 from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
 from fedif_flower.attacks.gradient_noise import GradientNoise
+from fedif_flower.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
 from fedif_flower.attacks.hidden_backdoor import HiddenBackdoor
 from fedif_flower.attacks.ipm import InnerProductManipulation
 from fedif_flower.attacks.label_noise import LabelNoise
@@ -23,6 +32,7 @@ from fedif_flower.attacks.mimic import Mimic
 from fedif_flower.attacks.min_max import MinMax
 from fedif_flower.attacks.min_sum import MinSum
 from fedif_flower.attacks.model_replacement import ModelReplacement
+from fedif_flower.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_flower.attacks.pixel_trigger import PixelTrigger
 from fedif_flower.attacks.random_update import RandomUpdate
 from fedif_flower.attacks.scaling import HonestScaling, Scaling
@@ -73,6 +83,16 @@ _BUILT_IN: Mapping[str, AttackFactory] = MappingProxyType(
         "fang": lambda config, _ratio: Fang(config.strength(3)),
         "mimic": lambda _config, _ratio: Mimic(),
         "sybils": lambda config, _ratio: Sybils(config.attack_strength),
+        "borrowed-step": lambda config, _ratio: BorrowedStep(config.strength(2)),
+        "alternating-step": lambda config, _ratio: AlternatingStep(config.strength(4)),
+        "noisy-step": lambda config, _ratio: NoisyStep(config.strength(1)),
+        "older-step": lambda config, _ratio: OlderStep(config.strength(2)),
+        "shared-noise": lambda config, _ratio: SharedNoise(config.strength(1)),
+        "undone-step": lambda config, _ratio: UndoneStep(config.strength(3)),
+        "harm-and-repair": lambda config, _ratio: HarmAndRepair(config.strength(4)),
+        "harm-for-repair": lambda config, _ratio: HarmForRepair(config.strength(4)),
+        "opposed-updates": lambda config, _ratio: OpposedUpdates(config.strength(10)),
+        "opposed-steps": lambda config, _ratio: OpposedSteps(config.strength(10)),
     }
 )
 

@@ -12,7 +12,14 @@ from torch.utils.data import DataLoader
 
 from fedif_flower.client.flat_sgd import FlatSGD
 from fedif_flower.errors import DataError
-from fedif_flower.tasks.batches import count_examples, describe, map_tensors, to_device
+from fedif_flower.tasks.batches import (
+    as_tensors,
+    count_examples,
+    describe,
+    holds_examples,
+    map_tensors,
+    to_device,
+)
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import module_mode, seeded_randomness
 from fedif_flower.valuation.objective import Objective
@@ -26,12 +33,13 @@ def train_batches(
     generator: torch.Generator,
     *,
     proximal_mu: float = 0.0,
-) -> tuple[float, int]:
+) -> tuple[float, float]:
     """Train a model in place by minibatch SGD with momentum, on data of any kind.
 
     The formula is that of :func:`~fedif_flower.client.training.train_local`. Tensors and a
     Dataset are shuffled anew in each epoch, and cut into batches of ``config.batch_size``; a
-    DataLoader, or anything else that yields batches, is taken as it comes.
+    DataLoader, a list of batches or anything else that yields batches is taken as it comes. A
+    batch none of whose targets counts for the loss is left out.
 
     Parameters
     ----------
@@ -53,7 +61,7 @@ def train_batches(
     loss : float
         Mean over the last epoch's examples.
     num_examples : int
-        How many these were.
+        How many these were; a fraction where ``batch_loss`` tells such sizes.
 
     Raises
     ------
@@ -68,29 +76,37 @@ def train_batches(
         momentum=config.momentum,
         proximal_mu=proximal_mu,
     )
-    total, count = torch.zeros((), device=device), 0
+    total, weight, count = torch.zeros((), device=device), 0.0, 0.0
     is_mixed = config.precision == "bf16"
     with seeded_randomness(seed, device), module_mode(model, training=True), sgd:
         for _ in range(config.local_epochs):
             total.zero_()
-            count = 0
-            for batch in _epoch(data, config.batch_size, generator):
+            weight = count = 0.0
+            for batch in map(as_tensors, _epoch(data, config.batch_size, generator)):
+                # Before it is moved: to read it on a GPU would be to wait for that.
+                objective.check(batch)
+                known = objective.known_size(batch)
+                if known is not None and not known.weight:
+                    continue  # No target counts: the mean would be 0 / 0.
                 moved = to_device(batch, device)
-                sgd.before_backward()
                 with _mixed(device) if is_mixed else nullcontext():
-                    loss, size = objective.loss_and_size(model, moved)
+                    loss, size = objective.loss_and_size(model, moved, known)
                 if loss.dim():
                     raise DataError(
                         f"{objective.call} gives {describe(loss)} in training; expected a scalar "
                         "tensor, the mean loss over the batch"
                     )
+                if not size.weight:
+                    continue
+                sgd.before_backward()
                 loss.backward()  # type: ignore[no-untyped-call]
                 sgd.after_backward()
-                total.add_(loss.detach().float(), alpha=size)
-                count += size
-            if not count:
+                total.add_(loss.detach().float(), alpha=size.weight)
+                weight += size.weight
+                count += size.examples
+            if not weight:
                 raise DataError(_nothing(data))
-    return float(total) / count, count
+    return float(total) / weight, int(count) if count.is_integer() else count
 
 
 def _mixed(device: torch.device) -> torch.autocast:
@@ -104,11 +120,11 @@ def _epoch(data: Any, batch_size: int, generator: torch.Generator) -> Iterator[A
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             yield map_tensors(lambda tensor, rows=rows: tensor[rows], data)  # type: ignore[misc]
-    elif isinstance(data, DataLoader):
-        yield from data
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        if len(data):
-            yield from DataLoader(data, batch_size, shuffle=True, generator=generator)
+    elif holds_examples(data):
+        # A stream has no length, and comes in an order of its own.
+        known = hasattr(data, "__len__")
+        if not known or len(data):
+            yield from DataLoader(data, batch_size, shuffle=known, generator=generator)
     elif isinstance(data, Iterable):
         yield from data
     else:

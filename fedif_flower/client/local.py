@@ -13,7 +13,8 @@ from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.tasks.batches import count_examples, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import module_mode, seeded_randomness
-from fedif_flower.tasks.task import Task
+from fedif_flower.tasks.task import LossFunction, Task
+from fedif_flower.valuation.batch_weight import class_mean
 from fedif_flower.valuation.objective import objective_of
 
 
@@ -21,7 +22,7 @@ class Trained(NamedTuple):
     """What a training reports beside the model."""
 
     loss: float
-    num_examples: int
+    num_examples: float
 
 
 def train_task(
@@ -42,7 +43,8 @@ def train_task(
     model : torch.nn.Module
         On the device to train on.
     data : tensors, Dataset, DataLoader or iterable of batches
-        What to train on. A pair of tensors must lie on the model's device.
+        What to train on. A pair of tensors must lie on the model's device. Examples whose target
+        the loss ignores are left out.
     config : TrainingConfig
         Epochs, batch size, learning rate, momentum and precision.
     generator : torch.Generator
@@ -61,14 +63,25 @@ def train_task(
         return _train_as_told(task, model, data, config, generator, proximal_mu)
     pair = tensor_pair(data)
     if pair is not None and task.batch_loss is None:
+        inputs, targets = _counted(task.pair_loss, *pair)
         loss = train_local(
-            model, *pair, config, generator, proximal_mu=proximal_mu, loss_fn=task.pair_loss
+            *(model, inputs, targets, config, generator),
+            proximal_mu=proximal_mu,
+            loss_fn=task.pair_loss,
         )
-        return Trained(loss, len(pair[1]))
+        return Trained(loss, len(targets))
     objective = objective_of(task.loss, task.batch_loss)
     return Trained(
         *train_batches(model, data, objective, config, generator, proximal_mu=proximal_mu)
     )
+
+
+def _counted(loss_fn: LossFunction, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Leave out examples whose target the loss ignores: a batch of them alone has no mean."""
+    mean = class_mean(loss_fn)
+    if mean is None or bool((counted := mean.counts(targets)).all()):
+        return inputs, targets
+    return inputs[counted], targets[counted]
 
 
 def _train_as_told(

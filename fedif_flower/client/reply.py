@@ -170,7 +170,7 @@ def train_model(
         own = ClientRound(received, vector, server_round, generator, memory)
         poisoned = acting.poison_update(own)
         if poisoned is not vector:
-            vector_to_parameters(poisoned.to(vector.device), _trainable(model))
+            vector_to_parameters(poisoned.to(vector), _trainable(model))
     return trained
 
 

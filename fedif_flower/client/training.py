@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.client.cuda_graph import MIN_STEPS, GraphedStep, capture_stream
 from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
 from fedif_flower.errors import DataError
 from fedif_flower.tasks.config import TrainingConfig
@@ -84,7 +83,7 @@ def train_local(
         raise DataError("local training needs at least one example; this client has none")
     keep_freed_memory()
     seed = int(torch.randint(2**62, (), generator=generator))
-    device, epochs = inputs.device, config.local_epochs
+    device = inputs.device
     formatted = to_memory_format(inputs, image_format(model, inputs))
     batches = _ShuffledBatches(formatted, labels, config.batch_size)
     single = single_value_norms(model, inputs[:1]) if batches.smallest == 1 else []
@@ -109,17 +108,13 @@ def train_local(
     with ExitStack() as stack:
         stack.enter_context(seeded_randomness(seed, device))
         stack.enter_context(module_mode(model, training=True))
-        run: Callable[[Tensor, Tensor], None] = step
-        if device.type == "cuda" and epochs * batches.full >= MIN_STEPS:
-            stack.enter_context(capture_stream(device))
-            run = GraphedStep(step, batches.size)
         stack.enter_context(sgd)
         if not is_mixed:
             stack.enter_context(accumulating_linear_layers(model))
-        for _ in range(epochs):
+        for _ in range(config.local_epochs):
             total_loss.zero_()
             for batch, targets in batches.shuffle(generator):
-                run(batch, targets)
+                step(batch, targets)
     return float(total_loss) / len(labels)
 
 
@@ -178,7 +173,6 @@ class _ShuffledBatches:
     def __init__(self, inputs: Tensor, labels: Tensor, batch_size: int) -> None:
         count = len(labels)
         self.size = min(batch_size, count)
-        self.full = count // self.size
         self.smallest = count % self.size or self.size
         self._inputs, self._labels = inputs, labels
         self._shuffled, self._shuffled_labels = torch.empty_like(inputs), torch.empty_like(labels)
@@ -202,5 +196,5 @@ def _rows(examples: Tensor) -> Tensor:
 
 
 def _autocast(device: torch.device) -> torch.autocast:
-    # No cache: each weight is cast once per step anyway, and a captured graph must not keep it.
+    # No cache: each weight is cast once per step anyway.
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)

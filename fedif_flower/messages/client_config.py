@@ -15,7 +15,12 @@ DEVICES = r"^(auto|cpu|cuda(:\d+)?|mps)$"
 class ClientConfig(TaskConfig, TrainingConfig, AttackConfig):
     """What a client is told of a run: its task, its training, who misbehaves, and the seed."""
 
-    num_clients: int = setting(100, "clients K; the run begins when all are online", ge=1)
+    num_clients: int = setting(
+        100,
+        "clients K; the run begins when so many nodes are online",
+        ge=1,
+        auto="[the nodes that there are](#how-many-clients); 100 in `make run`, `fedif`, sweeps",
+    )
     seed: int = setting(0, "of partitions, split, model, sampling, attacks and batches", ge=0)
     device: str = setting(
         "auto",

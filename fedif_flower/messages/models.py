@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedif_flower.messages.arrays import pack_array
 
 
 def model_arrays(model: nn.Module) -> ArrayRecord:
-    """Return a model's ``state_dict`` as a record."""
+    """Return a model's ``state_dict`` as a record, in place of ``ArrayRecord(state_dict)``.
+
+    Arrays in bfloat16, which NumPy and so Flower's records do not know, travel as float32: it has
+    every number of bfloat16. ``load_state_dict`` turns them back.
+    """
     return tensor_arrays(model.state_dict())
 
 
 def tensor_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Return named tensors as a record."""
-    return ArrayRecord({k: pack_array(v.detach().cpu().numpy()) for k, v in tensors.items()})
+    """Return named tensors as a record, bfloat16 as float32."""
+    return ArrayRecord({name: pack_array(_numpy(value)) for name, value in tensors.items()})
+
+
+def _numpy(tensor: Tensor) -> NDArray[np.generic]:
+    values: NDArray[np.generic] = (
+        (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().cpu().numpy()
+    )
+    return values
 
 
 def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:

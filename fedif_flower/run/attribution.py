@@ -5,17 +5,24 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, fields
 from typing import Any
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.storage import write_atomically, writing
-from fedif_flower.strategies.attributed import RoundAttribution
+from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.credit import CreditBounds
 
 CLIENTS, ROUNDS = "attribution.csv", "attribution_rounds.csv"
 _ROUND_COLUMNS = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
+
+
+def credit_bounds(config: RunConfig) -> CreditBounds:
+    """Return the bounds that a run's settings name."""
+    return CreditBounds(config.credit_length, config.credit_borrowed, config.credit_weight)
 
 
 class RecordedAttribution(PathAttribution):
@@ -39,6 +46,7 @@ class RecordedAttribution(PathAttribution):
             validation,
             config.attribution,
             per_class=config.attribution_per_class,
+            bounds=credit_bounds(config),
             on_attribution=self._append,
         )
         self._run_dir = config.run_dir
@@ -67,7 +75,9 @@ class RecordedAttribution(PathAttribution):
 
     def _write_headers(self) -> None:
         classes = tuple(f"contribution_class_{c}" for c in range(self.num_classes))
-        columns = ("round", "partition_id", "client_id", "coefficient", "contribution", *classes)
+        credit = tuple(field.name for field in fields(MemberCredit))
+        own = ("round", "partition_id", "client_id", "coefficient", "contribution")
+        columns = (*own, *credit, *classes)
         for name, header in ((CLIENTS, columns), (ROUNDS, _ROUND_COLUMNS)):
             write_atomically(self._run_dir / name, ",".join(header) + "\n")
 
@@ -77,7 +87,11 @@ class RecordedAttribution(PathAttribution):
         self._write_lines(
             CLIENTS,
             (
-                (t, c.partition_id, c.client_id, c.coefficient, c.contribution, *c.classes)
+                (
+                    *(t, c.partition_id, c.client_id, c.coefficient, c.contribution),
+                    *astuple(c.credit or MemberCredit(c.contribution)),
+                    *c.classes,
+                )
                 for c in found.clients
             ),
         )

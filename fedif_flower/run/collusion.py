@@ -61,6 +61,7 @@ class ColludingGrid(ForwardingGrid):
             )
         self._config = config
         self._keys = trainable_keys, tied_keys
+        self._behaviour: Colluder | None = None  # One for the run: it may remember rounds.
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -99,8 +100,11 @@ class ColludingGrid(ForwardingGrid):
             taken.append((reply, received.buffers + buffers, unpacked.counters))
         if not updates:
             return
-        behaviour = build_behaviour(self._config, partition_id=partition_id, seed=self._config.seed)
+        behaviour = self._behaviour or build_behaviour(
+            self._config, partition_id=partition_id, seed=self._config.seed
+        )
         assert isinstance(behaviour, Colluder)  # Its own clients said so.
+        self._behaviour = behaviour
         settings = cast(ConfigRecord, sent.content["config"])
         generator = torch_generator("collusion", self._config.seed, cast(int, settings[ROUND_KEY]))
         own = torch.stack(updates)  # [k, d]

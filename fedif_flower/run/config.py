@@ -89,6 +89,9 @@ class RunConfig(ClientConfig, StrategyConfig):
     def from_run_config(cls, run_config: Mapping[str, Scalar]) -> Self:
         """Parse and check a Flower run config; settings that are ``"auto"`` are resolved.
 
+        ``num-clients = "auto"`` becomes its default: whoever calls this simulates so many. A
+        ServerApp counts its nodes first, see :func:`~fedif_flower.run.nodes.read_config`.
+
         Parameters
         ----------
         run_config : mapping of str to bool, int, float or str
@@ -100,6 +103,8 @@ class RunConfig(ClientConfig, StrategyConfig):
             Naming the key, its value and what is allowed.
         """
         values: dict[str, Any] = {**cls.defaults(), **run_config}
+        if values["num-clients"] == AUTO:
+            values["num-clients"] = cls.model_fields["num_clients"].default
         if values["learning-rate"] == AUTO:
             values["learning-rate"] = 0.05 if values["dataset"] == "digits" else 0.001
         if values["gamma"] == AUTO:

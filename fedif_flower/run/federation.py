@@ -20,12 +20,14 @@ from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.evaluation import ServerEvaluation
 from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.nodes import require_simulated, wait_for_clients
 from fedif_flower.run.preflight import try_clients
 from fedif_flower.run.provenance import PROVENANCE, provenance
 from fedif_flower.run.quarantine import RecordedQuarantine
 from fedif_flower.run.recorder import RunRecorder, write_json
 from fedif_flower.run.report import troubles, write_report
 from fedif_flower.run.resume import ResumableRun, require_space
+from fedif_flower.run.secret_validation import COMMITMENT, NONCE, paying_part, salt_for
 from fedif_flower.run.server import Server, build_server, tensors_in
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.updates import KeptUpdates, kept_copies
@@ -128,6 +130,7 @@ def run_federation(
         Whatever else stopped the run.
     """
     server = build_server(config, task)  # What cannot be loaded leaves no directory behind.
+    require_simulated(grid, server.config)
     try_clients(grid, server)
     if needs_collusion(server.config):
         names, tied = server.validation.parameter_names, server.validation.tied_names
@@ -145,11 +148,19 @@ def _run_federation(
     settings = {**config.identity(), "data": server.fingerprint}
     checkpoints = CheckpointFolder(config.run_dir / "checkpoints", settings)
     checkpoint = checkpoints.find(config.resume)
+    if checkpoint is None:  # A run that goes on does so without members that do not come back.
+        wait_for_clients(grid, config)
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
     )
     recorder = RunRecorder(config, malicious_marker(config), on_row, server.task.metrics)
     origin = provenance(config, server.fingerprint, tensors_in(server.validation_data))
+    paying = server.validation
+    if config.secret_validation:
+        salt = salt_for(recorder.run_dir / PROVENANCE)
+        origin |= {NONCE: salt.nonce, COMMITMENT: salt.commitment}
+        paying = paying_part(server, salt.value)
+        logger.info("contributions are measured on secret data, commitment %s", salt.commitment)
     write_json(recorder.run_dir / PROVENANCE, origin)
     arrays = model_arrays(server.model)
     done = checkpoint.server_round if checkpoint else 0
@@ -158,7 +169,7 @@ def _run_federation(
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
     strategy = build_strategy(server)
     attributed = config.attribution != "off"
-    attribution = RecordedAttribution(config, server.validation) if attributed else None
+    attribution = RecordedAttribution(config, paying) if attributed else None
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
     )

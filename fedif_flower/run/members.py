@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION
 from fedif_flower.run.rows import ClientRow
+from fedif_flower.strategies.weight_scores import WeightScores
 
 
 def member_table(
     clients: Sequence[ClientRow],
     contributed: Mapping[int, float] | None = None,
-    gamma: float = 0.3,
+    scores: WeightScores | None = None,
     names: Mapping[int, str] | None = None,
 ) -> list[str]:
     """Return a Markdown table of the members, the largest contribution first.
@@ -23,8 +25,8 @@ def member_table(
     contributed : mapping of int to float, optional
         What each client contributed by path attribution, in nats, by its id; ``None``: the run did
         not attribute, and the weight score decides the order.
-    gamma : float
-        The rate at which weight scores are smoothed.
+    scores : WeightScores, optional
+        How weight scores come about.
     names : mapping of int to str, optional
         What the operator calls members, by client id.
     """
@@ -41,12 +43,21 @@ def member_table(
     columns = ["member"] if names else []
     columns += ["partition", "node", "rounds", "refused", "contributed", "weight score"]
     columns += ["accumulative influence", "weight", "marked"]
-    if contributed is None:
-        columns.remove("contributed")
+    is_scored, has_influence = (
+        any(getattr(row, name) is not None for row in clients)
+        for name in ("contribution", "accumulative_influence")
+    )
+    for column, is_there in (
+        ("contributed", contributed is not None),
+        ("weight score", is_scored),
+        ("accumulative influence", has_influence),
+    ):
+        if not is_there:
+            columns.remove(column)
     # A node of an app of one's own has no partition but its id.
     if all(row.partition_id in (UNKNOWN_PARTITION, row.client_id) for row in clients):
         columns.remove("partition")
-    lines = ["## Members", "", *_words(clients, contributed is not None, gamma), ""]
+    lines = ["## Members", "", *wrap(_words(columns, scores), 100), ""]
     lines += [_line(columns), _line(["---"] * len(columns))]
     for rows in sorted(members.values(), key=rank):
         last = rows[-1]
@@ -66,30 +77,19 @@ def member_table(
     return lines
 
 
-def _words(clients: Sequence[ClientRow], is_attributed: bool, gamma: float) -> list[str]:
+def _words(columns: Sequence[str], scores: WeightScores | None) -> str:
     """Return what the columns mean."""
-    lines = []
-    if is_attributed:
-        lines += [
-            "Contributed is by how much the member's updates lowered the validation loss over the",
-            "run, by path attribution, in nats for a cross-entropy. It adds up over rounds",
-            "and over members.",
-        ]
-    lines += [
-        "Weight score is the strategy's score (Omega) after the member's last round: how far its",
-        "next update counts. It is no contribution, and nobody should be paid by it.",
-    ]
-    if any(row.normalized is not None for row in clients):
-        lines += [
-            f"One round moves it by at most gamma = {gamma:g}: a newcomer's is low, whatever it",
-            "sent. In a round of two members min-max gives one of them 0 and the other 1, however",
-            "little lies between them.",
-        ]
-    lines += [
-        "Accumulative influence is the paper's INF; weight the sum of the member's aggregation",
-        "weights over its rounds.",
-    ]
-    return lines
+    meanings = {
+        "contributed": "Contributed is by how much the member's updates lowered the validation "
+        "loss over the run, by path attribution, in nats for a cross-entropy. It adds up over "
+        "rounds and over members.",
+        "weight score": "Weight score is the strategy's score (Omega) after the member's last "
+        "round. It is no contribution, and nobody should be paid by it. "
+        + (scores.words() if scores else ""),
+        "accumulative influence": "Accumulative influence is the paper's INF.",
+        "weight": "Weight is the sum of the member's aggregation weights over its rounds.",
+    }
+    return " ".join(meanings[column].strip() for column in columns if column in meanings)
 
 
 def _line(cells: Sequence[str]) -> str:

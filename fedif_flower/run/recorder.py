@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from fedif_flower.run.summary import describe_machine, summarize
 from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.storage import write_atomically
 from fedif_flower.tasks.task import Metric
-
-if TYPE_CHECKING:
-    from fedif_flower.strategies.screened import ScreenedStrategy
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -73,7 +70,6 @@ class RunRecorder(RunWriter):
             on_row=on_row,
             metrics=metrics,
         )
-        self.gamma = config.gamma
 
     @property
     def _place(self) -> str:
@@ -87,9 +83,6 @@ class RunRecorder(RunWriter):
     def is_due(self, server_round: int) -> bool:
         """Tell whether a round's model is to be evaluated: the last one's always is."""
         return super().is_due(server_round) or server_round == self.last_round
-
-    def on_start(self, strategy: ScreenedStrategy) -> None:
-        """Know the rate from the run config."""
 
     def on_end(self) -> None:
         """Leave the report to whoever finishes the run: it needs the summary."""
@@ -137,6 +130,7 @@ class RunRecorder(RunWriter):
         summary = {
             "config": self.config.to_mapping(),
             **summarize(self.rounds, self.clients, self.metrics),
+            "weight_scores": self.weight_scores.to_record() if self.weight_scores else None,
         }
         summary["seconds"] = round(time.perf_counter() - self._started, 3)
         summary["machine"] = describe_machine(self.config.device)

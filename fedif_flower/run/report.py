@@ -53,7 +53,7 @@ def write_pages(
     if by_score:
         lines += ["![weight scores over rounds](contributions.png)", ""]
     contributed = sums_by_client(attributed) if attributed else None
-    lines += member_table(clients, contributed, writer.gamma, writer.names)
+    lines += member_table(clients, contributed, writer.weight_scores, writer.names)
     write_atomically(run_dir / REPORT, "\n".join(lines) + "\n")
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.attacks import build_behaviour, require_fit
+from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
 from fedif_flower.run.backdoor import triggered_test
 from fedif_flower.run.config import RunConfig
@@ -92,6 +93,7 @@ def _held_out(
 ) -> Validation:
     """Return one of the server's splits with the model; whatever is wrong names task and split."""
     measures = {metric.key: metric.function for metric in task.metrics}
+    device = select_device(config.device)
     try:
         return Validation(
             model,
@@ -100,10 +102,11 @@ def _held_out(
             batch_loss=task.batch_loss,
             score=_score(task.metrics[0]) if task.metrics else None,
             measures=measures,
-            device=config.device,
+            device=device,
         )
-    except ValuationError as error:
-        raise DataError(f"task {task.name!r}: {what}: {error}") from error
+    except (ValuationError, ConfigError) as error:
+        kind = DataError if isinstance(error, ValuationError) else ConfigError
+        raise kind(f"task {task.name!r}: {what}: {error}") from error
     except FedIFError:
         raise
     except Exception as error:  # out of the user's Dataset

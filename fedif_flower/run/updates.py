@@ -49,6 +49,8 @@ class KeptUpdates(Callback):
             "server_round": step.updates.server_round,
             "members": [[node.partition_id, node.client_id] for node in step.nodes],
             "updates": _own(step.updates.client_updates),
+            "examples": _own(step.updates.num_examples),
+            "weights": _own(step.aggregation.weights),
             "applied": _own(step.aggregation.applied),
             "shares": list(step.shares),
             "before": _vectors(step.before),
@@ -90,9 +92,11 @@ def read_step(path: Path) -> Step:
     try:
         content = torch.load(path, weights_only=True)
         updates, applied = content["updates"], content["applied"]
+        # Runs from before credit was bounded kept neither.
+        weights, examples = (content.get(name, applied) for name in ("weights", "examples"))
         before, after = (ModelVectors(**content[name]) for name in ("before", "after"))
         nodes = [KeptNode(*member) for member in content["members"]]
-        if not len(nodes) == len(updates) == len(applied):
+        if {len(of) for of in (nodes, updates, applied, weights, examples)} != {len(nodes)}:
             raise ValueError("members, updates and coefficients are not equally many")
         server_round, shares = int(content["server_round"]), tuple(content["shares"])
     except Exception as error:  # a file that was made by hand can hold anything
@@ -101,13 +105,13 @@ def read_step(path: Path) -> Step:
     of_round = RoundUpdates(
         server_round=server_round,
         client_ids=tuple(node.client_id for node in nodes),
-        num_examples=nothing,
+        num_examples=examples,
         model=before,
         client_updates=updates,
         squared_norms=nothing,
         buffer_updates=torch.zeros(len(nodes), 0),
     )
-    aggregation = Aggregation(weights=applied, applied=applied)
+    aggregation = Aggregation(weights=weights, applied=applied)
     return Step(of_round, nodes, before, after, aggregation, shares)  # type: ignore[arg-type]
 
 

@@ -19,9 +19,9 @@ from fedif_flower.run.rows import ClientRow, RoundRow, cell
 from fedif_flower.run.summary import summarize
 from fedif_flower.storage import write_atomically, writing
 from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport, client_line, round_line
+from fedif_flower.strategies.weight_scores import WeightScores
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Evaluation, Validation
 
@@ -95,7 +95,7 @@ class RunWriter(Callback):
         self.run_dir = Path(directory).expanduser().absolute()
         self.title = title
         self.metrics = metrics
-        self.gamma = 0.3  # Until the strategy is known.
+        self._strategy: ScreenedStrategy | None = None
         self.evaluation = ServerEvaluation(validation, test, self)
         self._every = every
         self._is_malicious = is_malicious or (lambda _: False)
@@ -124,10 +124,14 @@ class RunWriter(Callback):
         """Tell whether a round's model is to be evaluated."""
         return server_round % self._every == 0
 
+    @property
+    def weight_scores(self) -> WeightScores | None:
+        """How the strategy's weight scores come about, as far as that is known."""
+        return None if self._strategy is None else self._strategy.weight_scores
+
     def on_start(self, strategy: ScreenedStrategy) -> None:
-        """Note at which rate the strategy smooths its weight scores."""
-        if isinstance(strategy, ContributionStrategy):
-            self.gamma = strategy.ledger.gamma
+        """Note whose weight scores are written."""
+        self._strategy = strategy
 
     def on_round(self, report: RoundReport) -> None:
         """Take in a strategy's report of a round."""

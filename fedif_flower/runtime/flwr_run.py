@@ -92,6 +92,7 @@ def prepare(
     select_device(config.device)
     # Flower's processes run elsewhere, so no path may depend on the working directory.
     run_config = dict(overrides)
+    run_config["num-clients"] = config.num_clients
     run_config["output-dir"] = str(config.run_dir.parent)
     run_config["run-name"] = config.run_name
     for key, path in (("data-dir", config.data_dir), ("resume", config.resume)):

@@ -1,12 +1,15 @@
 r"""What each member contributed over a run, and what it is due: numbers in, numbers out.
 
-A member's contribution is the sum of its rounds' contributions in nats of validation loss. Its
-share of what was gained is
+A member's contribution is the sum of its rounds' contributions in nats of validation loss. It is
+credited with what of it lies within bounds (:mod:`fedif_flower.valuation.credit`). Its share of
+what was gained is
 
-.. math:: s_i = \max(c_i, 0) / \sum_j \max(c_j, 0)
+.. math:: s_i = \frac{\max(\hat c_i, 0)}{\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
 
-so that a negative contribution is shown as such and paid 0. A run that lowered the loss by nothing,
-or whose contributions are far from adding up to its fall, gives no shares.
+with :math:`c_i` the contributions and :math:`\hat c_i` what is credited of them, so that a negative
+one is shown as such and paid 0, and what nobody is credited with is paid to nobody. A run that
+lowered the loss by nothing, or whose contributions are far from adding up to its fall, gives no
+shares.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from fedif_flower.statement.records import UNKNOWN_PARTITION, Reply, RunRecords
+from fedif_flower.statement.records import UNKNOWN_PARTITION, Part, Reply, RunRecords
 from fedif_flower.statement.twins import have_twins
-from fedif_flower.statement.verdict import Facts, Verdict, judge
+from fedif_flower.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
 
+NOTHING = Fraction(0)
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
@@ -52,6 +56,8 @@ class MemberAccount:
         Its 95 % interval (see :func:`intervals`).
     by_class : tuple of float
         The same in each class's loss, where that was attributed.
+    credited : float
+        What of the contribution lies within the bounds; at most the contribution.
     share : float
         Of what was gained, in [0, 1].
     cents : int, optional
@@ -76,6 +82,7 @@ class MemberAccount:
     equal_part: float
     interval: tuple[float, float] | None
     by_class: tuple[float, ...]
+    credited: float
     share: float
     cents: int | None
     weight_score: float | None
@@ -87,7 +94,9 @@ class MemberAccount:
 class Account:
     """A run's gain, in nats of validation loss, and its members', the highest first.
 
-    ``unpaid`` says why nobody has a share; it is empty where shares hold.
+    ``unpaid`` says why nobody has a share; it is empty where shares hold. ``uncredited`` is what of
+    the contributions lies beyond the bounds, ``nobody_share`` and ``nobody_cents`` what is paid to
+    nobody.
     """
 
     rounds: int
@@ -97,13 +106,16 @@ class Account:
     attributed: float
     remainder: float
     budget_cents: int | None
+    uncredited: float = 0.0
+    nobody_share: float = 0.0
+    nobody_cents: int | None = None
     unpaid: str = ""
     members: tuple[MemberAccount, ...] = field(default_factory=tuple)
 
     @property
     def gained(self) -> float:
-        """The sum of the positive contributions."""
-        return math.fsum(max(member.contribution, 0.0) for member in self.members)
+        """The sum of the positive credits."""
+        return math.fsum(max(member.credited, 0.0) for member in self.members)
 
 
 def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
@@ -124,9 +136,18 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
     rounds, losses = records.rounds, records.losses
     decrease = math.fsum(row.decrease for row in rounds)
     remainder = math.fsum(row.remainder for row in rounds)
-    unpaid = reason_against_shares(decrease, remainder, totals)
-    shares = [Fraction(0)] * len(members) if unpaid else gain_shares(totals)
-    cents = share_out(budget_cents, shares) if budget_cents is not None else [None] * len(members)
+    credits = [
+        math.fsum(part.credited for part in records.parts_of[client_id]) + 0.0
+        for client_id in members
+    ]
+    unpaid = reason_against_shares(decrease, remainder, credits)
+    shares = [Fraction(0)] * len(members)
+    if not unpaid:
+        shares = gain_shares(credits, sum(map(Fraction, totals), NOTHING))
+    nobody = 1 - sum(shares, Fraction(0)) if any(shares) else Fraction(0)
+    cents: list[int] | list[None] = [None] * (len(members) + 1)
+    if budget_cents is not None:
+        cents = share_out(budget_cents, [*shares, nobody])
     replies: dict[int, list[Reply]] = {client_id: [] for client_id in members}
     for reply in records.replies:
         replies[reply.client_id].append(reply)
@@ -143,9 +164,11 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
             found[i] if found is not None else None,
             bool(twins[i]),
             by_class.get(client_id, ()),
+            credits[i],
             float(shares[i]),
             cents[i],
             equal[client_id],
+            beyond(records.parts_of[client_id]),
         )
         for i, client_id in enumerate(members)
     ]
@@ -157,6 +180,9 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         attributed=math.fsum(row.attributed for row in rounds),
         remainder=remainder,
         budget_cents=budget_cents,
+        uncredited=math.fsum(totals) - math.fsum(credits),
+        nobody_share=float(nobody),
+        nobody_cents=cents[-1],
         unpaid=unpaid,
         members=tuple(sorted(accounts, key=lambda m: (-m.contribution, m.client_id))),
     )
@@ -231,11 +257,26 @@ def reason_against_shares(decrease: float, remainder: float, contributions: Sequ
     return "" if any(value > 0 for value in contributions) else "nobody contributed"
 
 
-def gain_shares(contributions: Sequence[float]) -> list[Fraction]:
-    """Return each contribution's exact share of the positive ones; all 0 if none is positive."""
-    positive = [Fraction(max(value, 0.0)) for value in contributions]
+def gain_shares(credits: Sequence[float], gained: Fraction = NOTHING) -> list[Fraction]:
+    """Return each credit's exact share of the positive ones, or of ``gained`` if that is more.
+
+    All are 0 if none is positive.
+    """
+    positive = [Fraction(max(value, 0.0)) for value in credits]
     total = sum(positive, Fraction(0))
-    return [value / total if total else Fraction(0) for value in positive]
+    whole = max(total, gained)
+    return [value / whole if total else Fraction(0) for value in positive]
+
+
+def beyond(parts: Sequence[Part]) -> Beyond:
+    """Return how a member's updates compare with what is usual."""
+    count = max(len(parts), 1)
+    return Beyond(
+        length=math.fsum(part.length for part in parts) / count,
+        weight=math.fsum(part.weight for part in parts) / count,
+        borrowed=math.fsum(part.borrowed for part in parts) / count,
+        opposed_rounds=sum(part.opposed > OPPOSED for part in parts),
+    )
 
 
 def share_out(cents: int, shares: Sequence[Fraction]) -> list[int]:
@@ -285,9 +326,11 @@ def _member(
     interval: NDArray[np.float64] | None,
     has_twin: bool,
     by_class: tuple[float, ...],
+    credit: float,
     share: float,
     cents: int | None,
     equal_part: float,
+    usual: Beyond,
 ) -> MemberAccount:
     away = sum(reply.away for reply in replies)
     refused = sum(bool(reply.rejection) for reply in replies) - away
@@ -309,9 +352,16 @@ def _member(
         equal_part=equal_part,
         interval=between,
         by_class=by_class,
+        credited=credit,
         share=share,
         cents=cents,
         weight_score=scores[-1] if scores else None,
         refusals=tuple(refusals.most_common()),
-        verdict=judge(Facts(contribution, equal_part, between, taken_part, refused, has_twin)),
+        verdict=judge(
+            Facts(
+                *(contribution, equal_part, between, taken_part, refused, has_twin),
+                uncredited=contribution - credit,
+                usual=usual,
+            )
+        ),
     )

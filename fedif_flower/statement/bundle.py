@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.rows import RESULT_FILES, cell
+from fedif_flower.run.secret_validation import COMMITMENT, NONCE, default_secret_path, salt_of
 from fedif_flower.statement.account import Account, MemberAccount, settle
 from fedif_flower.statement.chain import chain, to_csv
 from fedif_flower.statement.manifest import (
@@ -28,6 +29,7 @@ from fedif_flower.statement.manifest import (
     MANIFEST,
     PAGE,
     PAGES,
+    SALT,
     SIGNATURE,
     TABLE,
     Manifest,
@@ -101,6 +103,7 @@ def make_statement(
         TABLE: account_csv(account).encode(),
         CHAIN: to_csv(hashes).encode(),
         **render(account, records, manifest),
+        **opened_salt(records),
     }
     digests = {f"{FOLDER}/{name}": hashlib.sha256(c).hexdigest() for name, c in written.items()}
     of_run = {name: file_hash(run_dir / name) for name in signed_records(run_dir)}
@@ -108,6 +111,24 @@ def make_statement(
     written |= {MANIFEST: signed, SIGNATURE: key.sign(signed)}
     _replace_folder(run_dir / FOLDER, written)
     return run_dir / FOLDER
+
+
+def opened_salt(records: RunRecords) -> dict[str, bytes]:
+    """Return the salt of a run's secret data as a file, if there are any.
+
+    Raises
+    ------
+    ConfigError
+        If the server's secret is not the one that the run had.
+    """
+    if COMMITMENT not in records.provenance:
+        return {}
+    salt = salt_of(str(records.provenance[NONCE]))
+    if salt.commitment != records.provenance[COMMITMENT]:
+        raise ConfigError(
+            f"secret = {str(default_secret_path())!r} is not the one that the run began with"
+        )
+    return {SALT: (salt.value + "\n").encode()}
 
 
 def signed_records(run_dir: Path) -> list[str]:

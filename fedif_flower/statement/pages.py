@@ -15,9 +15,11 @@ from jinja2.runtime import Context
 from fedif_flower.statement import pictures, templates
 from fedif_flower.statement.account import MIN_ROUNDS, RESAMPLES, Account, MemberAccount
 from fedif_flower.statement.manifest import Manifest
+from fedif_flower.statement.open_games import CREDIT_BOUNDS, open_games
 from fedif_flower.statement.records import RunRecords
 from fedif_flower.statement.signing import fingerprint
 from fedif_flower.statement.verdict import RULES
+from fedif_flower.strategies.weight_scores import WeightScores
 from fedif_flower.valuation.path import ADAPTIVE
 
 DASH = "\N{EN DASH}"
@@ -32,11 +34,17 @@ _SPREAD = (
     "The interval says how much depends on which rounds there were, not how much on which "
     "validation examples were chosen."
 )
+_CREDIT = (
+    "A member is credited with its contribution within bounds, which hold for all alike. Its "
+    "update counts for at most {length} the usual length of one from as many examples, and its "
+    "mean weight for at most {weight} that of the median member by examples; of the last global "
+    "step, which everybody has, its update holds at most {borrowed} what is usual beside what is "
+    "the member's own. What is negative counts whole. The table says which part is credited to "
+    "nobody."
+)
 _OMEGA = (
-    "With it the server weighed the next updates. It ranks a member within its rounds and smooths "
-    "that over time. It does not add up, and says nothing about how much was gained: a newcomer's "
-    "first round gives at most {gamma}, and in a round of two members one gets 1 and the other 0, "
-    "however close they are."
+    "The strategy's own score of a member after its last round. It does not add up, and says "
+    "nothing about how much was gained."
 )
 
 
@@ -65,8 +73,8 @@ def consortium_page(account: Account, records: RunRecords, manifest: Manifest) -
         axis_words=f"{_short(scale.low)} to {_short(scale.high)}",
         remainder_words=_remainder_words(account, str(records.config.get("attribution", ""))),
         total=sum(m.contribution for m in account.members),
-        shared=sum(m.share for m in account.members),
-        paid=paid,
+        shared=sum(m.share for m in account.members) + account.nobody_share,
+        paid=paid + (account.nobody_cents or 0),
         paid_words=f"not shared out: {account.unpaid}" if account.unpaid else "shared out below",
     )
 
@@ -107,10 +115,21 @@ def _render(
             verdict_rules=RULES,
             interval_words=_INTERVAL,
             spread_words=_SPREAD,
-            omega_words=_OMEGA.format(gamma=records.config.get("gamma", "gamma")),
+            credit_words=_credit_words(records),
+            open_games=open_games(records.config),
+            omega_words=_omega_words(account, records.weight_scores),
             **more,
         )
     )
+
+
+def _credit_words(records: RunRecords) -> str:
+    """Return the bounds of a run in words; runs from before there were any had none."""
+    values = {name: float(records.config.get(f"credit-{name}", 0.0)) for name in CREDIT_BOUNDS}
+    if not any(values.values()):
+        return "Each member is credited with its contribution: this run bounded no credit."
+    told = {name: f"{v:g} times" if v else "any multiple of" for name, v in values.items()}
+    return _CREDIT.format(**told)
 
 
 @lru_cache(maxsize=1)
@@ -148,6 +167,13 @@ def _nats(context: Context, value: float) -> str:
 
 def _decimals(account: Account) -> int:
     return pictures.decimals_for([m.contribution for m in account.members])
+
+
+def _omega_words(account: Account, scores: WeightScores | None) -> str:
+    """Return what weight scores are; nothing where no member has one."""
+    if all(member.weight_score is None for member in account.members):
+        return ""
+    return f"{_OMEGA} {scores.words()}" if scores else _OMEGA
 
 
 def _remainder_words(account: Account, rule: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.rows import read_rows
+from fedif_flower.strategies.weight_scores import WeightScores
 
 CONFIG, SUMMARY, PROVENANCE, NAMES = "config.json", "summary.json", "provenance.json", "names.csv"
 ROUNDS, CLIENTS = "rounds.csv", "clients.csv"
@@ -23,6 +24,7 @@ MAX_NAME = 80
 # How ``messages/screening.py`` begins the reason of a client that failed or was away.
 AWAY = ("no reply before the deadline", "client error ")
 _CLASS = "contribution_class_"
+USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
 
 
@@ -40,13 +42,23 @@ class RoundLoss:
 
 @dataclass(frozen=True)
 class Part:
-    """A line of ``attribution.csv``: what a client put into a round, in nats; and by class."""
+    """A line of ``attribution.csv``: what a client put into a round, in nats; and by class.
+
+    ``credited`` is what it is credited with, at most the contribution. ``length``, ``weight`` and
+    ``borrowed`` say how its update compares with what is usual, ``opposed`` how far it is turned
+    against another one; all 0 in runs from before credit was bounded.
+    """
 
     round: int
     partition_id: int
     client_id: int
     contribution: float
     by_class: tuple[float, ...]
+    credited: float
+    length: float = 0.0
+    weight: float = 0.0
+    borrowed: float = 0.0
+    opposed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,8 @@ class RunRecords:
         One for each client and round that it was asked in.
     names : dict of int to str
         What members are called, by client id.
+    weight_scores : WeightScores, optional
+        How weight scores came about, where that was recorded.
     """
 
     run_dir: Path
@@ -93,6 +107,7 @@ class RunRecords:
     parts: tuple[Part, ...]
     replies: tuple[Reply, ...]
     names: Mapping[int, str]
+    weight_scores: WeightScores | None = None
 
     @property
     def name(self) -> str:
@@ -176,6 +191,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         parts=parts,
         replies=replies,
         names=dict(names),
+        weight_scores=_weight_scores(run_dir / SUMMARY),
     )
 
 
@@ -241,6 +257,8 @@ def _part(row: Mapping[str, str]) -> Part:
         partition_id=int(row["partition_id"]),
         client_id=int(row["client_id"]),
         contribution=_finite(row["contribution"]),
+        credited=_finite(row.get("credited") or row["contribution"]),
+        **{name: _finite(row.get(name) or "0") for name in USUAL},
         by_class=tuple(_finite(value) for key, value in row.items() if key.startswith(_CLASS)),
     )
 
@@ -254,6 +272,13 @@ def _reply(row: Mapping[str, str]) -> Reply:
         num_examples=_finite(row["num_examples"]) if row["num_examples"] else None,
         rejection=row["rejection"],
     )
+
+
+def _weight_scores(path: Path) -> WeightScores | None:
+    try:
+        return WeightScores.from_record(_read_json(path).get("weight_scores"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: weight_scores: {error}") from error
 
 
 def _loss(text: str) -> float:

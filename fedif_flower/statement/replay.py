@@ -12,12 +12,21 @@ import torch
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import ModelVectors
+from fedif_flower.run.attribution import credit_bounds
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import build_strategy
 from fedif_flower.run.provenance import code_hash, tensors_hash
 from fedif_flower.run.rows import read_rows
+from fedif_flower.run.secret_validation import (
+    COMMITMENT,
+    NONCE,
+    commitment_of,
+    paying_part,
+    salt_of,
+)
 from fedif_flower.run.server import Server, build_server, tensors_in
 from fedif_flower.run.updates import UPDATES, kept_rounds, read_step
+from fedif_flower.statement.manifest import FOLDER, SALT
 from fedif_flower.statement.records import ATTRIBUTION, CONFIG, ROUNDS, RunRecords, read_run
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
@@ -25,6 +34,7 @@ from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.steps import Step
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
+from fedif_flower.valuation.credit import CreditBounds
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,8 @@ def replay(run_dir: Path, task: Task | None = None) -> Replayed:
         )
     server = _server(run_dir, records, task)
     steps = {number: read_step(path) for number, path in kept.items()}
-    return _compare(records, _attribute(server, steps, len(records.rounds), contributed))
+    bounds = credit_bounds(server.config) if _has_credit(run_dir) else None
+    return _compare(records, _attribute(server, steps, len(records.rounds), contributed, bounds))
 
 
 def _server(run_dir: Path, records: RunRecords, task: Task | None) -> Server:
@@ -80,11 +91,34 @@ def _server(run_dir: Path, records: RunRecords, task: Task | None) -> Server:
     server = build_server(config, task)
     if tensors_hash(tensors_in(server.validation_data)) != records.provenance["validation_sha256"]:
         raise StatementError("the validation set is not the one that the run had")
-    return server
+    if COMMITMENT not in records.provenance:
+        return server
+    salt = _salt(run_dir, records)
+    if commitment_of(salt) != records.provenance[COMMITMENT]:
+        raise StatementError("the salt is not the one that the run committed to")
+    return replace(server, validation=paying_part(server, salt))
+
+
+def _salt(run_dir: Path, records: RunRecords) -> str:
+    """Return the salt of a run's secret data: as its statement opens it, else the server's own."""
+    opened = run_dir / FOLDER / SALT
+    if opened.is_file():
+        return opened.read_text().strip()
+    return salt_of(str(records.provenance[NONCE])).value
+
+
+def _has_credit(run_dir: Path) -> bool:
+    """Tell whether a run is of a version that bounded credit."""
+    rows = read_rows(run_dir / ATTRIBUTION)
+    return not rows or "credited" in rows[0]
 
 
 def _attribute(
-    server: Server, steps: Mapping[int, Step], num_rounds: int, contributed: set[int]
+    server: Server,
+    steps: Mapping[int, Step],
+    num_rounds: int,
+    contributed: set[int],
+    bounds: CreditBounds | None,
 ) -> list[RoundAttribution]:
     """Attribute the steps as the run did; whether one was taken back is told by the records."""
     # The models that were kept have the server's momentum in them.
@@ -93,7 +127,10 @@ def _attribute(
     model = strategy.model
     model.receive(model_arrays(server.model))
     attribution = PathAttribution(
-        server.validation, settings.attribution, per_class=settings.attribution_per_class
+        server.validation,
+        settings.attribution,
+        per_class=settings.attribution_per_class,
+        bounds=bounds,
     )
     attribution.on_start(strategy)
     last: Step | None = None
@@ -133,12 +170,16 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:
     """Raise StatementError for the first contribution that is not the recorded one."""
     recomputed = {
-        (of_round.server_round, client.client_id): (client.contribution, *client.classes)
+        (of_round.server_round, client.client_id): (
+            *(client.contribution, client.credited),
+            *client.classes,
+        )
         for of_round in found
         for client in of_round.clients
     }
     recorded = {
-        (part.round, part.client_id): (part.contribution, *part.by_class) for part in records.parts
+        (part.round, part.client_id): (part.contribution, part.credited, *part.by_class)
+        for part in records.parts
     }
     other_code = records.provenance["code_sha256"] != code_hash()
     version = "; this is another version of the code" if other_code else ""

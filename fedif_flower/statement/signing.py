@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.storage import make_folder, writing
+from fedif_flower.storage import config_folder, make_folder, writing
 
 
 def default_key_path() -> Path:
@@ -24,9 +24,7 @@ def default_key_path() -> Path:
 
     Not beside the results: those are handed around.
     """
-    xdg = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    base = xdg if xdg.is_absolute() else Path("~/.config").expanduser()
-    return base / "fedif-flower" / "statement-key.pem"
+    return config_folder() / "statement-key.pem"
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:

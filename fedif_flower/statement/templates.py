@@ -25,6 +25,8 @@ PARTS = """
 <span class="{{ 'negative' if member.contribution < 0 }}">{{ member.contribution | nats }}</span>
 {%- if member.interval %}<span class="between">{{ member.interval[0] | nats }} to \
 {{ member.interval[1] | nats }}</span>{% endif %}
+{%- if member.credited < member.contribution %}<span class="between">credited \
+{{ member.credited | nats }}</span>{% endif %}
 {%- endmacro %}
 
 {% macro rules() -%}
@@ -36,8 +38,10 @@ rounds is the whole fall, but for the remainder. An update that changes nothing,
 no weight, contributes exactly 0. An owner who splits into several members
 gains nothing by it.</p>
 <p><b>Interval.</b> {{ interval_words }}</p>
-<p><b>Share.</b> A member's contribution over the sum of all positive contributions. A negative
-contribution is
+<p><b>Credit.</b> {{ credit_words }}</p>
+<p><b>Share.</b> What a member is credited with over the sum of all positive credits, or over the
+sum of the contributions where that is more: what lies beyond the bounds is paid to nobody. A
+negative contribution is
 shown as it is, and paid 0. There are no shares where the loss did not fall, or where the remainder
 is more than half of its fall.{% if account.budget_cents is not none %} The budget is shared out in
 whole cents:
@@ -48,7 +52,7 @@ the budget.{% endif %}</p>
 <ol>{% for rule in verdict_rules %}
 <li><span class="{{ rule.level }}">{{ rule.level }}</span>: {{ rule.words }}.</li>{% endfor %}
 </ol>
-<p><b>Weight score Ω.</b> {{ omega_words }}</p>
+{% if omega_words %}<p><b>Weight score Ω.</b> {{ omega_words }}</p>{% endif %}
 {%- endmacro %}
 
 {% macro limits() -%}
@@ -111,6 +115,7 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 <small>accept / review / quarantine</small></dd></div>
 </dl>
 {% if account.unpaid %}<p><b>No shares.</b> In this run {{ account.unpaid }}.</p>{% endif %}
+{% for warning in open_games %}<p><b>Left open.</b> {{ warning }}.</p>{% endfor %}
 <h2>Members</h2>
 <div class="wide">
 <table class="members">
@@ -118,13 +123,15 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 15%">
 <col style="width: 13%"><col style="width: 7%">
 {% if account.budget_cents is not none %}<col style="width: 9%">{% endif %}
-<col style="width: 6%"><col style="width: 7%"><col style="width: 12%"></colgroup>
+{% if omega_words %}<col style="width: 6%">{% endif %}
+<col style="width: 7%"><col style="width: 12%"></colgroup>
 <thead><tr><th>Member</th><th class="number">Rounds<span class="between">of asked</span></th>
 <th class="number">Examples<span class="between">claimed</span></th>
 <th class="number">Contribution<span class="between">of the loss, 95 % interval</span></th>
 <th><span class="between">{{ axis_words }}</span></th><th class="number">Share</th>
 {% if account.budget_cents is not none %}<th class="number">Amount</th>{% endif %}
-<th class="number">Ω<span class="between">score</span></th><th class="number">Refused</th>
+{% if omega_words %}<th class="number">Ω<span class="between">score</span></th>{% endif %}
+<th class="number">Refused</th>
 <th>Verdict</th></tr></thead>
 <tbody>
 {% for member in account.members -%}
@@ -136,17 +143,23 @@ member.asked }}</td>
 }}</td>
 {% if account.budget_cents is not none %}<td class="number">{{ member.cents | money }}</td>{%
 endif %}
-<td class="number">{{ member.weight_score | score }}</td><td class="number">{{ member.refused |
-some }}</td>
+{% if omega_words %}<td class="number">{{ member.weight_score | score }}</td>{% endif %}
+<td class="number">{{ member.refused | some }}</td>
 <td><span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>\
 {% if member.verdict.level != "accept" %}<span class="reason">{{ member.verdict.reason }}</span>{%
 endif %}</td></tr>
 {% endfor -%}
 </tbody>
-<tfoot><tr><td>All</td><td></td><td></td><td class="number">{{ total | nats }}</td><td></td>
+<tfoot>{% if account.nobody_share > 0 %}<tr><td>Nobody: beyond the bounds</td><td></td><td></td>
+<td class="number">{{ account.uncredited | nats }}</td><td></td>
+<td class="number">{{ account.nobody_share | percent }}</td>
+{% if account.budget_cents is not none %}<td class="number">{{ account.nobody_cents | money }}</td>\
+{% endif %}
+<td></td><td></td><td></td></tr>{% endif %}
+<tr><td>All</td><td></td><td></td><td class="number">{{ total | nats }}</td><td></td>
 <td class="number">{{ shared | percent }}</td>
 {% if account.budget_cents is not none %}<td class="number">{{ paid | money }}</td>{% endif %}
-<td></td><td></td><td></td></tr></tfoot>
+{% if omega_words %}<td></td>{% endif %}<td></td><td></td></tr></tfoot>
 </table>
 </div>
 <section class="keep">
@@ -171,6 +184,9 @@ MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
 <div><dt>Contribution</dt><dd>{{ member.contribution | nats }}
 <small>nats of validation loss{% if member.interval %}; {{ member.interval[0] | nats }} to \
 {{ member.interval[1] | nats }}{% endif %}</small></dd></div>
+{% if member.credited < member.contribution -%}
+<div><dt>Credited</dt><dd>{{ member.credited | nats }}
+<small>of it lies within the bounds: see below</small></dd></div>{% endif %}
 <div><dt>Share of the gain</dt><dd>{{ member.share | percent }}
 <small>place {{ place }} of {{ account.members | length }}</small></dd></div>
 {% if account.budget_cents is not none -%}
@@ -180,8 +196,9 @@ MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
 <small>taken part, of those you were asked in</small></dd></div>
 <div><dt>Examples</dt><dd>{{ member.examples | count }}
 <small>that you said you trained on</small></dd></div>
+{% if omega_words -%}
 <div><dt>Weight score Ω</dt><dd>{{ member.weight_score | score }}
-<small>not an amount: see below</small></dd></div>
+<small>not an amount: see below</small></dd></div>{% endif %}
 </dl>
 {% if account.unpaid %}<p><b>No shares.</b> In this run {{ account.unpaid }}.</p>{% endif %}
 <p>Verdict: <span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>.

@@ -13,6 +13,32 @@ Level = Literal["accept", "review", "quarantine"]
 MAX_REFUSED = 0.5  # Of the replies that came.
 MIN_TAKEN_PART = 3
 SMALL_PART = 0.25
+MUCH_UNCREDITED = 0.25  # Of the contribution.
+OPPOSED = 0.9  # The negated cosine; honest updates were seen at 0.65.
+MIN_OPPOSED = 3  # Rounds.
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """A member's updates beside what is usual: means over its rounds, in multiples of that.
+
+    ``opposed_rounds`` counts the rounds in which its update was turned against another one.
+    """
+
+    length: float = 1.0
+    weight: float = 1.0
+    borrowed: float = 1.0
+    opposed_rounds: int = 0
+
+    @property
+    def most(self) -> str:
+        """What lies furthest beyond what is usual, in words."""
+        found = {
+            f"its updates are {self.length:.1f} times as long as is usual": self.length,
+            f"its weight is {self.weight:.1f} times that of the median member": self.weight,
+            f"they hold {self.borrowed:.1f} times as much of the last step": self.borrowed,
+        }
+        return max(found, key=found.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -25,6 +51,18 @@ class Facts:
     taken_part: int
     refused: int
     has_twin: bool = False
+    uncredited: float = 0.0
+    usual: Beyond = Beyond()
+
+    @property
+    def beyond(self) -> str:
+        """What lies furthest beyond what is usual."""
+        return self.usual.most
+
+    @property
+    def opposed_rounds(self) -> int:
+        """In how many rounds its update was turned against another one."""
+        return self.usual.opposed_rounds
 
     @property
     def replies(self) -> int:
@@ -91,6 +129,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "review",
+        "in three rounds at least, its update and another member's cancel each other",
+        lambda f: f.opposed_rounds >= MIN_OPPOSED,
+        "in {opposed_rounds} rounds its update and another member's cancelled each other",
+    ),
+    Rule(
+        "review",
+        "more than a quarter of the contribution lies beyond what is credited",
+        lambda f: f.uncredited > MUCH_UNCREDITED * f.contribution,
+        "more than a quarter of its contribution is not credited: {beyond}",
+    ),
+    Rule(
+        "review",
         "it took part in fewer than three rounds, or the run has fewer than five",
         lambda f: f.taken_part < MIN_TAKEN_PART or f.interval is None,
         "too few rounds to judge by: {taken_part}",
@@ -119,4 +169,12 @@ RULES: tuple[Rule, ...] = (
 def judge(facts: Facts) -> Verdict:
     """Return the verdict of the first rule that applies."""
     rule = next(rule for rule in RULES if rule.applies(facts))
-    return Verdict(rule.level, rule.reason.format(**vars(facts), replies=facts.replies))
+    return Verdict(
+        rule.level,
+        rule.reason.format(
+            **vars(facts),
+            replies=facts.replies,
+            beyond=facts.beyond,
+            opposed_rounds=facts.opposed_rounds,
+        ),
+    )

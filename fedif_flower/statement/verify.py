@@ -12,6 +12,7 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
 from fedif_flower.run.provenance import code_hash
+from fedif_flower.run.secret_validation import COMMITMENT, commitment_of
 from fedif_flower.statement.account import settle
 from fedif_flower.statement.bundle import (
     UPDATES,
@@ -26,6 +27,7 @@ from fedif_flower.statement.manifest import (
     CHAIN,
     FOLDER,
     MANIFEST,
+    SALT,
     SIGNATURE,
     Manifest,
     file_hash,
@@ -91,6 +93,7 @@ def verify(path: Path, key: str = "") -> Verified:
         return Verified(manifest, signer)
     not_here = _check_files(path, manifest)
     _check_chain(path, manifest)
+    _check_salt(path)
     _check_account(path, manifest)
     return Verified(manifest, signer, not_here)
 
@@ -153,6 +156,16 @@ def _check_chain(run_dir: Path, manifest: Manifest) -> None:
     found = chain_of(run_dir, len(signed) - 1, json.loads((run_dir / PROVENANCE).read_text()))
     if found != signed or signed[-1] != manifest.chain:
         raise StatementError(f"{CHAIN} does not follow from the records")
+
+
+def _check_salt(run_dir: Path) -> None:
+    """Raise StatementError unless the salt of secret data is the one committed to."""
+    committed = json.loads((run_dir / PROVENANCE).read_text()).get(COMMITMENT)
+    if committed is None:
+        return
+    salt = read_file(run_dir / FOLDER, SALT).decode("utf-8", "replace").strip()
+    if commitment_of(salt) != committed:
+        raise StatementError(f"{SALT} is not the salt that the run committed to")
 
 
 def _check_account(run_dir: Path, manifest: Manifest) -> None:

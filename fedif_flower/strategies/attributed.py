@@ -9,6 +9,28 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class MemberCredit:
+    """What a client is credited with in a round, and how its update compares with what is usual.
+
+    Attributes
+    ----------
+    credited : float
+        In nats; at most the contribution. What is above goes to nobody.
+    length, weight, borrowed : float
+        Its update's length, its mean weight, and the last step in its update, in multiples of what
+        is usual; 0 for a client that sent none.
+    opposed : float
+        How far it is turned against another update: the negated cosine, in [0, 1].
+    """
+
+    credited: float
+    length: float = 0.0
+    weight: float = 0.0
+    borrowed: float = 0.0
+    opposed: float = 0.0
+
+
+@dataclass(frozen=True)
 class ClientAttribution:
     """What one client contributed to one round's step.
 
@@ -23,6 +45,8 @@ class ClientAttribution:
         In the unit of the validation loss (nats); positive: it lowered the loss.
     classes : tuple of float
         The part of it that comes from each class's examples; they sum to ``contribution``.
+    credit : MemberCredit, optional
+        Where credit is bounded.
     """
 
     partition_id: int
@@ -30,6 +54,12 @@ class ClientAttribution:
     coefficient: float
     contribution: float
     classes: tuple[float, ...] = ()
+    credit: MemberCredit | None = None
+
+    @property
+    def credited(self) -> float:
+        """What it is credited with: the contribution where credit is not bounded."""
+        return self.contribution if self.credit is None else self.credit.credited
 
 
 @dataclass(frozen=True)
@@ -74,6 +104,7 @@ def taken_back(client: ClientAttribution) -> ClientAttribution:
         coefficient=-client.coefficient,
         contribution=-client.contribution,
         classes=tuple(-value for value in client.classes),
+        credit=client.credit and replace(client.credit, credited=-client.credit.credited),
     )
 
 
@@ -87,8 +118,9 @@ def sums_by_client(rounds: Iterable[RoundAttribution]) -> dict[int, float]:
 
 def round_from(state: Mapping[str, Any]) -> RoundAttribution:
     """Return a round from its dict."""
-    clients = [
-        ClientAttribution(**{**client, "classes": tuple(client["classes"])})
-        for client in state["clients"]
-    ]
+    clients = []
+    for client in state["clients"]:
+        credit = client["credit"] and MemberCredit(**client["credit"])
+        own = {**client, "classes": tuple(client["classes"]), "credit": credit}
+        clients.append(ClientAttribution(**own))
     return RoundAttribution(**{**state, "clients": tuple(clients)})

@@ -7,28 +7,36 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedif_flower.aggregators.linear_algebra import gram_matrix
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.text import printable
 from fedif_flower.round import BufferNames, ModelVectors
 from fedif_flower.strategies.attributed import (
     ClientAttribution,
+    MemberCredit,
     RoundAttribution,
     round_from,
     sums_by_client,
     taken_back,
 )
 from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.carried import CarriedUpdates, Member, Part
-from fedif_flower.strategies.global_model import GlobalModel
+from fedif_flower.strategies.carried import CarriedUpdates, Member, Part, PartCredit
+from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.steps import Step
 from fedif_flower.valuation.classes import class_validations
+from fedif_flower.valuation.credit import (
+    Credit,
+    CreditBounds,
+    RoundGeometry,
+    credited,
+)
 from fedif_flower.valuation.gradients import LossAndGradient
 from fedif_flower.valuation.path import contributions, find_refinements, is_settled, slopes
 from fedif_flower.valuation.validation import Validation
@@ -46,8 +54,23 @@ class _Taken:
     before: ModelVectors
     after: ModelVectors
     parts: tuple[Part, ...]
+    credit: Credit | None
     names: BufferNames
     ends: tuple[Future[LossAndGradient], Future[LossAndGradient]]  # At the two models.
+
+
+class _Slopes(NamedTuple):
+    """How fast the loss falls along a part's updates ``[1 + c, m]``, and the step before it."""
+
+    updates: Tensor
+    step: float
+
+
+class _Found(NamedTuple):
+    """A part's contributions ``[m, 1 + c]``, and those of the steps returned ``[m]``."""
+
+    contributions: Tensor
+    returned: Tensor
 
 
 class PathAttribution(Callback):
@@ -71,6 +94,9 @@ class PathAttribution(Callback):
     per_class : bool
         Also split each contribution by the validation examples' classes. It takes a backward pass
         over each class's examples at each node of the rule.
+    bounds : CreditBounds, optional
+        Bounds what members are credited with, by lengths and cosines; ``None``: each is credited
+        with its contribution.
     on_attribution : callable, optional
         Called with each :class:`RoundAttribution` in the order of the rounds, once the next
         round's replies are here, and at the end of the run.
@@ -97,6 +123,7 @@ class PathAttribution(Callback):
         rule: str = "simpson",
         *,
         per_class: bool = False,
+        bounds: CreditBounds | None = None,
         on_attribution: OnAttribution | None = None,
     ) -> None:
         self.validation = validation
@@ -112,7 +139,10 @@ class PathAttribution(Callback):
         self._last: _Taken | None = None
         self._last_params: Tensor | None = None  # That the last step led to.
         self._carried = CarriedUpdates()
-        self._carried_after = {0: self._carried}  # By round: of the last two.
+        self._bounds = bounds
+        self._last_step: Tensor | None = None  # That the model really moved by.
+        # What the next round needs of those before, by round: of the last two.
+        self._memory_after = {0: self._memory()}
 
     @property
     def num_classes(self) -> int:
@@ -133,7 +163,7 @@ class PathAttribution(Callback):
         Raises
         ------
         ConfigError
-            If the strategy's step is no sum of updates times coefficients, or its vector is not
+            If the strategy's step is no sum of updates times coefficients, or its model is not
             that of the validation set.
         """
         if not strategy.combines_updates:
@@ -147,6 +177,7 @@ class PathAttribution(Callback):
                 "the strategy does not train the parameters of the validation set's model; give "
                 "it trainable_keys=validation.parameter_names"
             )
+        require_shapes(type(self).__name__, self.validation.shapes, strategy.model.record)
         self._strategy = strategy
         self._begin(strategy.model.vectors)
 
@@ -164,14 +195,47 @@ class PathAttribution(Callback):
                 "(Aggregation.applied): its rounds cannot be attributed"
             )
         members = tuple(Member(node.partition_id, node.client_id) for node in step.nodes)
-        own = Part(members, applied.cpu(), step.updates.client_updates)
+        credit = self._credit(step, applied)
+        own = Part(members, applied.cpu(), step.updates.client_updates, credit=self._kept(credit))
         carried = self._carried
         if self._last_params is not None and step.before.params is not self._last_params:
             carried = carried.without_newest()  # The step before was taken back.
         self._last_params = step.after.params
         in_step = carried.joined(own, step.shares)
         self._carried = in_step.remembered()
-        self._attribute(step.updates.server_round, step.before, step.after, tuple(in_step))
+        moved = step.after.params - step.before.params
+        if bool(moved.any()):
+            self._last_step = moved
+        self._attribute(step.updates.server_round, step.before, step.after, tuple(in_step), credit)
+
+    def _credit(self, step: Step, applied: Tensor) -> Credit | None:
+        """Return how much of each of a round's updates is credited, if that is bounded."""
+        if self._bounds is None:
+            return None
+        updates = step.updates.client_updates
+        last = self._last_step
+        along = -slopes(updates, last) if last is not None else torch.zeros(len(updates))
+        return self._bounds.bound(
+            RoundGeometry(
+                client_ids=step.updates.client_ids,
+                examples=step.updates.num_examples.cpu(),
+                gram=gram_matrix(updates).cpu(),
+                weights=step.aggregation.weights.cpu(),
+                applied=applied.cpu(),
+                along=along,
+                step_squared=0.0 if last is None else float(last.double() @ last.double()),
+            )
+        )
+
+    def _kept(self, credit: Credit | None) -> PartCredit | None:
+        """Return what a part keeps of its round's credit; the step before it may be none."""
+        if credit is None:
+            return None
+        assert self._strategy is not None  # on_start
+        step = self._last_step
+        if step is None:
+            step = torch.zeros_like(self._model.vectors.params)
+        return PartCredit(credit.kept, credit.returned, step)
 
     def on_round(self, report: RoundReport) -> None:
         """Take note of a round that failed; its model may have been taken back."""
@@ -181,8 +245,16 @@ class PathAttribution(Callback):
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Remember what is carried into the next round, for a checkpoint."""
-        self._carried_after = dict(list(self._carried_after.items())[-1:])
-        self._carried_after[server_round] = self._carried
+        self._memory_after = dict(list(self._memory_after.items())[-1:])
+        self._memory_after[server_round] = self._memory()
+
+    def _memory(self) -> dict[str, Any]:
+        """Return what later rounds need of those until now."""
+        return {
+            "carried": self._carried,
+            "bounds": None if self._bounds is None else self._bounds.state_dict(),
+            "last_step": self._last_step,
+        }
 
     def on_end(self) -> None:
         """Finish the last round."""
@@ -221,10 +293,12 @@ class PathAttribution(Callback):
 
     def state_dict(self, last_round: int) -> dict[str, Any]:
         """Return what is not in :meth:`lines`: the rule, and what is carried on."""
+        memory = self._memory_after.get(last_round, self._memory())
         return {
             "rule": self.rule,
             "num_classes": self.num_classes,
-            "carried": self._carried_after.get(last_round, CarriedUpdates()).state(),
+            **memory,
+            "carried": memory["carried"].state(),
         }
 
     def load_state_dict(
@@ -246,7 +320,12 @@ class PathAttribution(Callback):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
         self.rounds = rounds
         self._carried = CarriedUpdates.from_state(state["carried"])
-        self._carried_after = {last_round: self._carried}
+        self._last_step = state["last_step"]
+        if (self._bounds is None) != (state["bounds"] is None):
+            raise ValueError("its credit is bounded where this run's is not, or the other way")
+        if self._bounds is not None:
+            self._bounds.load_state_dict(state["bounds"])
+        self._memory_after = {last_round: self._memory()}
 
     def _begin(self, vectors: ModelVectors) -> Future[LossAndGradient]:
         return self._gradients.begin(vectors.params, self._model.layout.named_buffers(vectors))
@@ -257,10 +336,11 @@ class PathAttribution(Callback):
         before: ModelVectors,
         after: ModelVectors,
         parts: tuple[Part, ...] = (),
+        credit: Credit | None = None,
     ) -> None:
         """Let the gradients' thread attribute a round."""
         ends = self._begin(before), self._begin(after)
-        taken = _Taken(server_round, before, after, parts, self._model.layout, ends)
+        taken = _Taken(server_round, before, after, parts, credit, self._model.layout, ends)
         self._pending = taken, self._gradients.submit(lambda: self._evaluate(taken))
 
     def _evaluate(self, taken: _Taken) -> RoundAttribution:
@@ -281,39 +361,77 @@ class PathAttribution(Callback):
         """Return what each client contributed; one that also sent earlier updates has one sum."""
         coefficients: dict[Member, float] = {}
         sums: dict[Member, Tensor] = {}
+        bounded: dict[Member, float] = {}
         by_part = self._of_parts(taken, decrease)
         for index, (part, found) in enumerate(zip(taken.parts, by_part, strict=True)):
-            for member, row, applied in zip(
-                part.members, found, part.applied.tolist(), strict=True
+            own = self._bounded(part, found).tolist()
+            for member, row, applied, credit in zip(
+                part.members, found.contributions, part.applied.tolist(), own, strict=True
             ):
                 sums[member] = sums.get(member, torch.zeros_like(row)) + row
+                bounded[member] = bounded.get(member, 0.0) + credit
                 coefficients.setdefault(member, 0.0 if index else applied)
+        usual = self._beside_usual(taken)
         return tuple(
-            ClientAttribution(*member, coefficients[member], total, tuple(classes))
+            ClientAttribution(
+                *member,
+                coefficients[member],
+                total,
+                tuple(classes),
+                credit=None
+                if taken.credit is None
+                else replace(
+                    usual.get(member, MemberCredit(0.0)), credited=min(total, bounded[member])
+                ),
+            )
             for member in sorted(sums)
             for total, *classes in [sums[member].tolist()]
         )
 
-    def _of_parts(self, taken: _Taken, decrease: float) -> list[Tensor]:
-        """Return the contributions ``[m, 1 + c]`` of each part, in all and by class."""
-        known: dict[float, list[Tensor]] = {}
-        found: list[Tensor] = []
+    def _bounded(self, part: Part, found: _Found) -> Tensor:
+        """Return what a part's members are credited with, ``[m]``."""
+        contributed = found.contributions[:, 0]
+        if part.credit is None:
+            return contributed
+        return credited(contributed, part.credit.kept, found.returned)
+
+    def _beside_usual(self, taken: _Taken) -> dict[Member, MemberCredit]:
+        """Return how the round's own updates compare with what is usual."""
+        if taken.credit is None or not taken.parts:
+            return {}
+        own = taken.credit
+        figures = torch.stack([own.length, own.weight, own.borrowed, own.opposed], dim=1)
+        members = taken.parts[0].members
+        return {
+            member: MemberCredit(0.0, *row)
+            for member, row in zip(members, figures.tolist(), strict=True)
+        }
+
+    def _of_parts(self, taken: _Taken, decrease: float) -> list[_Found]:
+        """Return what each part contributed."""
+        known: dict[float, list[_Slopes]] = {}
+        found: list[_Found] = []
         coarser: Tensor | None = None
         for rule in self._quadratures:
             known |= {n: self._slopes(taken, n) for n in rule.nodes if n not in known}
             found = []
             for index, part in enumerate(taken.parts):
-                at_nodes = torch.stack([known[n][index] for n in rule.nodes])  # [nodes, 1 + c, m]
+                at_nodes = torch.stack([known[n][index].updates for n in rule.nodes])
                 values = [contributions(s, part.applied, rule) for s in at_nodes.unbind(1)]
-                found.append(torch.stack(values, dim=1))
-            totals = torch.cat([part[:, 0] for part in found])
+                along = torch.tensor([[known[n][index].step] for n in rule.nodes])  # [nodes, 1]
+                unit = contributions(along, torch.ones(1), rule)  # Of one whole step before.
+                returned = torch.zeros(len(part.members), dtype=torch.float64)
+                if part.credit is not None:
+                    returned = part.applied.double() * part.credit.returned * unit
+                found.append(_Found(torch.stack(values, dim=1), returned))
+            totals = torch.cat([part.contributions[:, 0] for part in found])
             if is_settled(totals, coarser, decrease):
                 break
             coarser = totals
         return found
 
-    def _slopes(self, taken: _Taken, node: float) -> list[Tensor]:
-        """Return, for each part, how fast the loss falls along its updates: ``[1 + c, m]``."""
+    def _slopes(self, taken: _Taken, node: float) -> list[_Slopes]:
+        """Return, for each part, how fast the loss falls along its updates."""
         vectors = _between(taken, node)
         buffers = taken.names.named_buffers(vectors)
         gradients = [
@@ -322,9 +440,17 @@ class PathAttribution(Callback):
             else self.validation.gradient(vectors.params, buffers)
         ]
         for one_class in self._classes:
-            share = one_class.num_examples / self.validation.num_examples
+            share = one_class.total_weight / self.validation.total_weight
             gradients.append(one_class.gradient(vectors.params, buffers) * share)
-        return [torch.stack([slopes(part.updates, g) for g in gradients]) for part in taken.parts]
+        return [
+            _Slopes(
+                torch.stack([slopes(part.updates, g) for g in gradients]),
+                0.0
+                if part.credit is None
+                else float(slopes(part.credit.step[None], gradients[0].cpu())),
+            )
+            for part in taken.parts
+        ]
 
     @property
     def _model(self) -> GlobalModel:

@@ -20,6 +20,17 @@ class Member(NamedTuple):
     client_id: int
 
 
+class PartCredit(NamedTuple):
+    """How much of a round's updates is credited: ``kept`` [m] of each less ``returned`` [m] steps.
+
+    ``step`` [d] is the global step before that round.
+    """
+
+    kept: Tensor
+    returned: Tensor
+    step: Tensor
+
+
 @dataclass(frozen=True)
 class Part:
     """What one round's updates are of a step.
@@ -31,6 +42,7 @@ class Part:
     coefficients: Tensor
     updates: Tensor
     share: float = 1.0
+    credit: PartCredit | None = None
 
     @property
     def applied(self) -> Tensor:
@@ -84,6 +96,7 @@ class CarriedUpdates:
                 "coefficients": part.coefficients,
                 "updates": part.updates.cpu(),
                 "share": part.share,
+                "credit": part.credit and part.credit._asdict(),
             }
             for part in self._parts
         ]
@@ -98,6 +111,7 @@ class CarriedUpdates:
                     coefficients=part["coefficients"],
                     updates=part["updates"],
                     share=float(part["share"]),
+                    credit=part["credit"] and PartCredit(**part["credit"]),
                 )
                 for part in state
             ]

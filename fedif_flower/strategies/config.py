@@ -95,6 +95,12 @@ class StrategyConfig(Settings):
         ge=0,
         is_new=True,
     )
+    relative_weights: bool = setting(
+        False,
+        "influence descent: weigh members against each other alone, so that nobody gains weight by "
+        "shortening or lengthening the step, or by repeating the last one",
+        is_new=True,
+    )
     server_momentum: float = setting(
         0.0,
         "the model moves along a running mean of the rounds' steps, in which older ones count for "
@@ -174,6 +180,34 @@ class StrategyConfig(Settings):
         "also split it by the class of the validation examples",
         changes_result=False,
     )
+    secret_validation: bool = setting(
+        False,
+        "with `attribution`: contributions are measured on test examples that the server draws by "
+        "a secret salt, as many as the validation split has; nothing weighs by them "
+        "(`docs/methods/credit.md`)",
+        changes_result=False,
+    )
+    credit_length: float = setting(
+        1.25,
+        "with `attribution`: an update is credited for at most so many times the usual length of "
+        "one from as many examples; 0: no such bound (`docs/methods/credit.md`)",
+        ge=0,
+        changes_result=False,
+    )
+    credit_borrowed: float = setting(
+        1.6,
+        "with `attribution`: the last global step in an update is credited for at most so many "
+        "times what is usual beside what is the member's own; 0: no such bound",
+        ge=0,
+        changes_result=False,
+    )
+    credit_weight: float = setting(
+        2.0,
+        "with `attribution`: a member is credited for at most so many times the share of the "
+        "examples that the median member has; 0: no such bound",
+        ge=0,
+        changes_result=False,
+    )
     policy: Policy = setting(
         "none",
         "`quarantine`: members whose attributed contribution is negative beyond its interval are "
@@ -202,6 +236,15 @@ class StrategyConfig(Settings):
         "split. No client counts for more than ten times the round's median",
         ge=0,
     )
+
+    @model_validator(mode="after")
+    def _can_bound_credit(self) -> Self:
+        if self.secret_validation and self.attribution == "off":
+            raise RefusedValueError("secret_validation", "false with attribution = 'off'")
+        for name in ("credit_length", "credit_borrowed", "credit_weight"):
+            if 0 < getattr(self, name) < 1:
+                raise RefusedValueError(name, "0 (no bound) or a number >= 1")
+        return self
 
     @model_validator(mode="after")
     def _can_be_quarantined(self) -> Self:

@@ -11,6 +11,7 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
+from fedif_flower.strategies.weight_scores import WeightScores
 from fedif_flower.valuation import Valuation
 from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ContributionLedger, min_max
 from fedif_flower.valuation.score_guard import ScoreGuard
@@ -74,8 +75,9 @@ class ContributionStrategy(ScreenedStrategy):
         base.setdefault("tied_keys", valuation.tied_names)
         super().__init__(*flower, **base)
         self.valuation = valuation
+        self.validation = valuation.validation
         self.bounds = StepBounds(
-            self.update_clipping, valuation.validation, momentum=self.model.momentum
+            self.update_clipping, self.validation, momentum=self.model.momentum
         )
         self.ledger = ContributionLedger(
             gamma, initial=initial, smooth_update=smooth_update, bias_correction=bias_correction
@@ -96,6 +98,12 @@ class ContributionStrategy(ScreenedStrategy):
         scores = self.ledger.scores
         labels = self.nodes.labels(scores)
         return {labels[i]: score for i, score in scores.items()}
+
+    @property
+    def weight_scores(self) -> WeightScores:
+        """How the contributions come about."""
+        anchored = self.guard is not None and self.guard.anchored
+        return WeightScores.of(self.ledger, min_max=self.round_normalization and not anchored)
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
         """Let the valuation begin while the clients train."""

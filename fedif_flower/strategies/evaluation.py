@@ -34,7 +34,7 @@ class ClientEvaluation(FlowerFedAvg):
         if self.fraction_evaluate == 0.0:
             return []
         needed = max(self.min_evaluate_nodes, 1)
-        nodes = self.nodes.online(grid, needed)
+        nodes = self.nodes.online(grid, needed, "min_evaluate_nodes")
         sampled = sample_clients(
             self.failures.available(nodes, server_round, needed),
             self.fraction_evaluate,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -19,9 +18,9 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.streaming import Known, StreamRule
-from fedif_flower.tasks.batches import describe, tensor_pair
+from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
-from fedif_flower.tasks.modules import tied_names, trainable_names
+from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
 from fedif_flower.tasks.task import Data, Task
 
 
@@ -61,15 +60,20 @@ class FLTrust(ScreenedStrategy):
         base.setdefault("tied_keys", tied_names(model))
         super().__init__(*flower, **base)
         self.training = training or TrainingConfig()
-        self._model = copy.deepcopy(model).to(self.device)
+        self._model = copy_module(model).to(self.device)
         self._task = task
-        data = inputs if labels is None else (inputs, labels)
+        data = as_tensors(inputs if labels is None else (inputs, labels))
         pair = tensor_pair(data)
         if pair is None and task is None:
             raise ConfigError(f"root data are {describe(data)}; without a task they are tensors")
         self._data: Any = data if pair is None else tuple(part.to(self.device) for part in pair)
 
     can_stream = True
+
+    @property
+    def own_shapes(self) -> Mapping[str, Sequence[int]]:
+        """The shapes of the model that the server trains."""
+        return array_shapes(self._model)
 
     def stream_rule(self, server_round: int) -> StreamRule:
         """Return trust times rescaling, which the sum of trust divides in the end."""
@@ -102,8 +106,9 @@ class FLTrust(ScreenedStrategy):
         """Return the server's own update ``[d]`` from the model of this round."""
         named = dict(self._model.named_parameters())
         trained = [named[name] for name in trainable_names(self._model)]
+        start = params.to(trained[0].dtype)
         # A copy: the parameters become views of it, and training writes into them.
-        nn.utils.vector_to_parameters(params.clone(), trained)
+        nn.utils.vector_to_parameters(start.clone(), trained)
         state = self._model.state_dict()
         with torch.no_grad():
             for name, value in buffers.items():
@@ -114,4 +119,4 @@ class FLTrust(ScreenedStrategy):
             train_local(self._model, inputs, labels, self.training, generator)
         else:
             train_task(self._task, self._model, self._data, self.training, generator)
-        return nn.utils.parameters_to_vector(trained).detach() - params
+        return nn.utils.parameters_to_vector(trained).detach().to(params) - start.to(params)

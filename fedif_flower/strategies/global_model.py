@@ -4,18 +4,67 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from flwr.app import ArrayRecord
+import torch
+from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fedif_flower.aggregators.server_momentum import ServerMomentum
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.round import ModelVectors
+from fedif_flower.tasks.batches import describe
+
+if TYPE_CHECKING:
+    from fedif_flower.strategies.state import Stateful
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+def require_shapes(
+    whose: str, shapes: Mapping[str, Sequence[int]], arrays: Mapping[str, Array]
+) -> None:
+    """Raise ConfigError unless a model of one's own has every array that is sent, of its shape.
+
+    Parameters
+    ----------
+    whose : str
+        Who was given the model.
+    shapes : mapping of str to sequence of int
+        Of its parameters and buffers, by name.
+    arrays : mapping of str to Array
+        The model that a run begins with.
+    """
+    for name, array in arrays.items():
+        if name not in shapes:
+            raise ConfigError(
+                f"{whose} was given a model without {name!r}, which initial_arrays have"
+            )
+        if list(array.shape) != list(shapes[name]):
+            raise ConfigError(
+                f"{whose} was given a model in which {name!r} has shape {list(shapes[name])}; in "
+                f"initial_arrays it has {list(array.shape)}"
+            )
+
+
+def _require_alike(before: ArrayRecord, arrays: ArrayRecord) -> None:
+    """Raise ConfigError unless two models have the same arrays, but for their values."""
+    known, given = (
+        {name: describe(view_array(array)) for name, array in record.items()}
+        for record in (before, arrays)
+    )
+    for name in dict.fromkeys([*given, *known]):
+        if given.get(name) != known.get(name):
+            raise ConfigError(
+                f"this strategy has begun with another model, in which {name!r} is "
+                f"{known.get(name, 'not there')}; here it is {given.get(name, 'not there')}: make "
+                "a new strategy for each model"
+            )
 
 
 class GlobalModel:
@@ -45,6 +94,7 @@ class GlobalModel:
         self._now: tuple[ArrayRecord, ModelVectors] | None = None
         self._proven: ArrayRecord | None = None
         self._taken_back: ArrayRecord | None = None
+        self._fresh: list[dict[str, Any]] = []
 
     @property
     def layout(self) -> ParameterLayout:
@@ -77,6 +127,35 @@ class GlobalModel:
         """Whether there is no other model to go back to."""
         return self._proven is None or self._proven is self.record
 
+    def begin(self, arrays: ArrayRecord, parts: Sequence[Stateful] = ()) -> None:
+        """Make a record the model that a run begins with.
+
+        Parameters
+        ----------
+        arrays : ArrayRecord
+            The record.
+        parts : sequence of Stateful
+            What remembers things of one model alone: where an earlier run has left another one,
+            they become as they were before that.
+
+        Raises
+        ------
+        ConfigError
+            If its arrays are not of the earlier run's names, shapes and types.
+        ValueError, ReplyError
+            As :meth:`receive` does.
+        """
+        if self._now is None:
+            self.receive(arrays)
+            self._fresh = deepcopy([part.state_dict() for part in parts])
+            return
+        _require_alike(self.record, arrays)
+        if any(array.data != self.record[name].data for name, array in arrays.items()):
+            self._now = self._proven = self._taken_back = None
+            for part, state in zip(parts, self._fresh, strict=True):
+                part.load_state_dict(deepcopy(state))
+        self.receive(arrays)
+
     def receive(self, arrays: ArrayRecord) -> ModelVectors:
         """Make a record the global model and return its vectors.
 
@@ -99,6 +178,14 @@ class GlobalModel:
     def current(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return ``arrays``, or the global model if they are one that was taken back."""
         return self.record if arrays is self._taken_back else arrays
+
+    def stands_still(self, vectors: ModelVectors) -> bool:
+        """Tell whether a round's result is the model that it began with, to the last bit."""
+        return (
+            self.momentum.mean is None  # Else the mean of earlier steps leads on.
+            and torch.equal(vectors.params, self.vectors.params)
+            and torch.equal(vectors.buffers, self.vectors.buffers)
+        )
 
     def advance(self, vectors: ModelVectors) -> ArrayRecord:
         """Move on to a round's result; the model before it has proved to work."""

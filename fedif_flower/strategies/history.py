@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from fedif_flower.errors import require
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import RoundReport, client_line, round_line
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+Table = Literal["clients", "rounds"]
+TABLES: tuple[str, ...] = get_args(Table)
 
 
 class History(Callback):
@@ -46,7 +51,7 @@ class History(Callback):
         """Keep a round's metrics."""
         self.metrics[server_round] = dict(metrics)
 
-    def lines(self, table: Literal["clients", "rounds"] = "clients") -> list[dict[str, Any]]:
+    def lines(self, table: Table = "clients") -> list[dict[str, Any]]:
         """Return one mapping for each line of a table.
 
         Parameters
@@ -54,7 +59,13 @@ class History(Callback):
         table : {"clients", "rounds"}
             A line for each client in each round, named as the columns of ``clients.csv``; or a
             line for each round, with its metrics.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such table.
         """
+        require(table in TABLES, "table", table, " or ".join(map(repr, TABLES)))
         if table == "clients":
             return [client_line(r.server_round, c) for r in self.rounds for c in r.clients]
         by_round: dict[int, dict[str, Any]] = {
@@ -64,13 +75,15 @@ class History(Callback):
             by_round.setdefault(report.server_round, {}).update(round_line(report))
         return [by_round[number] for number in sorted(by_round)]
 
-    def to_pandas(self, table: Literal["clients", "rounds"] = "clients") -> DataFrame:
+    def to_pandas(self, table: Table = "clients") -> DataFrame:
         """Return a table as a pandas ``DataFrame``; see :meth:`lines` for which.
 
         Raises
         ------
         ImportError
             If pandas is not installed.
+        ConfigError
+            If there is no such table.
         """
         from pandas import DataFrame  # Nothing else needs it.
 

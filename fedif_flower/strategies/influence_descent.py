@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from torch import Tensor
 
 from fedif_flower.errors import require
-from fedif_flower.round import Aggregation, RoundUpdates, combine_buffers
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.classes import missing_classes
-from fedif_flower.valuation.descent import descend_weights
+from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.ledger import ContributionLedger
 from fedif_flower.valuation.step_bounds import StepBounds
 
@@ -49,6 +50,10 @@ class InfluenceDescent(ScreenedStrategy):
     descent_examples : int
         How many examples of D' a round's descent looks at, >= 0, drawn anew for each round in equal
         shares by class; 0: all of them.
+    relative_weights : bool
+        Weigh members against each other alone: who shortens or lengthens the step, or repeats the
+        last one, gains no weight by it (``relative`` of
+        :func:`~fedif_flower.valuation.descent.descend_weights`).
     gamma : float
         Rate of the contributions' smooth update, in (0, 1].
     *flower, **base
@@ -63,6 +68,7 @@ class InfluenceDescent(ScreenedStrategy):
         *flower: Any,
         descent_steps: int = 8,
         descent_examples: int = 500,
+        relative_weights: bool = False,
         gamma: float = 0.3,
         **base: Unpack[BaseArguments],
     ) -> None:
@@ -75,12 +81,17 @@ class InfluenceDescent(ScreenedStrategy):
         self.descent_steps = descent_steps
         self.descent_examples = descent_examples
         self.bounds = StepBounds(self.update_clipping, validation, momentum=self.model.momentum)
+        self.relative_weights = relative_weights
+        self._last_model = _LastModel()
         self.ledger = ContributionLedger(gamma, initial=1.0)
         _warn_of(validation)
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the contributions too."""
-        return super().stateful() | {"ledger": self.ledger}
+        relative: dict[str, Stateful] = {}
+        if self.relative_weights:
+            relative["last_model"] = self._last_model
+        return super().stateful() | {"ledger": self.ledger} | relative
 
     @property
     def contributions(self) -> dict[str, float]:
@@ -91,32 +102,22 @@ class InfluenceDescent(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""
-        factors, buffer_factors = self.bounds.factors(updates)
-        shortened = updates.client_updates
-        if bool((factors < 1).any()):
-            shortened = shortened * factors.to(shortened).unsqueeze(1)
-
-        sample = self._sample(updates.server_round)
-
-        def buffers(weights: Tensor) -> dict[str, Tensor]:
-            combined = combine_buffers(
-                updates.global_buffers, updates.buffer_updates, weights * buffer_factors
-            )
-            return {**updates.named_buffers, **updates.split_buffers(combined)}
-
-        descent = descend_weights(
-            updates.global_params,
-            shortened,
+        relative = self.relative_weights
+        last_step = self._last_model.step_to(updates.global_params) if relative else None
+        descent = descend_round(
+            updates,
+            self._sample(updates.server_round),
             updates.num_examples,
-            lambda params, weights: sample.loss_and_gradient(params, buffers(weights)),
-            loss=lambda params, weights: sample.loss(params, buffers(weights)),
+            *self.bounds.factors(updates),
             steps=self.descent_steps,
+            last_step=last_step,
+            relative=relative,
         )
-        relative = descent.weights * (updates.num_examples.sum() / updates.num_examples)
+        scores = descent.weights * (updates.num_examples.sum() / updates.num_examples)
         return Aggregation(
             weights=descent.weights,
-            scores=relative,
-            contributions=self.ledger.update(updates.client_ids, relative),
+            scores=scores,
+            contributions=self.ledger.update(updates.client_ids, scores),
             losses=descent.losses,
             evaluations=descent.evaluations,
         )
@@ -127,6 +128,26 @@ class InfluenceDescent(ScreenedStrategy):
             return self.validation
         generator = torch_generator("descent", self.seed, server_round)
         return self.validation.sample(self.descent_examples, generator)
+
+
+class _LastModel:
+    """Remembers the model that was sent last."""
+
+    def __init__(self) -> None:
+        self._params: Tensor | None = None
+
+    def step_to(self, params: Tensor) -> Tensor | None:
+        """Return the step ``[d]`` from the last model to this one, if there was one."""
+        before, self._params = self._params, params.clone()
+        return None if before is None else params - before.to(params)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {"params": None if self._params is None else self._params.cpu()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._params = state["params"]
 
 
 def _warn_of(validation: Validation) -> None:

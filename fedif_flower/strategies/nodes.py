@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedif_flower.errors import TrainingFailedError
+from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 # too slow is asked again in the next rounds: in all it delays a run by at most their product.
 QUERY_TIMEOUT = 60.0
 MOST_QUESTIONS = 3
+NODE_TIMEOUT = 600.0  # Seconds to wait for nodes that are not online yet.
+REPORT_SECONDS = 10.0  # How often a wait for them is logged.
 _POLL_SECONDS = 0.1
 
 
@@ -67,11 +69,102 @@ def identify_clients(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
 
 def is_simulated(grid: Grid) -> bool:
     """Return whether the nodes are simulated, so that only their partitions tell who they are."""
-    while hasattr(grid, "inner"):  # It hands its calls on.
+    grid = _unwrapped(grid)
+    return bool(getattr(grid, "simulated", _is_flowers_simulation(grid)))
+
+
+def wait_for_nodes(grid: Grid, at_least: int, timeout: float, key: str) -> list[int]:
+    """Wait until enough nodes are online; return the ids of all that are, in order.
+
+    A wait is logged at once and every ten seconds. In a simulation there is none: no more nodes
+    will come than there are.
+
+    Parameters
+    ----------
+    grid : Grid
+        The way to the nodes.
+    at_least : int
+        How many are needed, >= 1.
+    timeout : float
+        Seconds to wait, >= 0.
+    key : str
+        The argument or setting that asks for so many, for errors.
+
+    Raises
+    ------
+    ConfigError
+        If fewer are simulated.
+    TrainingFailedError
+        If there are too few when the time is over.
+    """
+    node_ids = sorted(grid.get_node_ids())
+    if is_simulated(grid):
+        if len(node_ids) < at_least:
+            node_ids = simulated_nodes(grid, timeout)
+        if len(node_ids) < at_least:
+            raise other_number_simulated(len(node_ids), at_least, key)
+        return node_ids
+    started = due = time.monotonic()
+    while len(node_ids) < at_least:
+        now = time.monotonic()
+        left = started + timeout - now
+        found = f"{len(node_ids)} of {at_least} nodes are online"
+        if left <= 0:
+            raise TrainingFailedError(
+                f"{found} after {timeout:g} s: start more SuperNodes, or set a lower {key}"
+            )
+        if now >= due:
+            # A warning: it is seen in programs that configure no logging, too.
+            logger.warning("%s; waiting for more, %.0f s at most", found, left)
+            due += REPORT_SECONDS
+        time.sleep(_POLL_SECONDS)
+        node_ids = sorted(grid.get_node_ids())
+    return node_ids
+
+
+def simulated_nodes(grid: Grid, timeout: float = NODE_TIMEOUT) -> list[int]:
+    """Return the ids of all simulated nodes, in order.
+
+    Flower registers them while the ServerApp begins, and hands messages out when it is done. So
+    one node is asked something: whatever it answers, all of them are there by then.
+
+    Raises
+    ------
+    TrainingFailedError
+        If none answers in time.
+    """
+    if not _is_flowers_simulation(_unwrapped(grid)):
+        return sorted(grid.get_node_ids())  # This package's are there from the beginning.
+    deadline = time.monotonic() + timeout
+    while not (node_ids := list(grid.get_node_ids())) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    question = [
+        Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
+        for node_id in node_ids[:1]
+    ]
+    if not list(grid.send_and_receive(question, timeout=timeout)):
+        raise TrainingFailedError(f"no simulated node answered within {timeout:g} s")
+    return sorted(grid.get_node_ids())
+
+
+def other_number_simulated(num_nodes: int, wanted: int, key: str) -> ConfigError:
+    """Return the error that names both ways out: another number of clients, or of nodes."""
+    return ConfigError(
+        f"{key} = {wanted}, but {num_nodes} nodes are simulated: set {key} = {num_nodes}, or "
+        f'simulate {wanted} nodes by --federation-config "num-supernodes={wanted}"'
+    )
+
+
+def _unwrapped(grid: Grid) -> Grid:
+    """Return the grid that other grids hand their calls on to."""
+    while hasattr(grid, "inner"):
         grid = grid.inner
-    # Flower's class for simulations is private: it is known by its name. Ours has an attribute.
-    in_memory = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
-    return bool(getattr(grid, "simulated", in_memory))
+    return grid
+
+
+def _is_flowers_simulation(grid: Grid) -> bool:
+    """Return whether it is Flower's class for simulations; it is private, so its name tells."""
+    return any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
 
 
 class NodeDirectory:
@@ -112,21 +205,14 @@ class NodeDirectory:
         }
         self._online = ([], [])
 
-    def online(self, grid: Grid, at_least: int) -> list[ClientNode]:
-        """Wait until ``at_least`` nodes are online; return them ordered by partition id.
+    def online(
+        self, grid: Grid, at_least: int, key: str = "min_available_nodes"
+    ) -> list[ClientNode]:
+        """Wait until ``at_least`` nodes are online; return all ordered by partition id.
 
-        Raises
-        ------
-        TrainingFailedError
-            If there are too few when the time is over.
+        ``key`` and errors are those of :func:`wait_for_nodes`.
         """
-        deadline = time.monotonic() + self._timeout
-        while len(node_ids := sorted(grid.get_node_ids())) < at_least:
-            if time.monotonic() > deadline:
-                raise TrainingFailedError(
-                    f"{len(node_ids)} nodes online after {self._timeout:g} s, {at_least} needed"
-                )
-            time.sleep(_POLL_SECONDS)
+        node_ids = wait_for_nodes(grid, at_least, self._timeout, key)
         if node_ids == self._online[0]:
             return self._online[1]
         unknown = [node_id for node_id in node_ids if self._is_unknown(node_id)]

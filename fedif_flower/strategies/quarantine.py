@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,10 @@ LONGEST_MEMORY = 8  # Of these rounds, the last.
 LEAST_MEMBERS = 5  # Fewer cannot show what is usual.
 CONFIDENCE = 0.95
 UNUSUAL = 5.0  # In robust standard deviations below the members' median.
+LONGEST_COUNT = 32  # Rounds among which bad ones are counted, the last.
+LEAST_BAD = 3
+HONEST_BAD = 0.02  # Of an honest member's rounds; 0 to 2 % where it was measured.
+CHANCE = 0.0001  # Members are judged hundreds of times in a run.
 FIRST_PAUSE, LONGEST_PAUSE = 4, 64  # Turns; it doubles from one quarantine to the next.
 
 
@@ -49,12 +53,13 @@ class Decision:
 class _Member:
     partition_id: int
     worths: list[float] = field(default_factory=list)  # One for each round since the last look.
+    bad: list[bool] = field(default_factory=list)  # Likewise.
     quarantines: int = 0
     until_round: int = 0
 
 
 class Quarantine(Callback):
-    r"""Leaves out members whose attributed contribution is negative beyond its interval.
+    r"""Leaves out members that raise the loss on average, or in too many of their rounds.
 
     In a round of m clients a member's worth is what a unit of its update did to the loss,
 
@@ -62,13 +67,21 @@ class Quarantine(Callback):
 
     with :math:`c_i` its attributed contribution and :math:`a_i > 0` the coefficient that its
     update was given; so the weights of the strategy neither hide nor excuse anybody. A member is
-    quarantined once both hold for the mean of :math:`x_i` over the last
+    quarantined, on average, once both hold for the mean of :math:`x_i` over the last
     :data:`LONGEST_MEMORY` rounds that it took part in, at least :data:`LEAST_LOOKS`:
 
     - the upper end of its one-sided t interval (:data:`CONFIDENCE`) is below 0;
     - it lies more than :data:`UNUSUAL` robust standard deviations (1.4826 times the median of
       absolute deviations) below the median of all members' means: where a model has converged,
       the updates of honest members pull against each other, and many are a little below 0.
+
+    Who behaves badly now and then has a good mean, so bad rounds are counted too. A round is bad
+    for a member where :math:`x_i < 0` and :math:`x_i` lies more than :data:`UNUSUAL` robust
+    standard deviations below the round's median, the deviations being those of the half above it:
+    the half below may be attackers'. A member is quarantined, for its bad rounds, once b of its
+    last n rounds, at most :data:`LONGEST_COUNT`, were bad, b is at least :data:`LEAST_BAD`, and an
+    honest member has so many by a chance below :data:`CHANCE`,
+    :math:`P(B_{n,q} \ge b) <` :data:`CHANCE`, with B binomial and q = :data:`HONEST_BAD`.
 
     It is then not drawn for :data:`FIRST_PAUSE` of its turns, twice as many the next time, at most
     :data:`LONGEST_PAUSE`. Afterwards it is judged anew by what it sends from then on: everybody can
@@ -117,12 +130,15 @@ class Quarantine(Callback):
     def _take_in(self, found: RoundAttribution, num_nodes: int) -> None:
         """Note what a round's members are worth, and decide about each of them."""
         worths = relative_worths(found)
+        bad = bad_of(worths)
         for client in found.clients:
             member = self._members.setdefault(client.client_id, _Member(client.partition_id))
             # What was on its way when the quarantine began is no news.
             if client.client_id in worths and found.server_round >= member.until_round:
                 member.worths.append(worths[client.client_id])
                 del member.worths[:-LONGEST_MEMORY]
+                member.bad.append(client.client_id in bad)
+                del member.bad[:-LONGEST_COUNT]
         means = {
             client_id: float(np.mean(member.worths))
             for client_id, member in self._members.items()
@@ -137,12 +153,20 @@ class Quarantine(Callback):
         for client_id in worths.keys() & means.keys():
             member = self._members[client_id]
             upper = upper_bound(member.worths)
+            count, rounds = sum(member.bad), len(member.bad)
             if upper < 0 and means[client_id] < median - UNUSUAL * spread:
                 reason = (
                     f"worth {means[client_id]:.2f} on average of {len(member.worths)} rounds, at "
                     f"most {upper:.2f} at {CONFIDENCE:.0%} confidence; usual is {median:.2f}"
                 )
-                self._quarantine(client_id, found.server_round + 2, turn, reason)
+            elif count >= LEAST_BAD and (chance := chance_of(count, rounds)) < CHANCE:
+                reason = (
+                    f"{count} of its last {rounds} rounds were far worse than others'; an honest "
+                    f"member has so many by a chance of {chance:.1g}"
+                )
+            else:
+                continue
+            self._quarantine(client_id, found.server_round + 2, turn, reason)
 
     def _quarantine(self, client_id: int, server_round: int, turn: int, reason: str) -> None:
         member = self._members[client_id]
@@ -150,6 +174,7 @@ class Quarantine(Callback):
         member.quarantines += 1
         member.until_round = server_round + turn * turns
         member.worths.clear()
+        member.bad.clear()
         decision = Decision(
             server_round, member.until_round, member.partition_id, client_id, reason
         )
@@ -171,6 +196,23 @@ def relative_worths(found: RoundAttribution) -> dict[int, float]:
     }
     scale = float(np.mean(np.abs(list(units.values())))) if units else 0.0
     return {client_id: unit / scale for client_id, unit in units.items()} if scale else {}
+
+
+def bad_of(worths: Mapping[int, float]) -> set[int]:
+    """Return the clients whose update of a round was far worse than others', and harmful."""
+    if len(worths) < LEAST_MEMBERS:
+        return set()
+    everyone = np.array(list(worths.values()))
+    median = float(np.median(everyone))
+    spread = 1.4826 * float(np.median((everyone - median)[everyone >= median]))
+    return {i for i, worth in worths.items() if worth < min(0.0, median - UNUSUAL * spread)}
+
+
+def chance_of(count: int, rounds: int) -> float:
+    """Return the probability that an honest member has at least so many bad rounds, count >= 1."""
+    from scipy.special import bdtrc
+
+    return float(bdtrc(count - 1, rounds, HONEST_BAD))
 
 
 def upper_bound(values: Sequence[float]) -> float:

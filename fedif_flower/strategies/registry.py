@@ -149,6 +149,7 @@ def _influence_descent(parts: StrategyParts) -> ScreenedStrategy:
         parts.validation,
         descent_steps=config.descent_steps,
         descent_examples=config.descent_examples,
+        relative_weights=config.relative_weights,
         gamma=config.gamma,
         **parts.base,
     )

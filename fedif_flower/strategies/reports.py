@@ -105,7 +105,7 @@ def round_report(
     round_seconds: float,
     aggregation_seconds: float,
 ) -> RoundReport:
-    """Return the report of a round; ``aggregation`` is ``None`` where the round failed."""
+    """Return the report of a round; ``reason`` says why it failed, if it did."""
     refused = [
         ClientReport(reply.node, reply.reason, note=reply.node.note) for reply in screening.refused
     ]
@@ -115,7 +115,7 @@ def round_report(
         num_accepted=len(screening.accepted),
         num_rejected=len(screening.refused) - screening.num_failed,
         num_failed=screening.num_failed,
-        failed=aggregation is None,
+        failed=bool(reason),
         round_seconds=round_seconds,
         aggregation_seconds=aggregation_seconds,
         evaluations=aggregation.evaluations if aggregation else 0,

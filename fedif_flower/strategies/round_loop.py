@@ -51,7 +51,7 @@ class RoundLoop(Strategy):
         evaluate_config: ConfigRecord | None,
     ) -> Result:
         """Run the rounds; the result's rounds are counted from the first process on."""
-        self.strategy.model.receive(initial_arrays)  # What cannot be averaged is refused here.
+        self.strategy.begin(initial_arrays)
         for callback in self.strategy.callbacks:
             callback.on_start(self.strategy)
         try:

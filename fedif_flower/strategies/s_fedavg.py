@@ -60,6 +60,7 @@ class SFedAvg(ScreenedStrategy):
         base.setdefault("trainable_keys", validation.parameter_names)
         base.setdefault("tied_keys", validation.tied_names)
         super().__init__(*flower, **base)
+        self.validation = validation
         self.bounds = StepBounds(self.update_clipping, validation, momentum=self.model.momentum)
         self.valuation = ShapleyValuation(
             validation,

@@ -37,7 +37,7 @@ from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.history import History
-from fedif_flower.strategies.nodes import Identify, NodeDirectory
+from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify, NodeDirectory
 from fedif_flower.strategies.reports import log_remarks, round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.sampling import SeededSampling
@@ -137,7 +137,7 @@ class ScreenedStrategy(
         tied_keys: Mapping[str, str] | None = None,
         seed: int = 0,
         identify: Identify | None = None,
-        node_timeout: float = 600.0,
+        node_timeout: float = NODE_TIMEOUT,
         min_valid_replies: int = 1,
         max_failed_rounds: int = 3,
         max_paused_turns: int = 63,
@@ -233,7 +233,10 @@ class ScreenedStrategy(
         vectors = self.model.receive(arrays)  # What cannot be averaged is refused right here.
         needed = max(self.min_train_nodes, 1)
         begun = self._asked or self.completed_rounds
-        nodes = self.nodes.online(grid, needed if begun else max(needed, self.min_available_nodes))
+        if begun or needed > self.min_available_nodes:
+            nodes = self.nodes.online(grid, needed, "min_train_nodes")
+        else:
+            nodes = self.nodes.online(grid, self.min_available_nodes)
         self._online = nodes
         free = self.failures.available(nodes, server_round, needed)
         sampled = self.select(admitted(self.callbacks, free, server_round, needed), server_round)
@@ -279,14 +282,13 @@ class ScreenedStrategy(
         )
         log_remarks(report)
         tell((self.history, *self.callbacks), outcome.step, report)
-        failed = outcome.aggregation is None
         if not blamed:
             enough = len(screening.accepted) >= self.min_valid_replies
             asked = self._asked.values()
-            self.failures.update(
-                server_round, screening, asked, self._online, failed=enough and failed
-            )
-        if failed:
+            # That replies lead nowhere is not counted: clients could end the run by it.
+            failed = enough and outcome.aggregation is None
+            self.failures.update(server_round, screening, asked, self._online, failed=failed)
+        if outcome.reason:
             return outcome.arrays, None
         records = [reply.reported.records for reply in screening.accepted]
         metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
@@ -334,6 +336,10 @@ class ScreenedStrategy(
             # An unknown error may come from the model that was sent: an older one is known to work.
             suspect = not known or isinstance(error, DivergedError)
             return self._failed(server_round, str(error) if known else repr(error), suspect=suspect)
+        if self.model.stands_still(vectors):
+            reason = _why_it_stands_still(updates, aggregation)
+            logger.warning("round %d: %s; the model stays as it was", server_round, reason)
+            return Outcome(self.model.record, aggregation, reason)
         before, arrays = self.model.vectors, self.model.advance(vectors)
         shares = tuple(self.model.momentum.shares) or (1.0,)
         nodes = [reply.node for reply in accepted]
@@ -347,3 +353,12 @@ class ScreenedStrategy(
         reason = printable(reason)
         logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
         return Outcome(self.model.take_back() if suspect else None, None, reason)
+
+
+def _why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
+    """Return why a round's accepted replies lead nowhere."""
+    if not bool(updates.squared_norms.any()):
+        return "no accepted reply changes the model"
+    if aggregation.applied is not None and not bool(aggregation.applied.any()):
+        return "every accepted update has weight 0"
+    return "the accepted updates cancel, or are too small to change the model"

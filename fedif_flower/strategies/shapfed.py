@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.contribution import ContributionStrategy
-from fedif_flower.tasks.modules import tied_names, trainable_names
+from fedif_flower.tasks.modules import array_shapes, tied_names, trainable_names
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapfed import shapfed_contributions
 
@@ -83,3 +83,9 @@ class ShapFed(ContributionStrategy):
         super().__init__(
             ShapFedValuation(model), *flower, gamma=gamma, round_normalization=False, **base
         )
+        self._own_shapes = array_shapes(model)
+
+    @property
+    def own_shapes(self) -> Mapping[str, Sequence[int]]:
+        """The shapes of the model that tells where the last layer lies."""
+        return self._own_shapes

@@ -46,7 +46,11 @@ class Step:
 
 
 class Outcome(NamedTuple):
-    """What a round led to: a model if it is another one, weights and step, or why it failed."""
+    """What a round led to: a model if there is one to go on with, weights and step.
+
+    ``reason`` says why the round failed. A round that failed because its accepted replies lead
+    nowhere has weights, but no step.
+    """
 
     arrays: ArrayRecord | None
     aggregation: Aggregation | None

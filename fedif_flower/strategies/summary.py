@@ -11,6 +11,11 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor, nn
 
+from fedif_flower.errors import ConfigError
+from fedif_flower.valuation import Validation
+
+# What some strategies need beside Flower's arguments, where a number is easily given in its place.
+_KINDS: Mapping[str, type] = {"validation": Validation, "model": nn.Module}
 _UNTOLD: tuple[object, ...] = (object.__repr__,)  # It shows an address and nothing else.
 _Parameters = ParamSpec("_Parameters")
 logger = logging.getLogger(__name__)
@@ -78,7 +83,8 @@ def given_settings(
 def remembering_settings(constructor: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
     """Return a constructor that first keeps what it is called with, as ``_settings``.
 
-    What is not a default is kept as ``_given`` too. The outermost constructor keeps all arguments;
+    It refuses something else in place of a validation set or a model. What is not a default is kept
+    as ``_given`` too. The outermost constructor keeps all arguments;
     those of its bases then replace what they are called with: a class may fix an argument of its
     base.
     """
@@ -92,6 +98,7 @@ def remembering_settings(constructor: Callable[_Parameters, None]) -> Callable[_
             settings = given_settings(type(strategy), positional, kwargs)
             defaults = given_settings(type(strategy), (), {})
             given = {name: v for name, v in settings.items() if v is not defaults[name]}
+            _require_kinds(type(strategy).__name__, given)
             vars(strategy).update(_settings=settings, _given=given)
         else:
             passed = signature.bind(*args, **kwargs).arguments
@@ -99,6 +106,16 @@ def remembering_settings(constructor: Callable[_Parameters, None]) -> Callable[_
         constructor(*args, **kwargs)
 
     return remembering
+
+
+def _require_kinds(strategy: str, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a strategy that was given one of Flower's arguments first."""
+    for name, kind in _KINDS.items():
+        if name in given and not isinstance(given[name], kind):
+            raise ConfigError(
+                f"{strategy}: {name} = {shown_setting(given[name])}; allowed: a {kind.__name__}, "
+                f"before Flower's own arguments, as in {strategy}({name}, ..., fraction_train=0.5)"
+            )
 
 
 def shown_setting(value: Any) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -18,7 +20,8 @@ def read_batches(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
     Parameters
     ----------
     inputs : Tensor, dict or tuple of Tensor, Dataset, DataLoader or iterable of batches
-        Tensors have the examples in their first dimension.
+        Tensors have the examples in their first dimension; NumPy arrays are as good. A list is a
+        list of batches.
     targets : Tensor, dict or tuple of Tensor, optional
         Beside ``inputs`` made of tensors, with as many examples.
     batch_size : int
@@ -29,21 +32,58 @@ def read_batches(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
     ValuationError
         If inputs and targets do not go together.
     """
-    if isinstance(inputs, Tensor | Mapping | tuple):
-        yield from _split(inputs, targets, batch_size)
+    if isinstance(inputs, Tensor | np.ndarray | Mapping | tuple):
+        yield from _split(as_tensors(inputs), as_tensors(targets), batch_size)
         return
     if targets is not None:
-        raise ValuationError("a Dataset or DataLoader brings its own targets; pass targets=None")
-    if isinstance(inputs, DataLoader):
-        yield from inputs
-    elif isinstance(inputs, Dataset) or hasattr(inputs, "__getitem__"):
+        raise ValuationError(
+            f"inputs is {describe(inputs)}, which brings its own targets; allowed beside targets: "
+            "tensors"
+        )
+    if holds_examples(inputs):
         yield from DataLoader(inputs, batch_size)
     elif isinstance(inputs, Iterable):
-        yield from inputs
+        yield from map(as_tensors, inputs)
     else:
         raise ValuationError(
-            f"inputs is {describe(inputs)}; allowed: tensors, a Dataset, a DataLoader"
+            f"inputs is {describe(inputs)}; allowed: tensors, a Dataset, a DataLoader, batches"
         )
+
+
+def holds_examples(data: Any) -> bool:
+    """Tell whether data hold single examples: a Dataset does, of torch or not; a list batches."""
+    if isinstance(data, Sequence | DataLoader):
+        return False
+    return isinstance(data, Dataset) or hasattr(data, "__getitem__")
+
+
+def as_tensors(value: Any) -> Any:
+    """Return a structure of dicts, lists and tuples with tensors in place of NumPy arrays.
+
+    Raises
+    ------
+    ValuationError
+        If an array does not hold numbers.
+    """
+    if isinstance(value, np.ndarray):
+        return _as_tensor(value)
+    if isinstance(value, Mapping):
+        changed: Any = {key: as_tensors(item) for key, item in value.items()}
+        same = all(item is changed[key] for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        items = [as_tensors(item) for item in value]
+        same = all(a is b for a, b in zip(value, items, strict=True))
+        changed = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    else:
+        return value
+    return value if same else changed  # An object of its own kind may know more.
+
+
+def _as_tensor(values: NDArray[Any]) -> Tensor:
+    if values.dtype.kind not in "biufc":
+        raise ValuationError(f"a NumPy array has dtype {values.dtype}; allowed: numbers")
+    native = np.asarray(values, dtype=values.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(native if native.flags.writeable else native.copy())
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -120,6 +160,8 @@ def describe(value: Any) -> str:
     """Return types and shapes for an error message: ``(float32 [8, 3], int64 [8])``."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"NumPy array {value.dtype} {list(value.shape)}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple) and len(value) <= 8:
@@ -162,5 +204,8 @@ def count_examples(data: Any) -> int | None:
         if len(lengths) != 1:
             raise DataError(f"client_data needs one number of examples, got {describe(data)}")
         return lengths.pop()
+    if isinstance(data, Sequence):
+        counts = [num_rows(batch) for batch in data]
+        return None if None in counts else sum(filter(None, counts))
     sized = data.dataset if isinstance(data, DataLoader) else data
     return len(sized) if hasattr(sized, "__len__") and hasattr(sized, "__getitem__") else None

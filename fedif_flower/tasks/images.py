@@ -100,10 +100,10 @@ def _task(
         return _examples(dataset, dataset.train.images, dataset.train.labels, chosen)
 
     def validation_data(site: Site) -> tuple[Tensor, Tensor]:
-        return _held_out(name, data_dir, site.seed)[0]
+        return _held_out(name, data_dir, site.seed, 0)
 
     def test_data(site: Site) -> tuple[Tensor, Tensor]:
-        return _held_out(name, data_dir, site.seed)[1]
+        return _held_out(name, data_dir, site.seed, 1)
 
     return Task(
         name=name,
@@ -166,9 +166,8 @@ def _dataset(name: str, data_dir: str, require_test: bool) -> Dataset:
     return load_dataset(name, data_dir, require_test=require_test)
 
 
-def _held_out(name: str, data_dir: str, seed: int) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return the server's validation and test split."""
+def _held_out(name: str, data_dir: str, seed: int, part: int) -> tuple[Tensor, Tensor]:
+    """Return a part of the test split: 0, what the server validates on; 1, what it tests on."""
     dataset = load_dataset(name, data_dir)
     images, labels = dataset.test.images, dataset.test.labels
-    parts = split_test(len(labels), seed)
-    return tuple(_examples(dataset, images, labels, chosen) for chosen in parts)
+    return _examples(dataset, images, labels, split_test(len(labels), seed)[part])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,11 @@ def trainable_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
+def array_shapes(model: nn.Module) -> dict[str, list[int]]:
+    """Return the shape of each array of a model's ``state_dict``, by name."""
+    return {name: list(value.shape) for name, value in model.state_dict().items()}
+
+
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Return the second names of arrays that ``state_dict`` has twice, and their first names."""
     first_names: dict[int, str] = {}
@@ -28,6 +35,18 @@ def tied_names(model: nn.Module) -> dict[str, str]:
         if first != name:
             tied[name] = first
     return tied
+
+
+def copy_module(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
+    """Return a deep copy of a model, whose parameters can be trained as the model's own can.
+
+    ``shared`` holds objects by id that the copy does not copy.
+    """
+    with torch.no_grad():  # The copy of a scripted module would be a result of the original.
+        copied: nn.Module = copy.deepcopy(model, shared)
+    for own, parameter in zip(copied.parameters(), model.parameters(), strict=True):
+        own.requires_grad_(parameter.requires_grad)
+    return copied
 
 
 @contextmanager
@@ -106,6 +125,16 @@ def without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+def evaluation_mode(model: nn.Module) -> Callable[[], AbstractContextManager[object]]:
+    """Return what makes the context in which a model is only evaluated.
+
+    ``torch.inference_mode``, except for compiled graphs of ``torch.jit``: one that has once been
+    run for a gradient saves tensors, which inference mode forbids.
+    """
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    return torch.no_grad if scripted else torch.inference_mode
 
 
 def fastest_memory_format(

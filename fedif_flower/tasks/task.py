@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
 from fedif_flower.seeding import derive_seed
-from fedif_flower.tasks.batches import describe, tensor_pair
+from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
 from fedif_flower.tasks.modules import seeded_randomness
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Data = Tensor | Mapping[str, Any] | tuple[Any, ...] | Dataset[Any] | Iterable[Any]
 LossFunction = Callable[[Any, Any], Tensor]
-BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, int]]
+BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
 ScoreFunction = Callable[[Any, Any], Tensor | float]
 LocalTraining = Callable[[nn.Module, Any, "TrainingConfig"], float]
 
@@ -116,18 +117,20 @@ class Task:
         ``model()`` -> the untrained module.
     client_data : callable
         ``client_data(site)`` -> a client's training data, for its
-        :class:`~fedif_flower.tasks.task.ClientSite`: tensors ``(inputs, targets)``, a Dataset, a
-        DataLoader, or anything else that yields batches.
+        :class:`~fedif_flower.tasks.task.ClientSite`: tensors or NumPy arrays ``(inputs, targets)``,
+        a Dataset of examples, a DataLoader, or anything else that yields batches, such as a list of
+        them.
     validation_data, test_data : callable
         ``validation_data(site)`` -> the server's data, for its
         :class:`~fedif_flower.tasks.task.Site`. The validation split judges clients; the test split
         only measures the model.
     loss : callable, optional
         ``loss(model(inputs), targets)`` -> scalar, the mean over the batch. In a batch of more
-        than two, the last are the targets. Default: cross-entropy.
+        than two, the last are the targets. Default: cross-entropy. Class weights and targets to
+        ignore: see :class:`~fedif_flower.valuation.validation.Validation`.
     batch_loss : callable, optional
-        In place of ``loss``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar mean
-        and size of the batch.
+        In place of ``loss``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar mean,
+        and what that divides by: the size of the batch, or a sum of weights.
     metrics : sequence of Metric
         The first is what results show first. Accuracy needs no mention: it is taken wherever
         ``loss`` meets outputs ``[n, classes]`` and integer targets ``[n]``.
@@ -208,12 +211,17 @@ class Task:
         Raises
         ------
         DataError
-            If the function fails, or returns nothing.
+            If the function fails, or returns nothing, or NumPy arrays that hold no numbers.
         """
         data: Data | None = self._call(what, site.seed, site)
         if data is None:
             raise DataError(f"task {self.name!r}: {what} returned nothing; expected data")
-        return data
+        if not isinstance(data, np.ndarray | Mapping | tuple):
+            return data
+        try:
+            return cast("Data", as_tensors(data))
+        except ValuationError as error:
+            raise DataError(f"task {self.name!r}: {what}: {error}") from error
 
     def transformed(self, data: Data) -> Data:
         """Return data as the model takes them.

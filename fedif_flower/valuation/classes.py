@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
@@ -18,8 +17,9 @@ def class_validations(validation: Validation) -> list[Validation]:
 
     .. math:: \ell(w, D') = \sum_c \frac{|D'_c|}{|D'|} \ell(w, D'_c)
 
-    with :math:`D'_c` the examples of class c: gradients on the parts add up to the whole one's. All
-    use the one copy of the model.
+    with :math:`D'_c` the examples of class c, and sums of class weights in place of counts where
+    the loss has some: gradients on the parts add up to the whole one's. Examples whose target is
+    ignored belong to no class. All parts use the one copy of the model.
 
     Parameters
     ----------
@@ -34,14 +34,14 @@ def class_validations(validation: Validation) -> list[Validation]:
     """
     if "accuracy" not in validation.metrics:
         raise ValuationError("the validation set has no classes to tell contributions apart by")
-    targets = torch.cat([batch.content[-1].cpu() for batch in validation._batches])
-    missing = set(range(int(targets.max()) + 1)) - set(targets.tolist())
-    if missing or int(targets.min()) < 0:
+    present = _present(validation)
+    missing = set(range(max(present) + 1)) - present
+    if missing or min(present) < 0:
         raise ValuationError(
             f"the validation set has no example of the classes {sorted(missing)}; contributions "
             "by class need one of each"
         )
-    return [_only(validation, label) for label in range(int(targets.max()) + 1)]
+    return [_only(validation, label) for label in sorted(present)]
 
 
 def missing_classes(validation: Validation) -> list[int]:
@@ -53,19 +53,22 @@ def missing_classes(validation: Validation) -> list[int]:
     if "accuracy" not in validation.metrics:
         return []
     *inputs, _ = first_few(validation._batches[0].content, FEW)
-    with torch.inference_mode():
+    with validation._model.evaluation_mode():
         outputs = validation._model.module(*inputs)
-    present = {
-        label for batch in validation._batches for label in batch.content[-1].unique().tolist()
-    }
-    return sorted(set(range(outputs.shape[1])) - present)
+    return sorted(set(range(outputs.shape[1])) - _present(validation))
+
+
+def _present(validation: Validation) -> set[int]:
+    """Return the classes that have an example; a target that is ignored is none."""
+    labels = [set(batch.content[-1].unique().tolist()) for batch in validation._batches]
+    return set().union(*labels) - {validation._objective.ignored}
 
 
 def _only(validation: Validation, label: int) -> Validation:
     """Return the validation on the examples of one class."""
     return validation.part(
         [
-            batch._replace(content=_rows(batch.content, chosen), size=int(chosen.sum()))
+            validation._sized(_rows(batch.content, chosen))
             for batch in validation._batches
             if bool((chosen := batch.content[-1] == label).any())
         ]

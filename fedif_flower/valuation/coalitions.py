@@ -79,7 +79,8 @@ def coalition_scores(
         The global model's, for the empty coalition.
     draft : bool
         Let bfloat16 count the right answers that are not close, where that is faster
-        (:meth:`Validation.num_correct <fedif_flower.valuation.validation.Validation.num_correct>`).
+        (:meth:`Validation.drafted_accuracy
+        <fedif_flower.valuation.validation.Validation.drafted_accuracy>`).
     memory_budget : int
         Bytes that coalition models and the threads' replicas of the model may take at a time,
         > 0; at least one coalition model is formed.
@@ -109,12 +110,12 @@ def coalition_scores(
         buffers = _mean_buffers(client_buffers, block, global_buffers)
         pairs = zip(means, buffers, strict=True)
         if draft and metric == "accuracy":
-            return torch.cat([replica.num_correct(params, named) for params, named in pairs])
-        return torch.cat([replica.totals(params, named, (metric,)) for params, named in pairs])
+            return torch.cat([replica.drafted_accuracy(params, named) for params, named in pairs])
+        return torch.cat([replica.means(params, named, (metric,)) for params, named in pairs])
 
     parts = masks.to(client_params.device).tensor_split(min(blocks, len(masks)))
     scores = pool.map(score, parts) if pool else [score(validation, part) for part in parts]
-    return torch.cat(scores).double().cpu() / validation.num_examples
+    return torch.cat(scores).cpu().double()
 
 
 def _mean_buffers(

@@ -9,13 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedif_flower.aggregators.clipping import usual_length
 from fedif_flower.errors import DivergedError, ValuationError, require
-from fedif_flower.round import combine
+from fedif_flower.round import RoundUpdates, combine, combine_buffers
 from fedif_flower.valuation.influence import project_updates
+from fedif_flower.valuation.validation import Validation
 
 LossGradient = Callable[[Tensor, Tensor], tuple[float, Tensor]]
 Loss = Callable[[Tensor, Tensor], float]
 _MOST_GAIN = 2.0  # Deviations.
+_LONG = 10.0  # Times the usual length: the loss decides.
+_ABSURD = 100.0  # Times the usual length, and the model's.
 
 
 class Descent(NamedTuple):
@@ -45,6 +49,8 @@ def descend_weights(
     loss: Loss | None = None,
     steps: int = 8,
     step_size: float = 1.0,
+    last_step: Tensor | None = None,
+    relative: bool = False,
 ) -> Descent:
     r"""Descend the validation loss over the simplex of aggregation weights.
 
@@ -79,6 +85,13 @@ def descend_weights(
     step_size : float
         :math:`\eta` > 0, without a unit: who is one deviation :math:`\sigma` worse than the
         weighted mean loses the share :math:`1 - e^{-\eta}`, before all are divided by their sum.
+    last_step : Tensor, optional
+        ``[d]``: the global step before, for ``relative``.
+    relative : bool
+        Take out of g what the server could do itself: its parts along :math:`\sum_i p_i u_i` (a
+        longer or shorter step) and along ``last_step`` (momentum). Then nobody gains weight by
+        shortening or lengthening the step, nor by sending the last one again: where the server has
+        done both as well as can be, g has no such parts.
 
     Returns
     -------
@@ -102,19 +115,22 @@ def descend_weights(
     """
     require(steps >= 0, "steps", steps, ">= 0")
     require(math.isfinite(step_size) and step_size > 0, "step_size", step_size, "a number > 0")
-    landscape = _Landscape(global_params, client_updates, loss_gradient, loss)
+    own = _ServerDirections(global_params, last_step) if relative else None
+    landscape = _Landscape(global_params, client_updates, loss_gradient, loss, own)
     here = _start(landscape, _checked(initial_weights, len(client_updates)))
     losses = [here.loss]
+    rounding = 16 * torch.finfo(client_updates.dtype).eps
     for left in range(steps, 0, -1):
         slopes = here.slopes - here.weights @ here.slopes  # [m]
         deviation = (here.weights @ slopes.square()).sqrt()
-        if not deviation > 0:
+        # Differences within rounding say nothing, and would part clients that sent the same.
+        if not deviation > rounding * here.slopes.abs().max():
             break
         # Who has no weight keeps none, whatever its slope.
-        relative = torch.where(here.weights > 0, slopes / deviation, 0.0)  # [m]
+        worse = torch.where(here.weights > 0, slopes / deviation, 0.0)  # [m]
         # One of little weight may be many deviations better, and would be all that is left.
-        relative = relative.clamp(min=-_MOST_GAIN)
-        exponents = here.weights.log() - step_size * relative
+        worse = worse.clamp(min=-_MOST_GAIN)
+        exponents = here.weights.log() - step_size * worse
         there = landscape.look(exponents.softmax(0), slopes=left > 1)
         if there.loss <= here.loss:
             here = there
@@ -124,12 +140,85 @@ def descend_weights(
     return Descent(here.weights, tuple(losses), landscape.evaluations)
 
 
+def descend_round(
+    updates: RoundUpdates,
+    validation: Validation,
+    initial_weights: Tensor,
+    factors: Tensor,
+    buffer_factors: Tensor,
+    *,
+    steps: int,
+    last_step: Tensor | None = None,
+    relative: bool = False,
+) -> Descent:
+    """Descend the validation loss over the weights of a round's updates, shortened.
+
+    Parameters
+    ----------
+    updates : RoundUpdates
+        The round's replies.
+    validation : Validation
+        The held-out set with model and loss, or a part of it.
+    initial_weights : Tensor
+        ``[m]``, as in :func:`descend_weights`.
+    factors, buffer_factors : Tensor
+        ``[m]``, in (0, 1]: by which the updates of parameters, and of buffers, are shortened.
+    steps, last_step, relative
+        As in :func:`descend_weights`.
+    """
+    shortened = updates.client_updates
+    if bool((factors < 1).any()):
+        shortened = shortened * factors.to(shortened).unsqueeze(1)
+
+    def buffers(weights: Tensor) -> dict[str, Tensor]:
+        combined = combine_buffers(
+            updates.global_buffers, updates.buffer_updates, weights * buffer_factors
+        )
+        return {**updates.named_buffers, **updates.split_buffers(combined)}
+
+    return descend_weights(
+        updates.global_params,
+        shortened,
+        initial_weights,
+        lambda params, weights: validation.loss_and_gradient(params, buffers(weights)),
+        loss=lambda params, weights: validation.loss(params, buffers(weights)),
+        steps=steps,
+        last_step=last_step,
+        relative=relative,
+    )
+
+
 class _Place(NamedTuple):
     """A point of the simplex: weights [m], the loss there, and its slopes dL/dp [m]."""
 
     weights: Tensor
     loss: float
     slopes: Tensor
+
+
+class _ServerDirections:
+    """Takes out of a gradient what the server could do itself: step length, and momentum."""
+
+    def __init__(self, global_params: Tensor, last_step: Tensor | None) -> None:
+        self._start, self._last = global_params, last_step
+
+    def without(self, gradient: Tensor, params: Tensor) -> Tensor:
+        """Return a gradient ``[d]`` at ``params`` [d] less its part along these directions."""
+        rest = gradient.double()
+        known = [params - self._start, *([] if self._last is None else [self._last])]
+        basis: list[Tensor] = []
+        for direction in known:
+            own = direction.to(rest)
+            for unit in basis:
+                own = own - (own @ unit) * unit
+            length = own.norm()
+            if length > 1e-6 * direction.norm():
+                basis.append(own / length)
+        for unit in basis:
+            rest = rest - (rest @ unit) * unit
+        if rest.norm() <= 1e-6 * gradient.double().norm():  # Rounding is no direction.
+            return torch.zeros_like(gradient)
+        return rest.to(gradient)
 
 
 class _Landscape:
@@ -141,7 +230,9 @@ class _Landscape:
         client_updates: Tensor,
         loss_gradient: LossGradient,
         loss: Loss | None,
+        own: _ServerDirections | None = None,
     ) -> None:
+        self._own = own
         self.global_params = global_params
         self.client_updates = client_updates
         self.squared_norms = torch.linalg.vecdot(client_updates, client_updates).double()  # [m]
@@ -156,6 +247,8 @@ class _Landscape:
             loss = self._loss(params, weights)
             return _Place(weights, loss if math.isfinite(loss) else math.inf, weights)
         loss, gradient = self._loss_gradient(params, weights)
+        if self._own is not None:
+            gradient = self._own.without(gradient, params)
         inner = -project_updates(
             self.client_updates, gradient.to(self.client_updates.device), self.squared_norms
         ).inner.cpu()
@@ -164,11 +257,25 @@ class _Landscape:
 
 
 def _start(landscape: _Landscape, weights: Tensor) -> _Place:
-    """Return the place to begin at: all clients, or those that lead to a finite loss."""
+    """Return the place to begin at: all clients, or those whose updates are not too long for it.
+
+    A model far too large answers every input alike, and its loss may be less than that of any
+    mixture with others, but no client can train it further. So what is absurd is left out, and
+    what is long where the loss is less without it.
+    """
+    lengths = landscape.squared_norms.sqrt().cpu()  # [m]
+    usual = usual_length(lengths)
+    model = float(torch.linalg.vector_norm(landscape.global_params.double()))
+    weights = _without(weights, lengths > _ABSURD * max(usual, model))
     place = landscape.look(weights)
+    shorter = _without(weights, lengths > _LONG * usual)
+    if not torch.equal(shorter, weights):
+        without = landscape.look(shorter)
+        place = min(without, place, key=lambda at: at.loss)  # The shorter where they are equal.
+        weights = place.weights
     while not math.isfinite(place.loss):
-        lengths = torch.where(weights > 0, landscape.squared_norms.cpu(), -1.0)
-        weights = torch.where(lengths == lengths.max(), 0.0, weights)
+        longest = torch.where(weights > 0, lengths, -1.0)
+        weights = torch.where(longest == longest.max(), 0.0, weights)
         if not bool(weights.any()):
             nowhere = landscape.look(weights)
             error = ValuationError if math.isfinite(nowhere.loss) else DivergedError
@@ -176,6 +283,12 @@ def _start(landscape: _Landscape, weights: Tensor) -> _Place:
         weights = weights / weights.sum()
         place = landscape.look(weights)
     return place
+
+
+def _without(weights: Tensor, left_out: Tensor) -> Tensor:
+    """Return weights ``[m]`` that sum to 1 without some clients; as they are where none is left."""
+    kept = torch.where(left_out, 0.0, weights)
+    return kept / kept.sum() if bool(left_out.any()) and bool(kept.any()) else weights
 
 
 def _checked(weights: Tensor, num_clients: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import describe
-from fedif_flower.tasks.modules import tied_names, trainable_names
+from fedif_flower.tasks.modules import copy_module, evaluation_mode, tied_names, trainable_names
 from fedif_flower.valuation.pooling import pool_pairwise
 
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
@@ -37,6 +36,8 @@ class FlatModel:
         Other names of arrays that the model has under several names.
     params : Tensor
         ``[d]``: the vector itself; the module's parameters are views of it.
+    evaluation_mode : callable
+        Returns the context in which the module is only evaluated.
 
     Raises
     ------
@@ -63,6 +64,7 @@ class FlatModel:
         for parameter, piece in _pieces(self.params, self.parameters):
             parameter.data = piece
         self._gradient: Tensor | None = None
+        self.evaluation_mode = evaluation_mode(self.module)
 
     @property
     def others(self) -> dict[str, Tensor]:
@@ -100,7 +102,7 @@ def _copy(model: nn.Module, device: torch.device) -> nn.Module:
         and id(parameter) not in loaded
         and parameter.device == device
     }
-    return copy.deepcopy(model, shared).to(device).eval()
+    return copy_module(model, shared).to(device).eval()
 
 
 def _require_vector(model: nn.Module) -> None:
@@ -154,6 +156,11 @@ class HasFlatModel:
     def tied_names(self) -> dict[str, str]:
         """The other names of arrays that the model has under several, and their first name."""
         return self._model.tied_names
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The shape of each parameter and buffer, by every name that it has."""
+        return {name: list(value.shape) for name, value in self._model.state.items()}
 
     @property
     def num_params(self) -> int:

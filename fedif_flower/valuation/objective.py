@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import describe, num_examples
+from fedif_flower.tasks.batches import describe, tensors_of
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
+from fedif_flower.valuation.batch_weight import BatchSize, batch_size, class_mean
 
 Metric = Literal["accuracy", "loss", "score"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -30,26 +32,35 @@ class Objective(Protocol):
         """What may be asked for; the first batch decides whether accuracy is defined."""
         ...
 
+    @property
+    def ignored(self) -> int | None:
+        """The target that stands for no answer, if there is one."""
+        ...
+
     def check(self, batch: Any) -> None:
         """Raise ValuationError if batches of this kind cannot be judged."""
         ...
 
-    def size(self, model: nn.Module, batch: Any) -> int:
-        """Return how many examples the batch's mean is over."""
+    def known_size(self, batch: Any) -> BatchSize | None:
+        """Return a batch's size where the batch alone tells it."""
+        ...
+
+    def size(self, model: nn.Module, batch: Any) -> BatchSize:
+        """Return how many examples a batch has, and what its mean loss divides by."""
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
         ...
 
-    def loss_and_size(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        """Return the mean loss over the batch, and how many examples that is."""
+    def loss_and_size(
+        self, model: nn.Module, batch: Any, size: BatchSize | None = None
+    ) -> tuple[Tensor, BatchSize]:
+        """Return the mean loss over the batch, and its size unless that is known."""
         ...
 
-    def totals(
-        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[str]
-    ) -> list[Tensor]:
-        """Return the sum over the batch's examples of each metric, one of :attr:`metrics`."""
+    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
+        """Return each metric's mean over the batch; of "accuracy", how many answers are right."""
         ...
 
 
@@ -67,43 +78,59 @@ class PairObjective:
         self.loss_fn = loss_fn
         self.scores = scores or {}
         self.metrics: frozenset[str] = frozenset(("loss", "accuracy", *self.scores))
+        self.class_mean = class_mean(loss_fn)
+
+    @property
+    def ignored(self) -> int | None:
+        """The target that stands for no answer, if there is one."""
+        return None if self.class_mean is None else self.class_mean.ignored
 
     def check(self, batch: Any) -> None:
-        """Raise ValuationError unless the batch has inputs and targets."""
+        """Raise ValuationError unless the batch has inputs and targets ``[n, ...]``."""
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise ValuationError(
                 f"a batch is {describe(batch)}; expected (inputs, targets). "
                 "For anything else pass batch_loss(model, batch) -> (mean loss, size)"
             )
+        tensors = tensors_of(batch[-1])
+        if not any(t.dim() for t in tensors) if tensors else not hasattr(batch[-1], "__len__"):
+            raise ValuationError(
+                f"a batch is {describe(batch)}, which is a single example: its targets have no "
+                "first dimension; allowed: batches, such as a DataLoader with a batch_size makes "
+                "of a list of examples"
+            )
 
-    def size(self, model: nn.Module, batch: Any) -> int:  # noqa: ARG002
-        """Return the number of targets."""
-        return num_examples(batch[-1])
+    def known_size(self, batch: Any) -> BatchSize:
+        """Return the number of targets that are not ignored, and the sum of their weights."""
+        return batch_size(self.class_mean, batch[-1])
+
+    def size(self, model: nn.Module, batch: Any) -> BatchSize:  # noqa: ARG002
+        """Return what :meth:`known_size` does."""
+        return self.known_size(batch)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
         *inputs, targets = batch
         return self.loss_fn(model(*inputs), targets)
 
-    def loss_and_size(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        """Return the mean loss over the batch, and its number of targets."""
-        self.check(batch)
-        return self.loss(model, batch), self.size(model, batch)
+    def loss_and_size(
+        self, model: nn.Module, batch: Any, size: BatchSize | None = None
+    ) -> tuple[Tensor, BatchSize]:
+        """Return the mean loss over the batch, and its size unless that is known."""
+        return self.loss(model, batch), size or self.known_size(batch)
 
-    def totals(
-        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[str]
-    ) -> list[Tensor]:
-        """Return each metric's sum over the batch's examples, from one forward pass."""
+    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
+        """Return each metric's mean over the batch, right answers' number, from one pass."""
         *inputs, targets = batch
         outputs = model(*inputs)
         found: list[Tensor] = []
         for metric in metrics:
             if metric == "accuracy":
-                found.append(num_correct(outputs, targets))
+                found.append(num_correct(outputs, targets, self.ignored))
             elif metric == "loss":
-                found.append((self.loss_fn(outputs, targets) * size).float())
+                found.append(self.loss_fn(outputs, targets))
             else:
-                found.append(_total(self.scores[metric], (outputs, targets), size))
+                found.append(torch.as_tensor(self.scores[metric](outputs, targets)))
         return found
 
 
@@ -111,6 +138,7 @@ class BatchObjective:
     """``batch_loss(model, batch)`` on batches of any kind."""
 
     call = "batch_loss(model, batch)"
+    ignored = None
 
     def __init__(
         self, batch_loss: BatchLoss, scores: Mapping[str, ScoreFunction] | None = None
@@ -122,35 +150,57 @@ class BatchObjective:
     def check(self, batch: Any) -> None:
         """Accept everything: only ``batch_loss`` knows what a batch is."""
 
-    def size(self, model: nn.Module, batch: Any) -> int:
-        """Return the size that ``batch_loss`` tells."""
-        return self.loss_and_size(model, batch)[1]
+    def known_size(self, batch: Any) -> None:
+        """Return nothing: ``batch_loss`` tells it with the loss."""
+
+    def size(self, model: nn.Module, batch: Any) -> BatchSize:
+        """Return the size that ``batch_loss`` tells.
+
+        Raises
+        ------
+        ValuationError
+            If the loss is NaN although the size is not 0.
+        """
+        loss, size = self.loss_and_size(model, batch)
+        if size.weight and bool(loss.isnan().any()):
+            raise ValuationError(
+                f"{self.call} gives NaN on a batch of the validation set, and the size "
+                f"{size.weight:g}: {describe(batch)}; expected a number, or the size 0 where no "
+                "example counts"
+            )
+        return size
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
         return self.loss_and_size(model, batch)[0]
 
-    def totals(
-        self, model: nn.Module, batch: Any, size: int, metrics: Sequence[str]
-    ) -> list[Tensor]:
-        """Return each metric's sum over the batch's examples."""
-        found: list[Tensor] = []
-        for metric in metrics:
-            if metric == "loss":
-                found.append((self.loss(model, batch) * size).float())
-            else:
-                found.append(_total(self.scores[metric], (model, batch), size))
-        return found
+    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
+        """Return each metric's mean over the batch."""
+        return [
+            self.loss(model, batch)
+            if metric == "loss"
+            else torch.as_tensor(self.scores[metric](model, batch))
+            for metric in metrics
+        ]
 
-    def loss_and_size(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+    def loss_and_size(
+        self,
+        model: nn.Module,
+        batch: Any,
+        size: BatchSize | None = None,  # noqa: ARG002 (it is never known)
+    ) -> tuple[Tensor, BatchSize]:
         """Return what ``batch_loss`` answers."""
         answer = self.batch_loss(model, batch)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise ValuationError(
                 f"batch_loss returned {describe(answer)}; expected (mean loss, size)"
             )
-        loss, size = answer
-        return loss, int(size)
+        loss, told = answer
+        count = float(told)
+        if not (math.isfinite(count) and count >= 0):
+            raise ValuationError(f"batch_loss returned the size {count:g}; allowed: finite, >= 0")
+        count = int(count) if count.is_integer() else count
+        return loss, BatchSize(count, count)
 
 
 def objective_of(
@@ -164,8 +214,11 @@ def objective_of(
     return PairObjective(loss_fn or functional.cross_entropy, scores)
 
 
-def num_correct(outputs: Any, targets: Any) -> Tensor:
-    """Return how many answers are right; NaN unless ``[n, classes]`` meet integers ``[n]``."""
+def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tensor:
+    """Return how many answers are right; NaN unless ``[n, classes]`` meet integers ``[n]``.
+
+    No answer to the target ``ignored`` is right.
+    """
     if (
         isinstance(outputs, Tensor)
         and isinstance(targets, Tensor)
@@ -174,10 +227,8 @@ def num_correct(outputs: Any, targets: Any) -> Tensor:
         and targets.dim() == 1
         and not targets.is_floating_point()
     ):
-        return (outputs.argmax(dim=1) == targets).sum().float()
+        right = outputs.argmax(dim=1) == targets
+        if ignored is not None and ignored >= 0:  # No answer is negative.
+            right &= targets != ignored
+        return right.sum().float()
     return torch.tensor(torch.nan)
-
-
-def _total(score: ScoreFunction, arguments: tuple[Any, Any], size: int) -> Tensor:
-    """Return a mean score times the batch's size."""
-    return torch.as_tensor(score(*arguments), dtype=torch.float32) * size

@@ -25,10 +25,11 @@ _MOST_REPLICATED = 32_000_000
 
 
 class Batch(NamedTuple):
-    """Some of the held-out examples, and how many."""
+    """Some of the held-out examples, how many, and what the mean of their losses divides by."""
 
     content: Any
-    size: int
+    size: float
+    weight: float
 
 
 class Replicas:
@@ -50,7 +51,8 @@ class HasReplicas:
     """What a :class:`~fedif_flower.valuation.validation.Validation` does on several cores."""
 
     device: torch.device
-    num_examples: int
+    num_examples: float
+    total_weight: float
     _model: FlatModel
     _batches: list[Batch]
     _objective: Objective
@@ -90,9 +92,14 @@ class HasReplicas:
         other = copy.copy(cast("Validation", self))
         vars(other).pop("gradients", None)  # What is of all of D'.
         other._draft, other._judges = None, Replicas()
-        other._batches = list(batches)
-        other.num_examples = sum(size for _, size in batches)
+        other._hold(batches)
         return other
+
+    def _hold(self, batches: Sequence[Batch]) -> None:
+        """Take these batches for all of the data."""
+        self._batches = list(batches)
+        self.num_examples = sum(batch.size for batch in batches)
+        self.total_weight = sum(batch.weight for batch in batches)
 
     def share_batches(
         self, work: Callable[[Validation, Sequence[Batch]], T], metrics: Sequence[str]

@@ -2,17 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import describe, first_few
+from fedif_flower.tasks.batches import describe, first_few, map_tensors
+from fedif_flower.tasks.modules import evaluation_mode, fastest_memory_format, to_memory_format
+from fedif_flower.valuation.flat_model import FlatModel
+from fedif_flower.valuation.mean_trial import require_mean
 from fedif_flower.valuation.objective import Objective
+from fedif_flower.valuation.replicas import Batch
 
 FEW = 2  # Examples: a model that calls ``squeeze`` treats a single one differently.
+
+
+def try_batches(
+    model: FlatModel, objective: Objective, batches: Iterator[Any]
+) -> tuple[list[Batch], frozenset[str]]:
+    """Read all batches once the first has shown that they fit; return them, and what is defined.
+
+    Parameters
+    ----------
+    model : FlatModel
+        The model; its gradients stay as they are.
+    objective : Objective
+        Loss, and perhaps a score.
+    batches : iterator
+        The data, on the model's device. They come back in the memory format that is fastest.
+
+    Raises
+    ------
+    ValuationError, ConfigError
+        If there are no examples, something does not fit, or the loss is no mean over them.
+    """
+    module = model.module
+    first = next(batches, None)
+    if first is None:
+        raise ValuationError("the validation set is empty")
+    objective.check(first)
+
+    def formatted(batch: Any, memory_format: torch.memory_format) -> Any:
+        return map_tensors(lambda tensor: to_memory_format(tensor, memory_format), batch)
+
+    def attempt(memory_format: torch.memory_format) -> None:
+        few = formatted(first_few(first, FEW), memory_format)
+        differentiate(module, model.parameters, objective, few)
+
+    fastest = fastest_memory_format(module, attempt)
+    metrics = defined_metrics(module, model.parameters, objective, formatted(first, fastest))
+    with torch.no_grad():
+        contents = (formatted(batch, fastest) for batch in chain([first], batches))
+        found = [b for content in contents if (b := sized(module, objective, content)).size]
+    if not any(batch.weight for batch in found):
+        raise ValuationError("the validation set is empty: the loss counts none of its targets")
+    require_mean(module, objective, [batch.content for batch in found])
+    return found, metrics
+
+
+def sized(model: nn.Module, objective: Objective, content: Any) -> Batch:
+    """Return a batch with its size."""
+    return Batch(content, *objective.size(model, content))
 
 
 def defined_metrics(
@@ -101,8 +154,8 @@ def _outputs(model: nn.Module, batch: Any) -> str:
 
 def _is_defined(model: nn.Module, objective: Objective, batch: Any, metric: str) -> bool:
     try:
-        with torch.inference_mode():
-            (total,) = objective.totals(model, batch, 1, (metric,))
+        with evaluation_mode(model)():
+            (total,) = objective.figures(model, batch, (metric,))
     except Exception as error:
         raise ValuationError(
             f"the {metric} cannot be taken on the first validation batch, {describe(batch)}: "

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedif_flower.client.batch_training import train_batches
 from fedif_flower.client.training import train_local
-from fedif_flower.errors import DataError
+from fedif_flower.errors import DataError, ValuationError
 from fedif_flower.tasks.batches import count_examples, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation.objective import objective_of
@@ -94,6 +94,73 @@ def test_data_that_cannot_be_trained_on_are_one_sentence(data, sentence):
         train_batches(Scale(1.0), data, MSE, CONFIG, generator())
 
 
+def test_a_list_holds_batches_as_they_come():
+    inputs = torch.randn(10, 3, generator=generator())
+    targets = inputs.sum(1, keepdim=True)
+    batches = list(zip(inputs.split(4), targets.split(4), strict=True))  # 4, 4 and 2
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    other = copy.deepcopy(model)
+    found = train_batches(model, batches, MSE, CONFIG, generator())
+    in_order = DataLoader(TensorDataset(inputs, targets), 4)
+    assert found == train_batches(other, in_order, MSE, CONFIG, generator())
+    assert found[1] == count_examples(batches) == 10
+    assert torch.equal(model.weight, other.weight)
+    in_numpy = [(x.numpy(), y.numpy()) for x, y in batches]
+    assert train_batches(copy.deepcopy(other), in_numpy, MSE, CONFIG, generator())[1] == 10
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(TensorDataset(torch.ones(5, 1), torch.ones(5, 1)))
+
+
+def test_a_data_set_that_is_a_stream_comes_in_batches():
+    assert train_batches(Scale(1.0), Stream(), MSE, CONFIG, generator()) == (0.0, 5)
+
+
+def test_single_examples_are_not_taken_for_batches():
+    examples = [(torch.ones(1), torch.tensor(1.0))] * 3
+    with pytest.raises(ValuationError, match="which is a single example"):
+        train_batches(Scale(1.0), examples, MSE, CONFIG, generator())
+
+
+PAD = -100
+
+
+def test_a_batch_of_ignored_targets_is_left_out():
+    rows = torch.randn(6, 3, generator=generator())
+    labels = torch.tensor([PAD, PAD, 0, 1, PAD, 1])
+    batches = list(zip(rows.split(2), labels.split(2), strict=True))
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    expected = copy.deepcopy(model)
+    entropy = objective_of(None, None)
+    config = CONFIG.replace(local_epochs=1, momentum=0.0)
+    loss, count = train_batches(model, batches, entropy, config, generator())
+    theirs, _ = train_batches(expected, batches[1:], entropy, config, generator())
+    assert torch.equal(model.weight, expected.weight)
+    assert count == 3
+    assert loss == theirs  # A mean over the three targets, in batches of two and one.
+    with pytest.raises(DataError, match="needs at least one example"):
+        train_batches(model, batches[:1], entropy, config, generator())
+
+
+def test_a_mean_training_loss_is_weighed_as_the_loss_is():
+    weights = torch.tensor([1.0, 3.0])
+    loss_fn = nn.CrossEntropyLoss(weight=weights)
+    rows = torch.randn(6, 3, generator=generator())
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    expected = loss_fn(model(rows), labels).item()
+    config = CONFIG.replace(local_epochs=1, learning_rate=1e-30)  # The model stays as it is.
+    batches = list(zip(rows.split(2), labels.split(2), strict=True))
+    loss, count = train_batches(model, batches, objective_of(loss_fn, None), config, generator())
+    assert loss == pytest.approx(expected, rel=rounding(torch.float32))
+    assert count == 6
+
+
 def test_a_loss_that_is_no_scalar_is_named():
     each = objective_of(lambda outputs, targets: (outputs - targets).square(), None)
     with pytest.raises(DataError, match=r"gives float32 \[2, 1\] in training; expected a scalar"):
@@ -107,4 +174,4 @@ def test_examples_are_counted_where_that_needs_no_reading():
     assert count_examples({"x": pair[0]}) == 5
     assert count_examples(iter([])) is None
     assert tensor_pair(TensorDataset(*pair)) == pair
-    assert tensor_pair(list(pair)) is None  # two examples, not inputs and targets
+    assert tensor_pair(list(pair)) is None  # two batches, not inputs and targets

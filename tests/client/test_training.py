@@ -317,7 +317,7 @@ def test_config_out_of_range_names_key_value_and_range(setting, message):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_captured_step_trains_as_the_plain_loop_does():
+def test_a_gpu_trains_as_the_plain_loop_does():
     inputs, labels = (tensor.cuda() for tensor in examples((1, 28, 28), 83))
     config = TrainingConfig(local_epochs=5, batch_size=8)
     ours = build_model("cnn-batch-norm", (1, 28, 28), 10, seed=0).cuda()
@@ -330,7 +330,7 @@ def test_the_captured_step_trains_as_the_plain_loop_does():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_dropout_in_the_captured_step_follows_the_generator():
+def test_dropout_on_a_gpu_follows_the_generator():
     inputs, labels = (tensor.cuda() for tensor in examples((3, 32, 32), 160))
     results = []
     for seed in (1, 1, 2):

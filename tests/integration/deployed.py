@@ -151,13 +151,16 @@ class Deployment:
         path = self.directory / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def start_superlink(self, bind: str = "127.0.0.1") -> None:
+    def start_superlink(
+        self, bind: str = "127.0.0.1", environment: Mapping[str, str] | None = None
+    ) -> None:
         def starts() -> int:
             return self.log("superlink").count("Uvicorn running")
 
         before = starts()
         self.superlink = self.start(
             *("superlink", SCRIPT, "superlink", self.server, f"{bind}:{self.port}"),
+            environment=environment,
             prefix=self.prefix,
         )
         wait_for("SuperLink", lambda: starts() > before)

@@ -6,9 +6,11 @@ for every message. Hostile ones send whatever they like, message by message, obj
 
 from __future__ import annotations
 
+import ssl
 import time
 from pathlib import Path
 
+import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, Message, RecordDict
 from flwr.app.message import remove_content_from_message
@@ -45,9 +47,12 @@ Reply = tuple[Message, ObjectTree, dict[str, bytes]]
 
 
 class Member:
-    """One registered key, activated; ``node_id`` is what the SuperLink knows it by."""
+    """One registered key, activated; ``node_id`` is what the SuperLink knows it by.
 
-    def __init__(self, address: str, ca: Path, key: Path) -> None:
+    ``source`` is the address that it comes from.
+    """
+
+    def __init__(self, address: str, ca: Path, key: Path, source: str | None = None) -> None:
         private = load_ssh_private_key(key.read_bytes(), None)
         public = private.public_key()
         self.client = FleetHttpClient.from_server_address(
@@ -59,6 +64,10 @@ class Member:
                 NodeAuthHttpInterceptor(private, public),
             ],
         )
+        if source is not None:
+            context = ssl.create_default_context(cafile=str(ca))
+            transport = httpx.HTTPTransport(verify=context, local_address=source)
+            self.client._client = httpx.Client(transport=transport, timeout=30.0)
         self.client.__enter__()
         answer = self.client.ActivateNode(
             ActivateNodeRequest(
@@ -154,9 +163,9 @@ def packed(reply: Message) -> Reply:
     return reply, get_object_tree(reply), objects
 
 
-def join(deployment: Deployment, name: str) -> Member:
+def join(deployment: Deployment, name: str, source: str | None = None) -> Member:
     """Make a key, let the operator register it, and activate its node."""
     key = deployment.directory / "keys" / name
     deployment.script("node-key", key)
     deployment.script("register", NAME, f"{key}.pub")
-    return Member(deployment.address, deployment.server / "ca.crt", key)
+    return Member(deployment.address, deployment.server / "ca.crt", key, source)

@@ -53,7 +53,8 @@ class Arena:
     def __enter__(self) -> Arena:
         self.deployment.__enter__()
         try:
-            self.deployment.start_superlink()
+            # Attacks come as fast as they can be sent: test_siege.py is about the rate.
+            self.deployment.start_superlink(environment={"FEDIF_NODE_REQUESTS": "10000"})
             self.members = {name: join(self.deployment, name) for name in NAMES}
             started, tries = time.monotonic(), 20
             for _ in range(tries):

@@ -192,6 +192,7 @@ def test_two_real_nodes(installed, tmp_path):
         deployment.wait_online(2)
         run_config = {
             **SMALL,
+            "num-clients": "auto",
             "task": f"{PACKAGE}.task:task",
             "attack": "rotate",
             "malicious-fraction": 0.0,
@@ -202,7 +203,10 @@ def test_two_real_nodes(installed, tmp_path):
         run_id = deployment.submit(REPOSITORY, run_config)
         status, details = deployment.outcome(run_id)
         assert status == "finished:completed", f"{details}\n{deployment.run_log(run_id)[-3000:]}"
-        rows = read_rows(deployment.server / "runs" / "named" / "clients.csv")
+        run_dir = deployment.server / "runs" / "named"
+        rows = read_rows(run_dir / "clients.csv")
+        assert json.loads((run_dir / "config.json").read_text())["num-clients"] == 2
+        assert "num-clients = 2: the nodes that are online now" in deployment.run_log(run_id)
     reasons = {row["partition_id"]: row["rejection"] for row in rows}
     assert reasons["0"] == ""
     assert f"this node imports nothing from '{PACKAGE}' for a server" in reasons["1"]

@@ -50,7 +50,8 @@ def whole(tmp_path_factory) -> Path:
 def test_a_line_for_each_accepted_client_and_round(whole):
     lines, rounds = (read_rows(whole / name) for name in FILES)
     assert list(lines[0]) == [
-        *("round", "partition_id", "client_id", "coefficient", "contribution")
+        *("round", "partition_id", "client_id", "coefficient", "contribution"),
+        *("credited", "length", "weight", "borrowed", "opposed"),
     ]
     assert list(rounds[0]) == [
         *("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
@@ -85,7 +86,9 @@ def test_the_report_leads_with_what_was_contributed(whole):
     assert sum(shown) == pytest.approx(sums["attributed"], abs=CLIENTS * 5e-5)
     assert "attribution.png" in text
     assert (whole / "attribution.png").exists()
-    assert "One round moves it by at most gamma = 0.3" in text
+    assert "by gamma = 0.3 of the way" in " ".join(text.split())
+    recorded = json.loads((whole / "summary.json").read_text())["weight_scores"]
+    assert recorded == {"gamma": 0.3, "initial": 0.0, "bias_correction": False, "min_max": True}
 
 
 def test_attribution_leaves_the_run_as_it_was(whole, tmp_path):

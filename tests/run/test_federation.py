@@ -136,9 +136,14 @@ def test_partitions_cover_the_training_data(tmp_path):
     assert sum(sizes) == server.task.num_train
 
 
-def test_node_and_server_must_agree_on_the_number_of_clients(tmp_path):
+def test_there_are_no_more_clients_than_partitions(tmp_path):
     with pytest.raises(ConfigError, match="num-clients = 10, but this node is one of 7"):
         client_site(run_config(tmp_path), NodeConfig(partition_id=0, num_partitions=7))
+
+
+def test_a_node_keeps_its_part_where_other_nodes_are_away(tmp_path):
+    site = client_site(run_config(tmp_path), NodeConfig(partition_id=11, num_partitions=12))
+    assert (site.partition_id, site.num_partitions) == (11, 12)
 
 
 @pytest.fixture

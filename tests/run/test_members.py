@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedif_flower.run.members import member_table
@@ -39,6 +41,17 @@ def test_the_largest_contribution_comes_first():
         ("1", "1001", "2", "1.5000"),
         ("0", "1000", "1", "-0.5000"),
     ]
+
+
+def test_columns_of_which_nothing_is_known_are_left_out():
+    """FedAvg scores nobody."""
+    rows = [replace(row(0, 1000), contribution=None), replace(row(1, 1001), contribution=None)]
+    columns, _ = table(*rows)
+    assert "weight score" not in columns
+    assert "accumulative influence" not in columns
+    assert "core" not in " ".join(member_table(rows))
+    columns, _ = table(*rows, replace(row(1, 1001), accumulative_influence=0.5))
+    assert {"weight score", "accumulative influence"} <= set(columns)
 
 
 def test_without_attribution_the_weight_score_decides_the_order():

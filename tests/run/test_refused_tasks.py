@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from torch import nn
 from torch.nn import functional
@@ -50,6 +51,16 @@ def failing(site: Site):
             r"task 'line': validation_data: .* expected a scalar tensor",
         ),
         (
+            regression(loss=lambda outputs, targets: ((outputs - targets) ** 2).sum()),
+            ConfigError,
+            "task 'line': validation_data: loss_fn gives .* a mean over the examples",
+        ),
+        (
+            regression(validation_data=lambda site: (np.array(["a"]), np.array([1]))),
+            DataError,
+            "task 'line': validation_data: a NumPy array has dtype <U1; allowed: numbers",
+        ),
+        (
             regression(test_data=lambda site: None),
             DataError,
             "task 'line': test_data returned nothing; expected data",
@@ -88,6 +99,8 @@ def failing(site: Site):
     ],
     ids=[
         "loss",
+        "sum",
+        "text",
         "no-test",
         "failing-test",
         "empty-test",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedif_flower.run.rows import read_rows
 from fedif_flower.tasks.task import ClientSite, Metric
 from tests.run.points import SLOPE, absolute_error, classes, line, regression, run
+from tests.tolerance import rounding
 
 
 def test_a_regression_has_its_metric_wherever_a_classifier_has_accuracy(tmp_path):
@@ -35,6 +37,14 @@ def test_a_regression_has_its_metric_wherever_a_classifier_has_accuracy(tmp_path
 
 def as_loader(seed: int) -> DataLoader:
     return DataLoader(TensorDataset(*line(seed)), batch_size=16, shuffle=True)
+
+
+def in_batches(seed: int) -> list[tuple[torch.Tensor, ...]]:
+    return list(zip(*(tensor.split(16) for tensor in line(seed)), strict=True))
+
+
+def in_numpy(seed: int) -> tuple[np.ndarray, ...]:
+    return tuple(tensor.numpy() for tensor in line(seed))
 
 
 class Batches:
@@ -65,7 +75,15 @@ def dict_error(model: nn.Module, batch) -> torch.Tensor:
             validation_data=lambda site: as_loader(100),
         ),
         regression(client_data=lambda site: TensorDataset(*line(site.partition_id))),
-        regression(client_data=lambda site: list(zip(*line(site.partition_id), strict=True))),
+        regression(
+            client_data=lambda site: in_batches(site.partition_id),
+            validation_data=lambda site: in_batches(100),
+        ),
+        regression(
+            client_data=lambda site: in_numpy(site.partition_id),
+            validation_data=lambda site: in_numpy(100),
+            test_data=lambda site: in_numpy(101),
+        ),
         regression(
             client_data=lambda site: Batches(site.partition_id),
             validation_data=lambda site: Batches(100),
@@ -75,7 +93,7 @@ def dict_error(model: nn.Module, batch) -> torch.Tensor:
             metrics=[Metric("mean absolute error", dict_error, higher_is_better=False)],
         ),
     ],
-    ids=["loader", "dataset", "sequence", "batches"],
+    ids=["loader", "dataset", "list", "NumPy", "batches"],
 )
 def test_data_of_any_form_train_and_repeat_with_the_same_bits(tmp_path, task):
     runs = [run(tmp_path, task, run_name=name) for name in ("first", "second")]
@@ -84,6 +102,52 @@ def test_data_of_any_form_train_and_repeat_with_the_same_bits(tmp_path, task):
     assert (models[0]["weight"] - SLOPE.T).abs().max() < 0.2
     rows = read_rows(runs[0] / "clients.csv")
     assert {row["num_examples"] for row in rows} == {"40"}
+
+
+def test_a_model_in_bfloat16_is_trained_and_recorded(tmp_path):
+    def halved(seed: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.bfloat16() for tensor in line(seed))
+
+    task = regression(
+        model=lambda: nn.Linear(2, 1).bfloat16(),
+        client_data=lambda site: halved(site.partition_id),
+        validation_data=lambda site: halved(100),
+        test_data=lambda site: halved(101),
+    )
+    run_dir = run(tmp_path, task, attack="random-update", malicious_fraction=0.25)
+    rows = read_rows(run_dir / "rounds.csv")
+    assert [row["accepted"] for row in rows] == ["0", "4", "4", "4"]
+    errors = [float(row["test_mean_absolute_error"]) for row in rows]
+    assert errors[-1] < errors[0] / 2
+    found = torch.load(run_dir / "model.pt", weights_only=True)
+    assert found["weight"].dtype is torch.float32
+    task.build_model(0).load_state_dict(found)
+
+
+def test_classes_of_unlike_weight_and_targets_to_ignore(tmp_path):
+    """What a mean divides by differs from batch to batch; some have nothing to divide by."""
+    weights = torch.tensor([1.0, 5.0])
+
+    def labelled(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = line(seed, 120)
+        return inputs, (targets[:, 0] > 0).long().masked_fill(torch.arange(120) < 110, -100)
+
+    task = classes(
+        loss=nn.CrossEntropyLoss(weight=weights),
+        client_data=lambda site: labelled(site.partition_id),
+        validation_data=lambda site: labelled(100),
+        test_data=lambda site: labelled(101),
+    )
+    run_dir = run(tmp_path, task, batch_size=2)
+    assert {row["num_examples"] for row in read_rows(run_dir / "clients.csv")} == {"10"}
+    found = torch.load(run_dir / "model.pt", weights_only=True)
+    inputs, targets = labelled(101)
+    outputs = inputs @ found["weight"].T + found["bias"]
+    last = read_rows(run_dir / "rounds.csv")[-1]
+    expected = task.loss(outputs, targets).item()
+    assert float(last["test_loss"]) == pytest.approx(expected, rel=rounding(torch.float32))
+    right = (outputs.argmax(1) == targets)[110:].double().mean().item()
+    assert float(last["test_accuracy"]) == pytest.approx(right)
 
 
 def test_a_task_may_train_in_its_own_way(tmp_path):

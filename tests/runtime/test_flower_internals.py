@@ -1,7 +1,7 @@
 """What this package uses of Flower that is not public, one test a part; each names the version.
 
-Flower promises nothing about any of it. When one of these fails after an upgrade, the module named
-in it has to be adapted, and so has the range of versions in pyproject.toml.
+Neither Flower nor uvicorn promises anything about it. When one of these fails after an upgrade, the
+module named in it has to be adapted, and so has the range of versions in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -127,3 +127,21 @@ def test_ray_s_actors():
         require(name in source, f"RayBackend has no {name}: see ray_grid.py")
     module = import_module("flwr.simulation.ray_transport.ray_actor")
     require("_future_to_actor" in inspect.getsource(module), "see kill_busy in ray_grid.py")
+
+
+def test_what_bounded_http_needs_of_uvicorn():
+    h11_impl = import_module("uvicorn.protocols.http.h11_impl")
+    source = inspect.getsource(h11_impl)
+    for name in ("self.app = config.loaded_app", "h11_max_incomplete_event_size", "self.cycle"):
+        assert name in source, f"uvicorn {version('uvicorn')}: no {name}: see bounded_http.py"
+    server = inspect.getsource(import_module("uvicorn.server"))
+    for name in ("config.http_protocol_class(", "sock=sock, ssl=config.ssl"):
+        assert name in server, f"uvicorn {version('uvicorn')}: no {name}: see guarded_superlink.py"
+
+
+def test_a_superlink_lets_its_nodes_be_looked_up():
+    source = inspect.getsource(import_module("flwr.superlink.main").create_app)
+    require("state.linkstate_factory = " in source, "see guarded_superlink.py")
+    state = import_module("flwr.server.superlink.linkstate").LinkState
+    for name in ("get_node_id_by_public_key", "get_node_info"):
+        require(hasattr(state, name), f"LinkState.{name} is gone: see node_requests.py")

@@ -41,8 +41,17 @@ def test_run_name_is_kept(tmp_path: Path) -> None:
     assert launch.run_dir == tmp_path / "mine"
 
 
-def test_only_overrides_and_places_are_handed_on() -> None:
-    assert set(prepare({"seed": 3}).run_config) == {"seed", "output-dir", "run-name"}
+def test_only_overrides_places_and_the_number_of_clients_are_handed_on() -> None:
+    launch = prepare({"seed": 3})
+    assert set(launch.run_config) == {"seed", "num-clients", "output-dir", "run-name"}
+
+
+@pytest.mark.parametrize("overrides", [{}, {"num-clients": "auto"}, {"num-clients": 100}])
+def test_a_hundred_nodes_are_simulated_unless_it_is_told_another_number(
+    overrides: dict[str, Scalar],
+) -> None:
+    launch = prepare(overrides)
+    assert launch.run_config["num-clients"] == launch.federation_config["num-supernodes"] == 100
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,14 @@ def make_run(
     names: Mapping[int, str] | None = None,
     by_class: int = 0,
     node_ids: Mapping[int, int] | None = None,
+    credited: Mapping[int, float] | None = None,
+    weight_scores: Mapping[str, object] | None = None,
 ) -> Path:
     """Write a run: contributions by partition, a mapping for each round.
 
     ``rejections`` are reasons by round (from 1) and partition. Omega is 0.5, examples are 100 more
-    than the partition.
+    than the partition. ``credited`` is the share of its contributions that a partition is credited
+    with; left out: the file has no such column, as runs of before.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     ids = node_ids or {}
@@ -67,7 +70,10 @@ def make_run(
                 | {"num_examples": float(100 + partition)}
             )
             classes = {f"contribution_class_{k}": value / by_class for k in range(by_class)}
-            parts.append(who | {"coefficient": 1 / len(values), "contribution": value} | classes)
+            part = who | {"coefficient": 1 / len(values), "contribution": value} | classes
+            if credited is not None:
+                part["credited"] = value * credited.get(partition, 1.0)
+            parts.append(part)
         for (of_round, partition), reason in refused.items():
             if of_round == number:
                 who = {
@@ -86,12 +92,13 @@ def make_run(
     write_rows(run_dir / "clients.csv", CLIENT_COLUMNS, clients)
     columns = ["round", "partition_id", "client_id", "coefficient", "contribution"]
     columns += [f"contribution_class_{k}" for k in range(by_class)]
+    columns += ["credited"] if credited is not None else []
     write_rows(run_dir / "attribution.csv", columns, parts)
     write_rows(run_dir / "attribution_rounds.csv", ROUND_COLUMNS, rounds)
     (run_dir / "rounds.csv").write_text("round\n0\n")
     config = {"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"}
     (run_dir / "config.json").write_text(json.dumps(config))
-    (run_dir / "summary.json").write_text("{}")
+    (run_dir / "summary.json").write_text(json.dumps({"weight_scores": weight_scores}))
     (run_dir / "model.pt").write_bytes(b"a model")
     provenance = {"settings_sha256": "aa", "validation_sha256": "bb", "code_sha256": "cc"}
     (run_dir / "provenance.json").write_text(json.dumps(provenance))

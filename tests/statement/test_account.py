@@ -42,6 +42,26 @@ def test_a_run_worked_out_by_hand(tmp_path):
     assert second.equal_part == pytest.approx(0.625 / 3)
 
 
+def test_what_lies_beyond_the_bounds_is_paid_to_nobody():
+    # Contributions 6 and 2, of which 3 and 2 are credited: of 8 in all, 5 are paid.
+    shares = gain_shares([3.0, 2.0], Fraction(8))
+    assert shares == [Fraction(3, 8), Fraction(2, 8)]
+    assert share_out(1000_00, [*shares, 1 - sum(shares)]) == [375_00, 250_00, 375_00]
+    # Where some lost what others gained, credits are shared among those who have any.
+    assert gain_shares([3.0, -9.0, 1.0], Fraction(-5)) == [Fraction(3, 4), 0, Fraction(1, 4)]
+
+
+def test_credit_is_read_from_the_records(tmp_path):
+    rounds = [{0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.25}]
+    run_dir = make_run(tmp_path / "run", rounds, credited={0: 0.5})
+    found = settle(read_run(run_dir), 100_00)
+    first, second = found.members
+    assert (first.contribution, first.credited, second.credited) == (1.0, 0.5, 0.5)
+    assert (found.uncredited, found.nobody_cents) == (0.5, 33_33)
+    assert (first.cents, second.cents) == (33_34, 33_33)
+    assert found.decrease == found.attributed + found.remainder
+
+
 def test_refusals_and_absence_are_told_apart(tmp_path):
     away = {(1, 1): "no reply before the deadline", (2, 1): "client error 2: out of memory"}
     refused = {(1, 2): "array 'w' is not finite", (2, 2): "array 'w' is not finite"}

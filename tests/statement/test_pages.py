@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.page import MAX_PAGE_BYTES, refuse_page
 from fedif_flower.statement.bundle import make_statement
 from fedif_flower.statement.pictures import decimals_for, nats
 from fedif_flower.statement.style import STYLE
+from fedif_flower.statement.verify import verify
+from tests.run.points import classes, run
 from tests.statement.runs import make_run
 
 NAMES = {0: "hospital-2", 1: "St. <b>Mary's</b> & Co", 2: "Klinikum"}
@@ -122,11 +125,50 @@ def test_the_page_says_what_it_proves_and_what_not(pages, name):
         "A backdoor is no loss on clean data",
         "A negative contribution is shown as it is, and paid 0",
         "It does not add up, and says nothing about how much was gained",
-        "first round gives at most 0.3",
-        "a round of two members one gets 1 and the other 0",
         "the amounts add up to the budget",
     ):
         assert sentence in text, sentence
+
+
+SMOOTHED = "by gamma = 0.5 of the way to its score in that round"
+MIN_MAX = "In a round of two members one gets 1 and the other 0"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said", "left_out"),
+    [
+        ("shapfed", ("Weight score", "begins at 0,", SMOOTHED), (MIN_MAX,)),
+        ("fedsv", ("Weight score", "nothing is smoothed", MIN_MAX), ("gamma",)),
+        ("fltrust", ("Weight score",), ("gamma", MIN_MAX)),
+        ("fedavg", (), ("Weight score", "Omega", "\u03a9", "gamma", MIN_MAX)),
+    ],
+)
+def test_pages_say_of_weight_scores_what_the_strategy_does(tmp_path, key, strategy, said, left_out):
+    """Whatever ``gamma`` the run config has: these strategies do not take it."""
+    run_dir = run(tmp_path, classes(), strategy=strategy, attribution="simpson", shapley_samples=2)
+    folder = make_statement(run_dir, key)
+    pages = [text_of(path.read_text()) for path in folder.rglob("*.html")]
+    report = " ".join((run_dir / "report.md").read_text().split())
+    assert len(pages) == 5
+    for text in (report, *pages):
+        for words in said:
+            assert words in text
+        for words in left_out:
+            assert words not in text
+    verify(run_dir)
+
+
+def test_an_older_run_did_not_record_how_scores_came_about(tmp_path, key):
+    folder = make_statement(make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5), key)
+    text = text_of((folder / "statement.html").read_text())
+    assert "says nothing about how much was gained" in text
+    assert "gamma" not in text
+
+
+def test_weight_scores_that_are_none_are_named(tmp_path, key):
+    run_dir = make_run(tmp_path / "run", [{0: 0.5}], weight_scores={"gamma": 0.3})
+    with pytest.raises(ConfigError, match=r"summary\.json: weight_scores"):
+        make_statement(run_dir, key)
 
 
 def test_a_run_without_budget_names_no_amount(tmp_path, key):

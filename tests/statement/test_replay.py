@@ -11,6 +11,8 @@ from client_app import app as client_app
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.rows import read_rows
+from fedif_flower.run.secret_validation import salt_of
 from fedif_flower.run.updates import kept_rounds, read_step
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.statement.bundle import make_statement
@@ -75,7 +77,9 @@ def test_the_statement_of_a_real_run_adds_up_and_free_riders_get_nothing(copy, k
     assert sum(m["contribution"] for m in account["members"]) == pytest.approx(
         account["attributed"], rel=1e-6
     )
-    assert sum(m["cents"] for m in account["members"]) == 1000_00
+    paid = sum(m["cents"] for m in account["members"])
+    assert paid + account["nobody_cents"] == 1000_00
+    assert paid > 900_00  # Honest members stay within the bounds, nearly.
     # Who returns the model has a weight score, but contributed exactly 0.
     assert partitions[1]["contribution"] == 0.0
     assert partitions[1]["cents"] == 0
@@ -183,3 +187,26 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path):
     undone = {p.client_id: p.contribution for p in records.parts if p.round == 3}
     assert {p.client_id: -p.contribution for p in records.parts if p.round == 2} == undone
     assert replay(run_dir).contributions == 25
+
+
+def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    run_dir = run(config(tmp_path, fraction_train=1.0, num_server_rounds=2, secret_validation=True))
+    committed = json.loads((run_dir / "provenance.json").read_text())
+    # Before the statement the salt is nowhere in the run's folder.
+    salt = salt_of(committed["paying_nonce"])
+    assert salt.commitment == committed["paying_commitment"]
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    assert not [path for path in files if salt.value.encode() in path.read_bytes()]
+    # The losses of the attribution are not those of the data that weigh.
+    weighing = [row["validation_loss"] for row in read_rows(run_dir / "rounds.csv")]
+    paying = [row["loss_before"] for row in read_rows(run_dir / "attribution_rounds.csv")]
+    assert not set(weighing) & set(paying)
+    folder = make_statement(run_dir, key)
+    verify(run_dir)
+    assert (folder / "validation-salt.txt").read_text().strip() == salt.value
+    shutil.rmtree(tmp_path / "config")  # Others have no secret: the salt that was opened is enough.
+    assert replay(run_dir).rounds == 2
+    (folder / "validation-salt.txt").write_text("00\n")
+    with pytest.raises(StatementError, match="salt is not the one that the run committed to"):
+        replay(run_dir)

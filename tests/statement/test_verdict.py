@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_flower.statement.verdict import RULES, Facts, judge
+from fedif_flower.statement.verdict import RULES, Beyond, Facts, judge
+
+BORROWED = Beyond(1.2, 1.0, 30.0)
 
 CASES = [
     (Facts(0.4, 0.5, (0.1, 0.9), 20, 0), "accept", "it contributed"),
@@ -20,6 +22,17 @@ CASES = [
     (Facts(0.4, 0.5, None, 3, 0), "review", "too few rounds to judge by: 3"),
     (Facts(0.4, 0.5, (0.0, 1.2), 1, 0), "review", "too few rounds to judge by: 1"),
     (Facts(0.4, 0.5, (0.1, 0.9), 20, 0, True), "review", "the same data, or a copied update"),
+    (
+        Facts(0.4, 0.5, (0.1, 0.9), 20, 0, uncredited=0.3, usual=BORROWED),
+        "review",
+        "not credited: they hold 30.0 times as much of the last step",
+    ),
+    (Facts(0.4, 0.5, (0.1, 0.9), 20, 0, uncredited=0.05, usual=BORROWED), "accept", "contributed"),
+    (
+        Facts(0.4, 0.5, (0.1, 0.9), 20, 0, usual=Beyond(opposed_rounds=3)),
+        "review",
+        "in 3 rounds its update and another member's cancelled each other",
+    ),
 ]
 
 

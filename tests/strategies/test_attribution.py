@@ -111,13 +111,21 @@ def test_what_was_applied_counts_not_what_was_weighed():
     assert found.attributed == pytest.approx(found.decrease, rel=ROUNDING)
 
 
-def test_a_step_that_is_not_taken_is_nobodys():
-    # FedIF keeps the model where every step raises the loss: its bounds apply 0 of each update.
+def test_of_a_step_that_was_shortened_the_part_that_was_taken_is_attributed():
+    # Every step raises the loss: a sixteenth is taken of the one that raises it least.
     movers = Movers([[-9.0, -9.0], [-8.0, -9.0], [-9.0, -8.0]])
     callback = attributed(lambda v, **base: FedIF(v, **base), movers)
     (found,) = callback.rounds
-    assert [c.coefficient for c in found.clients] == [0.0, 0.0, 0.0]
-    assert values(found) == [0.0, 0.0, 0.0]
+    assert sum(c.coefficient for c in found.clients) == pytest.approx(1 / 16)
+    assert found.decrease < 0
+    assert found.attributed == pytest.approx(found.decrease, rel=ROUNDING)
+
+
+def test_a_round_that_leads_nowhere_is_nobodys():
+    movers = Movers([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    callback = attributed(lambda v, **base: FedIF(v, **base), movers)
+    (found,) = callback.rounds
+    assert found.clients == ()
     assert found.decrease == 0.0
 
 

@@ -47,6 +47,14 @@ def test_fltrust_refuses_an_opposite_update_and_cuts_a_long_one():
     torch.testing.assert_close(params, layers_of_two().weight.detach().flatten() + update)
 
 
+def test_a_scripted_model_is_trained_as_its_original():
+    script = torch.jit.script(layers_of_two())
+    strategy = FLTrust(script, INPUTS, LABELS, training=TRAINING, **BASE)
+    params, _ = play(strategy, layers_of_two(), Movers([server_update(1).tolist()] * 2))
+    expected = layers_of_two().weight.detach().flatten() + server_update(1)
+    torch.testing.assert_close(params, expected)
+
+
 def test_fltrust_trains_from_each_rounds_model():
     first = server_update(1)
     # Both clients go twice as far as the server, and are cut to its length.

@@ -19,7 +19,7 @@ def bowl() -> Validation:
     """Half the squared distance of a point from (1, 0)."""
 
     def loss(outputs, targets):
-        return (outputs - targets).square().sum() / 2
+        return (outputs - targets).square().mean()
 
     inputs, targets = torch.eye(2), torch.tensor([[1.0], [0.0]])
     return Validation(point(), inputs, targets, loss_fn=loss, device="cpu")
@@ -146,4 +146,5 @@ def test_a_huge_reply_costs_nothing(tmp_path):
     chosen = config(tmp_path, "influence-descent", **settings, attack="none")
     summary, _, clients = run(chosen, Spoiler(9e14))
     assert summary["test_accuracy"] > 0.5
-    assert all(float(row["weight"]) < 1e-3 for row in clients if row["partition_id"] == "1")
+    weights = [float(row["weight"]) for row in clients if row["partition_id"] == "1"]
+    assert weights == [0.0] * 4

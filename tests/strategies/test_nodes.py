@@ -3,10 +3,26 @@ from __future__ import annotations
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.nodes import MOST_QUESTIONS, NodeDirectory, identify_by_query
+from fedif_flower.strategies import nodes
+from fedif_flower.strategies.nodes import (
+    MOST_QUESTIONS,
+    NodeDirectory,
+    identify_by_query,
+    simulated_nodes,
+    wait_for_nodes,
+)
 from tests.strategies.hostile import Clients
+from tests.strategies.waiting import Clock, LateGrid
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(nodes, "time", found)
+    return found
 
 
 class Slow(Clients):
@@ -41,8 +57,8 @@ def test_who_never_says_is_asked_no_more_than_three_times():
     grid = LocalGrid(clients, 2)
     directory = NodeDirectory(identify_by_query, timeout=1.0)
     for _ in range(MOST_QUESTIONS + 2):
-        nodes = directory.online(grid, 2)
-    assert nodes == [ClientNode(UNKNOWN_PARTITION, 1000), ClientNode(1, 1001)]
+        found = directory.online(grid, 2)
+    assert found == [ClientNode(UNKNOWN_PARTITION, 1000), ClientNode(1, 1001)]
     assert clients.asked.count(0) == MOST_QUESTIONS == 3
     assert clients.asked.count(1) == 1
 
@@ -128,3 +144,68 @@ def test_a_node_is_called_what_it_was_registered_as():
     silent = NodeDirectory(identify_by_query, timeout=1.0)
     (node, _) = silent.online(Registered(Slow({0: 9}), 2), 2)
     assert (node.partition_id, node.name) == (UNKNOWN_PARTITION, "hospital-2")
+
+
+def test_a_wait_is_told_at_once_and_every_ten_seconds_and_ends_with_both_ways_out(clock, caplog):
+    grid = LocalGrid(Clients(), 2)
+    with pytest.raises(TrainingFailedError) as error:
+        wait_for_nodes(grid, 100, 25.0, "num-clients")
+    told = [record.getMessage() for record in caplog.records]
+    found = "2 of 100 nodes are online"
+    assert told == [f"{found}; waiting for more, {left} s at most" for left in (25, 15, 5)]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    ways = "start more SuperNodes, or set a lower num-clients"
+    assert str(error.value) == f"{found} after 25 s: {ways}"
+    assert clock.now < 26
+
+
+def test_a_wait_ends_with_the_nodes_that_come(clock, caplog):
+    class Coming(LocalGrid):
+        def get_node_ids(self):
+            return super().get_node_ids()[: 1 + int(clock.now)]
+
+    assert wait_for_nodes(Coming(Clients(), 9), 4, 25.0, "num-clients") == [1000, 1001, 1002, 1003]
+    assert len(caplog.records) == 1
+    assert wait_for_nodes(LocalGrid(Clients(), 9), 4, 25.0, "num-clients") == [*range(1000, 1009)]
+    assert len(caplog.records) == 1  # Who waits for nobody says nothing.
+
+
+def test_simulated_nodes_are_counted_once_one_has_answered():
+    """Flower's simulation registers its nodes while the ServerApp begins."""
+    grid = LateGrid(Clients(), 7)
+    assert simulated_nodes(grid) == [*range(1000, 1007)]
+    assert grid.questions == 1
+
+
+def test_any_answer_will_do():
+    def failing(message: Message, context) -> Message:
+        raise ValueError("there is no function for queries")
+
+    assert simulated_nodes(LateGrid(failing, 3)) == [1000, 1001, 1002]
+
+
+def test_nobody_waits_for_nodes_that_are_not_simulated(clock, caplog):
+    with pytest.raises(ConfigError) as error:
+        wait_for_nodes(LateGrid(Clients(), 2), 100, 600.0, "num-clients")
+    assert str(error.value) == (
+        "num-clients = 100, but 2 nodes are simulated: set num-clients = 2, or simulate 100 nodes "
+        'by --federation-config "num-supernodes=100"'
+    )
+    assert clock.now < 1
+    assert caplog.records == []
+
+
+def test_a_simulation_without_an_answer_is_an_error(clock):
+    with pytest.raises(TrainingFailedError, match="no simulated node answered within 5 s"):
+        simulated_nodes(LateGrid(Clients(), 0), 5.0)
+    mute = LateGrid(Clients(), 2)
+    mute.send_and_receive = lambda messages, timeout: []
+    with pytest.raises(TrainingFailedError, match="no simulated node answered within 5 s"):
+        simulated_nodes(mute, 5.0)
+
+
+def test_enough_simulated_nodes_are_not_asked_anything():
+    grid = LateGrid(Clients(), 7)
+    grid.looks = 3
+    assert wait_for_nodes(grid, 4, 5.0, "num-clients") == [1000, 1001, 1002, 1003]
+    assert grid.questions == 0

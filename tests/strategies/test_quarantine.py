@@ -13,6 +13,8 @@ from fedif_flower.strategies.quarantine import (
     LEAST_LOOKS,
     LEAST_MEMBERS,
     Quarantine,
+    bad_of,
+    chance_of,
     relative_worths,
     upper_bound,
 )
@@ -94,10 +96,43 @@ def test_who_is_a_little_below_zero_where_everybody_is_stays():
     assert policy.admit(NODES, 22) == NODES
 
 
-def test_who_helps_now_and_then_stays():
-    swinging = [steady(t, of_last=-0.3 if t % 2 else 0.3) for t in range(1, 30)]
-    policy = quarantine(swinging)
-    assert policy.admit(NODES, 31) == NODES
+def test_bad_rounds_are_those_far_below_the_half_above_the_median():
+    # Median 0.2; above it 0, 0.1 and 0.2 away: 1.4826 * 0.1, five times that is 0.74.
+    honest = {0: 0.2, 1: 0.3, 2: 0.4}
+    assert bad_of(honest | {3: -0.53, 4: -0.55}) == {4}
+    # Attackers below the median do not widen what is usual.
+    assert bad_of(honest | {3: -9.0, 4: -0.55}) == {3, 4}
+    # Worse than others, and no harm.
+    assert bad_of({0: 2.0, 1: 2.0, 2: 2.0, 3: 2.1, 4: 0.1}) == set()
+    assert bad_of({0: 0.2, 1: 0.3, 2: 0.4, 3: -9.0}) == set()  # Too few.
+
+
+def test_the_chance_of_bad_rounds_is_binomial():
+    assert chance_of(1, 1) == pytest.approx(0.02)
+    assert chance_of(1, 3) == pytest.approx(1 - 0.98**3)
+    assert chance_of(2, 2) == pytest.approx(0.02**2)
+
+
+@pytest.mark.parametrize("bad_of_eight", [2, 4])
+def test_who_is_bad_in_some_rounds_of_eight_is_left_out(bad_of_eight):
+    # The good rounds outweigh the bad ones: its mean is the best of all.
+    every = 8 // bad_of_eight
+    rhythm = [steady(t, of_last=0.9 if t % every else -0.3) for t in range(1, 30)]
+    policy = quarantine(rhythm)
+    for t in range(1, 32):
+        policy.admit(NODES, t)
+    assert {decision.client_id for decision in policy.decisions} == {5}
+    first = policy.decisions[0]
+    assert "far worse than others'" in first.reason
+    # By chance: three of 6 rounds 1.5e-4, four of 8 1e-5; four of 16 2.5e-4, five of 20 4e-5.
+    assert first.server_round == {2: 20, 4: 8}[bad_of_eight] + 2
+
+
+def test_who_is_bad_once_in_a_while_stays():
+    seldom = [steady(t, of_last=-0.3 if t % 12 == 0 else 0.1) for t in range(1, 61)]
+    policy = quarantine(seldom)
+    for t in range(1, 63):
+        assert policy.admit(NODES, t) == NODES
 
 
 def test_too_few_members_cannot_show_what_is_usual():

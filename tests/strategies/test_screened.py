@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF, Krum, Validation
-from fedif_flower.errors import TrainingFailedError
+from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.callbacks import OnRound
@@ -14,6 +14,7 @@ from fedif_flower.strategies.nodes import identify_by_query
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.sampling import sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply, step_reply
+from tests.strategies.waiting import LateGrid
 
 
 def model() -> nn.Module:
@@ -136,10 +137,18 @@ def test_run_stops_when_most_clients_fail_round_after_round():
         start(FedAvg(fraction_evaluate=0.0, max_failed_rounds=2), rounds=5, silent=[0, 1])
 
 
-def test_too_few_nodes_is_an_error_with_the_numbers():
-    strategy = FedAvg(min_available_nodes=5, node_timeout=0.2)
-    with pytest.raises(TrainingFailedError, match=r"3 nodes online after 0.2 s, 5 needed"):
+@pytest.mark.parametrize("key", ["min_available_nodes", "min_train_nodes", "min_evaluate_nodes"])
+def test_too_few_nodes_is_an_error_that_names_the_argument(key):
+    strategy = FedAvg(node_timeout=0.2, **{key: 5})
+    found = r"3 of 5 nodes are online after 0.2 s: start more SuperNodes, or set a lower "
+    with pytest.raises(TrainingFailedError, match=found + key):
         start(strategy)
+
+
+def test_too_few_simulated_nodes_is_an_error_at_once():
+    strategy = FedAvg(min_available_nodes=5)
+    with pytest.raises(ConfigError, match="min_available_nodes = 5, but 3 nodes are simulated"):
+        strategy.start(LateGrid(Clients(), 3), model_arrays(model()), num_rounds=1)
 
 
 def test_sampling_depends_on_seed_and_round_alone():

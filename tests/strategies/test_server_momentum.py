@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from flwr.serverapp.strategy import FedMedian
+from torch import nn
 
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.messages.models import model_arrays
@@ -56,13 +57,17 @@ def test_a_model_that_is_taken_back_takes_its_mean_with_it():
 
 def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alone():
     strategy = FedIF(threshold_validation(), update_clipping=2.0, **BASE)
-    play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=2)
+    params, _ = play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=2)
     momentum = strategy.model.momentum
     assert momentum.shares == [0.5, 0.25]
-    strategy.bounds._least = -10.0  # No model keeps such a loss.
-    play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=1)
-    assert momentum.mean.tolist() == [0.0]
+    assert strategy.bounds.loss is not None
+    # No model keeps such a loss.
+    strategy.bounds.loss.load_state_dict({"first": 1.0, "least": -10.0})
+    goes_on = Threshold()
+    nn.utils.vector_to_parameters(params, goes_on.parameters())
+    play(strategy, goes_on, Movers([[1.0], [1.0]]), rounds=1)
     assert momentum.shares == [0.5]
+    assert momentum.mean.tolist() == pytest.approx([0.5])
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedif", "fedmedian"])

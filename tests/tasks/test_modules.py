@@ -48,7 +48,7 @@ def test_images_get_channels_last_where_the_model_works_with_them(channels):
 
 def test_a_model_that_views_its_feature_maps_gets_contiguous_images():
     images = torch.rand(2, 3, 4, 5)
-    with pytest.raises(RuntimeError, match="view"):
+    with pytest.raises(RuntimeError):
         Viewing()(to_memory_format(images, torch.channels_last))
     assert image_format(Viewing(), images) is torch.contiguous_format
 

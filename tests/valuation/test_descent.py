@@ -107,6 +107,8 @@ def test_the_order_of_clients_does_not_matter(seed):
 @settings(max_examples=20)
 def test_splitting_a_client_changes_nothing(seed, share):
     updates, initial, centre = drawn(seed, 5)
+    # How long is usual depends on how many there are: here nothing is ten times as long.
+    updates /= torch.linalg.vector_norm(updates, dim=1, keepdim=True)
     start = torch.zeros(5).double()
     one = descend_weights(start, updates, initial, bowl(centre)).weights
     halves = torch.cat([initial, initial[:1] * (1 - share)])
@@ -156,10 +158,51 @@ def test_one_of_little_weight_does_not_take_all_in_a_step():
     assert found.weights[0].item() == pytest.approx(odds / (1 + odds), rel=1e-2)
 
 
+def test_relative_weights_give_the_servers_own_directions_nothing():
+    # The optimum lies far along (1, 1), the last step: the longer update would gain by its length,
+    # and the third by repeating it. A fourth sends nothing.
+    updates = [[1.0, 0.0], [0.0, 1.0], [3.0, 3.0], [0.0, 0.0]]
+    last = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    plain = descend(updates, [9.0, 9.0], steps=4)
+    assert plain.weights[2] > 0.5 > 0.2 > plain.weights[3]
+    relative = descend(updates, [9.0, 9.0], steps=4, last_step=last, relative=True)
+    assert relative.weights.tolist() == pytest.approx([0.25] * 4)
+
+
+def test_relative_weights_still_go_down_what_members_differ_in():
+    last = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    found = descend([[1.0, 1.0], [1.0, -1.0]], [0.0, 1.0], steps=3, last_step=last, relative=True)
+    assert found.weights[0] > 0.8
+
+
 def test_who_has_no_weight_gets_none():
     found = descend([[1.0, 0.0], [-1.0, 0.0], [0.5, 0.0]], [1.0, 0.0], initial=[0.0, 1.0, 1.0])
     assert found.weights[0] == 0.0
     assert found.weights[2] > 0.9
+
+
+def plateau(params: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+    """A bowl around (1, 0) whose loss is 0 far away, where nothing slopes."""
+    if params.norm() > 5:
+        return 0.0, torch.zeros_like(params)
+    return bowl(torch.tensor([1.0, 0.0]).double())(params, weights)
+
+
+def test_what_is_absurdly_long_is_left_out_however_low_the_loss():
+    # A tenth of it already leads to the loss 0, which no mixture of the others has.
+    updates = torch.tensor([[0.5, 0.0], [0.4, 0.2], [0.6, 0.1], [1e9, 0.0]]).double()
+    found = descend_weights(ZERO, updates, torch.ones(4), plateau)
+    assert found.weights[3] == 0.0
+    assert found.losses[-1] > 0.0
+
+
+def test_what_is_long_is_left_out_where_the_loss_is_less_without_it():
+    def of(long: list[float]) -> Tensor:
+        updates = torch.tensor([[0.1, 0.0], [0.1, 0.0], [0.0, 0.1], long]).double()
+        return descend([*updates.tolist()], [1.0, 0.0], steps=4).weights
+
+    assert of([-3.0, 0.0])[3] == 0.0
+    assert of([3.0, 0.0])[3] > 0.25  # It leads where the others would be slow to go.
 
 
 def test_a_diverging_client_is_left_out():

@@ -169,4 +169,4 @@ def test_without_the_processor_for_it_there_is_no_draft(monkeypatch):
     monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
     judge = Validation(network(0), INPUTS, TARGETS, device="cpu")
     assert judge._draft is None
-    assert judge.num_correct(judge.params()).tolist() == [right_in_float32(network(0))]
+    assert judge.drafted_accuracy(judge.params()).tolist() == [right_in_float32(network(0)) / N]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fedif_flower.attacks.scaling import HonestScaling
+from fedif_flower.sweeps.audit.games import GAMES, Game
 from fedif_flower.sweeps.audit.members import AuditTask, Member
 
 Case = Callable[[AuditTask, int], list[Member]]
@@ -60,11 +61,22 @@ THREATS: Mapping[str, Case] = {
     "few examples": lambda task, seed: task.with_few_examples(task.marked(seed)),
     "backdoor": _attack("pixel-trigger"),
 }
+
+
+def _game(game: Game) -> Case:
+    def members(task: AuditTask, seed: int) -> list[Member]:
+        first, m = owner(task, seed), task.config.num_clients
+        return game.members(task, [(first + i) % m for i in range(min(game.num_players, m))])
+
+    return members
+
+
 MANIPULATIONS: Mapping[str, Case] = {
     "five identities": _split,
     "a neighbour's data": _copied,
     f"update times {SCALED:g}": _scaled(SCALED),
     f"update times {SHRUNK:g}": _scaled(SHRUNK),
+    **{name: _game(game) for name, game in GAMES.items()},
 }
 CASES: Mapping[str, Case] = {
     HONEST: lambda task, seed: list(task.members),  # noqa: ARG005

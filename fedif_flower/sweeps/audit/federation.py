@@ -12,31 +12,61 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedif_flower.aggregators.geometric_median import geometric_median_weights
-from fedif_flower.attacks import ClientRound
+from fedif_flower.attacks import ClientRound, Colluder
 from fedif_flower.client.training import train_local
-from fedif_flower.round import ModelVectors, RoundUpdates, combine
+from fedif_flower.errors import ValuationError
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, combine
 from fedif_flower.seeding import torch_generator
+from fedif_flower.strategies.fedavg import FedAvg
+from fedif_flower.strategies.fedif import FedIF
+from fedif_flower.strategies.influence_descent import InfluenceDescent
+from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.sweeps.audit.members import AuditTask, Member
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.influence import Projections, influence_from, project_updates
 from fedif_flower.valuation.ledger import ContributionLedger, min_max
+from fedif_flower.valuation.path import QUADRATURES
 
 
 @dataclass(frozen=True)
 class AuditStep:
-    """A round: its updates, the coefficients they were applied with, and the validation set."""
+    """A round: its updates, the weights and coefficients they were given, and held-out data.
+
+    ``last_step`` is the global step before it, ``[d]``, if there was one; ``paying`` is held-out
+    data by which nothing was weighed.
+    """
 
     updates: RoundUpdates
+    weights: Tensor  # [m], float64
     coefficients: Tensor  # [m], float64
     validation: Validation
+    paying: Validation
+    last_step: Tensor | None = None
 
     @cached_property
     def projections(self) -> Projections:
         """Inner products and squared norms, from one gradient that all valuations share."""
         gradient = self.validation.gradient(self.updates.global_params)
         return project_updates(self.updates.client_updates, gradient, self.updates.squared_norms)
+
+    @cached_property
+    def mean_gradient(self) -> Tensor:
+        """Simpson's mean of the gradient along the step, ``[d]``."""
+        return self._mean_gradient(self.validation)
+
+    @cached_property
+    def mean_paying_gradient(self) -> Tensor:
+        """The same on the data that pay, ``[d]``."""
+        return self._mean_gradient(self.paying)
+
+    def _mean_gradient(self, data: Validation) -> Tensor:
+        start, rule = self.updates.global_params, QUADRATURES["simpson"]
+        step = combine(torch.zeros_like(start), self.updates.client_updates, self.coefficients)
+        gradients = [data.gradient(start + node * step).double() for node in rule.nodes]
+        weighted = (w * g for w, g in zip(rule.weights, gradients, strict=True))
+        return torch.stack(list(weighted)).sum(dim=0)
 
 
 class Watcher(Protocol):
@@ -52,19 +82,19 @@ class Watcher(Protocol):
         ...
 
 
-Rule = Callable[[RoundUpdates, Validation], Tensor]
-"""Gives a round's updates coefficients ``[m]``."""
+Rule = Callable[[RoundUpdates, Validation], Aggregation]
+"""Gives a round's updates weights ``[m]``; without ``applied`` they are what is applied."""
 
 
-def by_examples(updates: RoundUpdates, validation: Validation) -> Tensor:  # noqa: ARG001
+def by_examples(updates: RoundUpdates, validation: Validation) -> Aggregation:  # noqa: ARG001
     """Return FedAvg's weights."""
-    return updates.num_examples / updates.num_examples.sum()
+    return Aggregation(updates.num_examples / updates.num_examples.sum())
 
 
-def geometric_median(updates: RoundUpdates, validation: Validation) -> Tensor:
+def geometric_median(updates: RoundUpdates, validation: Validation) -> Aggregation:
     """Return RFA's weights."""
-    shares = by_examples(updates, validation)
-    return geometric_median_weights(updates.client_updates, shares).double()
+    shares = by_examples(updates, validation).weights
+    return Aggregation(geometric_median_weights(updates.client_updates, shares).double())
 
 
 class ByInfluence:
@@ -73,13 +103,39 @@ class ByInfluence:
     def __init__(self, gamma: float = 0.3) -> None:
         self.ledger = ContributionLedger(gamma)
 
-    def __call__(self, updates: RoundUpdates, validation: Validation) -> Tensor:
+    def __call__(self, updates: RoundUpdates, validation: Validation) -> Aggregation:
         """Return the weights of a round."""
         gradient = validation.gradient(updates.global_params)
         influence = influence_from(project_updates(updates.client_updates, gradient))
         self.ledger.update(updates.client_ids, min_max(influence))
-        return self.ledger.weights(updates.client_ids)
+        return Aggregation(self.ledger.weights(updates.client_ids))
 
+
+class AsRun:
+    """A strategy's coefficients as a run of it applies them, with its bounds."""
+
+    def __init__(self, strategy: ScreenedStrategy) -> None:
+        self._strategy = strategy
+
+    def __call__(self, updates: RoundUpdates, validation: Validation) -> Aggregation:  # noqa: ARG002
+        """Return the weights, and what updates are multiplied by in the end."""
+        try:
+            _, aggregation = self._strategy.merge(updates, ())
+        except ValuationError:  # The round fails and the model stays.
+            return Aggregation(torch.zeros(updates.num_clients, dtype=torch.float64))
+        return aggregation
+
+
+STRATEGIES: Mapping[str, Callable[[Validation], Rule]] = {
+    "FedAvg": lambda validation: AsRun(FedAvg(device=validation.device)),
+    "FedIF": lambda validation: AsRun(FedIF(validation, device=validation.device)),
+    "influence descent": lambda validation: AsRun(
+        InfluenceDescent(validation, device=validation.device)
+    ),
+    "influence descent, relative weights": lambda validation: AsRun(
+        InfluenceDescent(validation, relative_weights=True, device=validation.device)
+    ),
+}
 
 RULES: Mapping[str, Callable[[], Rule]] = {
     "FedAvg": lambda: by_examples,
@@ -116,8 +172,10 @@ def federate(
     params = vector_of(model)
     trainers = [Trainer(task, member, model, seed) for member in members]
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
+    last_step: Tensor | None = None
     for server_round in range(1, config.num_server_rounds + 1) if trainers else ():
         rows = torch.stack([trainer.update(params, server_round) for trainer in trainers])
+        collude(members, params, rows, torch_generator("audit-collusion", seed, server_round))
         updates = RoundUpdates(
             server_round=server_round,
             client_ids=tuple(range(len(members))),
@@ -126,13 +184,34 @@ def federate(
             client_updates=rows,
             squared_norms=rows.double().square().sum(dim=1),
             buffer_updates=rows.new_zeros(len(members), 0),
+            counters=({},) * len(members),
         )
-        coefficients = rule(updates, task.server.validation).double().cpu()
-        step = AuditStep(updates, coefficients, task.server.validation)
+        found = rule(updates, task.server.validation)
+        weights = found.weights.double().cpu()
+        coefficients = weights if found.applied is None else found.applied.double().cpu()
+        step = AuditStep(
+            updates, weights, coefficients, task.server.validation, task.paying, last_step
+        )
         for watcher in watchers:
             watcher.take(step)
-        params = combine(params, rows, coefficients)
+        before, params = params, combine(params, rows, coefficients)
+        if not torch.equal(before, params):
+            last_step = params - before
     return params
+
+
+def collude(
+    members: Sequence[Member], received: Tensor, rows: Tensor, generator: torch.Generator
+) -> None:
+    """Replace the updates ``[m, d]`` of members in league, who share one behaviour, in place."""
+    leagues: dict[int, list[int]] = {}
+    for index, member in enumerate(members):
+        if isinstance(member.behaviour, Colluder):
+            leagues.setdefault(id(member.behaviour), []).append(index)
+    for own in leagues.values():
+        acting = members[own[0]].behaviour
+        assert isinstance(acting, Colluder)
+        rows[own] = acting.collude(received, rows[own], generator)
 
 
 class Trainer:

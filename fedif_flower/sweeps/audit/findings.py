@@ -165,9 +165,11 @@ def _manipulation(values: Values, valuation: str) -> list[Finding]:
             own, honest = values.of(valuation, case, seed), values.of(valuation, HONEST, seed)
             if own is None or honest is None:
                 continue
-            owner = seed % len(honest)
-            before = _share(honest, torch.arange(len(honest)) == owner)
-            after = _share(own, values.marked(valuation, case, seed))
+            players = values.marked(valuation, case, seed)
+            after = _share(own, players)
+            if len(own) != len(honest):  # Identities of one owner.
+                players = torch.arange(len(honest)) == seed % len(honest)
+            before = _share(honest, players)
             if before > 0:
                 ratios.append(after / before)
         if ratios:

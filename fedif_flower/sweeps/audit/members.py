@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedif_flower.attacks import Behaviour, build_behaviour
@@ -16,7 +18,9 @@ from fedif_flower.run.server import Server, build_server
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.tasks.config import IMAGES
 from fedif_flower.tasks.data import Dataset, dirichlet_partition, load_dataset, to_pixels
+from fedif_flower.tasks.data.partition import split_test
 from fedif_flower.tasks.images import settled
+from fedif_flower.valuation import Validation
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,25 @@ class AuditTask:
             )
             for index, part in enumerate(parts)
         ]
+
+    @cached_property
+    def public_validation(self) -> tuple[NDArray[np.uint8], Tensor]:
+        """What data set and seed say the validation split is: images, and labels ``[n]``."""
+        test = self.dataset.test
+        chosen, _ = split_test(len(test.labels), self.config.seed)
+        return test.images[chosen], torch.from_numpy(test.labels[chosen].copy())
+
+    @cached_property
+    def paying(self) -> Validation:
+        """As many test examples as the validation split has, drawn by a salt that is no seed."""
+        test, config = self.dataset.test, self.config
+        known, others = split_test(len(test.labels), config.seed)
+        order = numpy_generator("audit-salt", config.seed).permutation(len(others))
+        chosen = others[np.sort(order[: len(known)])]
+        pixels = to_pixels(test.images[chosen], self.dataset.max_value)
+        labels = torch.from_numpy(test.labels[chosen].copy())
+        model = self.new_model(config.seed)
+        return Validation(model, self.transformed(pixels), labels, device=config.device)
 
     def marked(self, seed: int, share: float = 0.3) -> list[int]:
         """Return which members misbehave with this seed, at least one."""

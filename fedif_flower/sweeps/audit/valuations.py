@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.sweeps.audit.federation import AuditStep, Watcher
+from fedif_flower.valuation.credit import CreditBounds, RoundGeometry, credited
 from fedif_flower.valuation.influence import influence_from
 from fedif_flower.valuation.ledger import ContributionLedger, min_max
 from fedif_flower.valuation.path import path_attribution
@@ -97,6 +98,41 @@ def path(rule: str) -> Callable[[AuditStep], Tensor]:
     return value
 
 
+class PaidPath:
+    """Path attribution by Simpson's rule, on the data that weigh or pay, bounded or not."""
+
+    def __init__(self, bounds: CreditBounds | None = None, *, secret: bool = False) -> None:
+        self._bounds, self._secret = bounds, secret
+        self._sum: Tensor | float = 0.0
+
+    def take(self, step: AuditStep) -> None:
+        """Add a round's values."""
+        gradient = step.mean_paying_gradient if self._secret else step.mean_gradient
+        updates = step.updates.client_updates.double()
+        found = -step.coefficients * (updates @ gradient)  # [m]
+        if self._bounds is not None:
+            last = torch.zeros_like(gradient) if step.last_step is None else step.last_step.double()
+            credit = self._bounds.bound(
+                RoundGeometry(
+                    client_ids=step.updates.client_ids,
+                    examples=step.updates.num_examples,
+                    gram=updates @ updates.T,
+                    weights=step.weights,
+                    applied=step.coefficients,
+                    along=updates @ last,
+                    step_squared=float(last @ last),
+                )
+            )
+            borrowed = -step.coefficients * credit.returned * (last @ gradient)
+            found = credited(found, credit.kept, borrowed)
+        self._sum = self._sum + found
+
+    @property
+    def values(self) -> Tensor:
+        """The sums, ``[m]``."""
+        return torch.as_tensor(self._sum)
+
+
 def coalition_values(estimator: str, utility: str) -> Callable[[AuditStep], Tensor]:
     """Return a Shapley estimator's values; coalitions are unweighted means of models."""
     valuations: dict[int, ShapleyValuation] = {}
@@ -119,6 +155,8 @@ VALUATIONS: Mapping[str, Callable[[], Watcher]] = {
     "accumulative influence": lambda: Summed(accumulative_influence),
     "path attribution (simpson)": lambda: Summed(path("simpson")),
     "path attribution (trapezoid)": lambda: Summed(path("trapezoid")),
+    "path attribution, bounded": lambda: PaidPath(CreditBounds()),
+    "path attribution, bounded, secret data": lambda: PaidPath(CreditBounds(), secret=True),
     "AFedSV Omega": lambda: Smoothed(coalition_values("complementary", "accuracy"), initial=0.5),
     "own loss decrease": lambda: Summed(own_decrease),
     "leave-one-out": lambda: Summed(coalition_values("leave-one-out", "loss")),

@@ -1,0 +1,133 @@
+"""Borrowed steps: members that put what everybody has, the last global step, into their updates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
+from fedif_flower.attacks.free_riders import last_step
+from fedif_flower.attacks.random_update import gaussian_of_length
+
+_SENT, _OLDER = "sent", "older"
+
+
+class BorrowedStep(Behaviour):
+    r"""Sends its honest update and the last global step: :math:`u \leftarrow c (u + \Delta)`.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0.
+    """
+
+    def __init__(self, factor: float = 2.0) -> None:
+        self.factor = factor
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the received parameters, so many times both further."""
+        return own.received + self.factor * (own.trained - own.received + last_step(own))
+
+
+class AlternatingStep(Behaviour):
+    r"""Sends :math:`c \Delta` in odd rounds, its honest update in even ones.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0.
+    """
+
+    def __init__(self, factor: float = 4.0) -> None:
+        self.factor = factor
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the last step further in odd rounds, the trained parameters in even ones."""
+        step = last_step(own)
+        return own.received + self.factor * step if own.server_round % 2 else own.trained
+
+
+class UndoneStep(Behaviour):
+    r"""Sends :math:`-c \Delta` in odd rounds, and in the next what takes that back.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0.
+    """
+
+    def __init__(self, factor: float = 3.0) -> None:
+        self.factor = factor
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the last step back, or what it sent before with the other sign."""
+        step = last_step(own)
+        if own.server_round % 2:
+            own.memory[_SENT] = -self.factor * step
+            return own.received + own.memory[_SENT].to(own.received)
+        sent = own.memory.get(_SENT)
+        return own.trained if sent is None else own.received - sent.to(own.received)
+
+
+class NoisyStep(Behaviour):
+    r"""Sends the last global step and noise: :math:`c \Delta + c |\Delta| z / |z|`.
+
+    Its cosine with the last step is that of an honest update; the noise moves the loss little.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0.
+    """
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the received parameters, one disguised step further."""
+        step = self.factor * last_step(own)
+        noise = gaussian_of_length(own.received, step.norm(), own.generator)
+        return own.received + step + noise
+
+
+class OlderStep(Behaviour):
+    r"""Sends the global step before the last one: :math:`u \leftarrow c \Delta_{t-2}`.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0.
+    """
+
+    def __init__(self, factor: float = 2.0) -> None:
+        self.factor = factor
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the received parameters, one older step further."""
+        step = last_step(own)
+        older = own.memory.get(_OLDER, torch.zeros_like(step))
+        own.memory[_OLDER] = step
+        return own.received + self.factor * older.to(step)
+
+
+class SharedNoise(Colluder):
+    r"""All send the last global step and the same noise, as long as the step.
+
+    Noise that several send looks as if it came from data that they have in common.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0: of both.
+    """
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+        self._received: Tensor | None = None
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the updates ``[k, d]``, all the same."""
+        before, self._received = self._received, received.clone()
+        step = self.factor * (received - (received if before is None else before))
+        noise = gaussian_of_length(received, step.norm(), generator)
+        return (step + noise).expand_as(updates)

@@ -1,0 +1,65 @@
+"""Harm and repair: what is gained by a repair is as large as the harm before it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
+
+_SENT = "sent"
+
+
+class HarmAndRepair(Behaviour):
+    r"""Sends :math:`-c u` in odd rounds, and in the next what takes that back.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0.
+    """
+
+    def __init__(self, factor: float = 4.0) -> None:
+        self.factor = factor
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return its update turned round, or what it sent before with the other sign."""
+        if own.server_round % 2:
+            own.memory[_SENT] = -self.factor * (own.trained - own.received)
+            return own.received + own.memory[_SENT].to(own.received)
+        sent = own.memory.get(_SENT)
+        return own.trained if sent is None else own.received - sent.to(own.received)
+
+
+class HarmForRepair(Colluder):
+    r"""The last harms in odd rounds, :math:`-c u`; the first repairs in even ones.
+
+    The first adds to its honest update what takes the harm back; otherwise all are honest. The one
+    that harms is paid nothing, which costs it one honest share, and the one that repairs is
+    credited with a gain that there would not have been.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0.
+    """
+
+    def __init__(self, factor: float = 4.0) -> None:
+        self.factor = factor
+        self._harm: Tensor | None = None
+
+    def collude(
+        self,
+        received: Tensor,  # noqa: ARG002
+        updates: Tensor,
+        generator: torch.Generator,  # noqa: ARG002
+    ) -> Tensor:
+        """Return the updates ``[k, d]``."""
+        if len(updates) < 2:
+            return updates
+        sent = updates.clone()
+        if self._harm is None:
+            sent[-1] = self._harm = -self.factor * updates[-1]
+        else:
+            sent[0], self._harm = sent[0] - self._harm, None
+        return sent

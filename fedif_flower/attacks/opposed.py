@@ -1,0 +1,67 @@
+"""Opposed updates: members in league add what others of them take away again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Colluder
+
+
+class OpposedUpdates(Colluder):
+    r"""The first adds :math:`k v` to its honest update, the others take it away between them.
+
+    .. math:: u_1 \leftarrow u_1 + k v, \qquad u_i \leftarrow u_i - \frac{k}{n - 1} v
+              \quad (i = 2 \ldots n), \qquad v = u_1
+
+    Where the n accomplices have the same weight, the model is what it was, and one of them is
+    credited with what the others lose. It pays where negative contributions are paid as 0.
+
+    Parameters
+    ----------
+    factor : float
+        k > 0.
+    every : int
+        They do so in every so many rounds, >= 1, and are honest in the others.
+    """
+
+    def __init__(self, factor: float = 10.0, *, every: int = 1) -> None:
+        self.factor = factor
+        self.every = every
+        self._rounds = 0
+
+    def collude(
+        self,
+        received: Tensor,
+        updates: Tensor,
+        generator: torch.Generator,  # noqa: ARG002
+    ) -> Tensor:
+        """Return the updates ``[k, d]``: as they are where nobody is there to take away."""
+        direction = self.direction(received, updates)
+        self._rounds += 1
+        if len(updates) < 2 or self._rounds % self.every:
+            return updates
+        signs = torch.full((len(updates), 1), -1.0 / (len(updates) - 1)).to(updates)  # [k, 1]
+        signs[0] = 1.0
+        return updates + self.factor * signs * direction
+
+    def direction(self, received: Tensor, updates: Tensor) -> Tensor:  # noqa: ARG002
+        """Return what is added and taken away, ``[d]``."""
+        return updates[0]
+
+
+class OpposedSteps(OpposedUpdates):
+    r"""As :class:`OpposedUpdates`, with :math:`v = w_{t-1} - w_{t-2}`, the last global step.
+
+    It costs no data, and lowers the loss further than one member's own update. In the first round
+    there is no step, and they are honest.
+    """
+
+    def __init__(self, factor: float = 10.0, *, every: int = 1) -> None:
+        super().__init__(factor, every=every)
+        self._received: Tensor | None = None
+
+    def direction(self, received: Tensor, updates: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the last global step, ``[d]``."""
+        before, self._received = self._received, received.clone()
+        return torch.zeros_like(received) if before is None else received - before

@@ -1,0 +1,109 @@
+"""The part of the held-out data that pays and never weighs, drawn by a salt that nobody knows.
+
+The server keeps one secret beside the key that signs statements. A run's salt is
+
+    salt = HMAC-SHA256(secret, nonce),    commitment = SHA-256(salt)
+
+with a nonce of its own. Nonce and commitment are in ``provenance.json`` before the first round; the
+statement opens the salt, so that everyone can draw the same examples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.server import Server
+from fedif_flower.seeding import torch_generator
+from fedif_flower.storage import config_folder, make_folder, writing
+from fedif_flower.valuation import Validation
+
+NONCE, COMMITMENT = "paying_nonce", "paying_commitment"
+_BYTES = 32
+
+
+class Salt(NamedTuple):
+    """A run's salt, and what is published of it before the run."""
+
+    nonce: str
+    value: str
+
+    @property
+    def commitment(self) -> str:
+        """The SHA-256 of the salt."""
+        return commitment_of(self.value)
+
+
+def commitment_of(salt: str) -> str:
+    """Return what is published of a salt before the run."""
+    return hashlib.sha256(salt.encode()).hexdigest()
+
+
+def default_secret_path() -> Path:
+    """Return where the server's secret lies: beside the key that signs statements."""
+    return config_folder() / "validation-secret"
+
+
+def salt_of(nonce: str, path: Path | None = None) -> Salt:
+    """Return the salt of a nonce; the server's secret is made with mode 0600 if it is not there.
+
+    Raises
+    ------
+    ConfigError
+        If others may read the secret, or it is none.
+    StorageError
+        If it cannot be made.
+    """
+    path = path or default_secret_path()
+    if not path.exists():
+        make_folder(path.parent)
+        with writing(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(_BYTES))
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise ConfigError(f"secret = {str(path)!r}: others may read it; `chmod 600` it")
+    try:
+        secret = bytes.fromhex(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"secret = {str(path)!r} cannot be read: {error}") from error
+    if len(secret) != _BYTES:
+        raise ConfigError(f"secret = {str(path)!r} holds {len(secret)} bytes; allowed: {_BYTES}")
+    return Salt(nonce, hmac.new(secret, nonce.encode(), hashlib.sha256).hexdigest())
+
+
+def salt_for(provenance: Path) -> Salt:
+    """Return a run's salt: that of its nonce if it has begun before, else a new one."""
+    try:
+        nonce = str(json.loads(provenance.read_text())[NONCE])
+    except (OSError, ValueError, KeyError, TypeError):
+        nonce = secrets.token_hex(16)
+    return salt_of(nonce)
+
+
+def paying_part(server: Server, salt: str) -> Validation:
+    """Return as many test examples as the validation split has, drawn by a salt, by class.
+
+    Nothing weighs by them, and nothing is trained on them: what the test split says of the model
+    stays true.
+
+    Raises
+    ------
+    ConfigError
+        If the test split cannot be divided: its batches are no tensors, or it is no larger than the
+        validation split.
+    """
+    count = int(server.validation.num_examples)
+    part = server.test.sample(count, torch_generator("paying", int(salt, 16)))
+    if part is server.test:
+        raise ConfigError(
+            "secret-validation = true needs a test split of tensors with more examples than the "
+            f"validation split's {count}"
+        )
+    return part

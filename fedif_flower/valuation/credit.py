@@ -1,0 +1,294 @@
+"""Credit: how much of each update counts towards what its sender is credited with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import require
+
+ENOUGH_MEMBERS = 8  # With fewer, nobody's update can be explained by others'.
+COALITION = 0.2  # Of the round: so many, the most alike, are not asked who explains an update.
+_RIDGE = 1e-3
+_LEAST_USUAL = 0.05  # Late steps may be nobody's direction any more: the median is about 0 then.
+_MOST = 99.0  # What ratios without a limit are told as.
+
+
+@dataclass(frozen=True)
+class RoundGeometry:
+    """What bounds need of a round: lengths and cosines, no update itself.
+
+    Attributes
+    ----------
+    client_ids : sequence of int
+        The m participants.
+    examples : Tensor
+        ``[m]``: n_i > 0, as they count.
+    gram : Tensor
+        ``[m, m]``: inner products of the updates.
+    weights, applied : Tensor
+        ``[m]``: the weights that the strategy gave, and what the updates were multiplied by in the
+        end, bounds included.
+    along : Tensor
+        ``[m]``: inner products with the last global step.
+    step_squared : float
+        Its squared length; 0: there is none yet.
+    """
+
+    client_ids: Sequence[int]
+    examples: Tensor
+    gram: Tensor
+    weights: Tensor
+    applied: Tensor
+    along: Tensor
+    step_squared: float
+
+
+@dataclass(frozen=True)
+class Credit:
+    r"""How much of each update of a round is credited, ``[m]`` each, float64.
+
+    Member i is credited with no more than its part in which
+    :math:`\kappa_i (u_i - \rho_i s)` stands for :math:`u_i`, with s the last global step.
+
+    Attributes
+    ----------
+    kept : Tensor
+        :math:`\kappa_i` in (0, 1].
+    returned : Tensor
+        :math:`\rho_i \ge 0`.
+    length, weight, borrowed : Tensor
+        Length, mean weight and share of the last step, in multiples of what is usual.
+    opposed : Tensor
+        The largest negative cosine with another update, with the sign turned; >= 0.
+    """
+
+    kept: Tensor
+    returned: Tensor
+    length: Tensor
+    weight: Tensor
+    borrowed: Tensor
+    opposed: Tensor
+
+
+class CreditBounds:
+    r"""Bounds what is credited by what is usual among the members.
+
+    An update of member i counts, with :math:`\lambda_L, \lambda_W, \lambda_B` the three settings,
+
+    - for :math:`\kappa_i = \min(1, \lambda_L \ell_i / |u_i|) \min(1, \lambda_W / \bar p_i)` of
+      itself: :math:`\ell_i` is the usual length of an update from :math:`n_i` examples (see
+      :func:`usual_lengths`), :math:`\bar p_i` the mean over its rounds of its share of the weights
+      over the share of the examples that the median member has;
+    - without what it has of the last global step s beyond :math:`\lambda_B` times what is usual:
+      :math:`\rho_i |s| = \max(0, q_i - \lambda_B \tau o_i)`, with
+      :math:`q_i = \langle u_i, s \rangle / |s|`, :math:`o_i` the length of what is member i's own
+      (see :func:`own_lengths`), and :math:`\tau` the round's median of :math:`q_j / o_j`.
+
+    Lengths are those that the round used: shortened ones count as shortened. Bounds need the Gram
+    matrix of the updates, their inner products with s, and the coefficients.
+
+    Parameters
+    ----------
+    length, borrowed, weight : float
+        :math:`\lambda_L, \lambda_B, \lambda_W`, each 0 (no such bound) or >= 1.
+
+    Raises
+    ------
+    ConfigError
+        If one lies outside its range.
+    """
+
+    def __init__(self, length: float = 1.25, borrowed: float = 1.6, weight: float = 2.0) -> None:
+        for name, value in (("length", length), ("borrowed", borrowed), ("weight", weight)):
+            fits = math.isfinite(value) and (value == 0 or value >= 1)
+            require(fits, name, value, "0 (no bound) or a number >= 1")
+        self.length = length
+        self.borrowed = borrowed
+        self.weight = weight
+        # By client: sum of the logarithms of relative lengths, how many, examples.
+        self._seen: dict[int, tuple[float, int, float]] = {}
+        self._weights: dict[int, tuple[float, int]] = {}  # By client: sum of ratios, how many.
+
+    def bound(self, geometry: RoundGeometry) -> Credit:
+        """Return how much of each of the round's updates counts, and remember their lengths."""
+        gram, weights = geometry.gram.double(), geometry.weights.double()
+        squared = gram.diagonal().clamp_min(0.0)
+        shortened = torch.where(weights != 0, geometry.applied.double() / weights, 1.0).abs()
+        lengths = squared.sqrt() * shortened  # [m]
+        usual = self._usual(geometry, lengths)
+        length = torch.where(lengths > 0, lengths / usual, 0.0)
+
+        weight = self._mean_weights(geometry, weights)
+        last = math.sqrt(geometry.step_squared)
+        shares = geometry.along.double() / last if last > 0 else torch.zeros_like(lengths)
+        own = own_lengths(gram, shares)
+        ratios = torch.where(shares > 0, shares / own.clamp_min(1e-300), 0.0)
+        usual_ratio = max(_median(ratios), _LEAST_USUAL)
+        returned = torch.zeros_like(shares)
+        if self.borrowed and last > 0:
+            allowed = self.borrowed * usual_ratio * own
+            returned = (shares - allowed).clamp_min(0.0) / last
+        return Credit(
+            kept=_kept(length, self.length) * _kept(weight, self.weight),
+            returned=returned,
+            length=length,
+            weight=weight,
+            borrowed=(ratios / usual_ratio).clamp_max(_MOST),
+            opposed=opposition(gram),
+        )
+
+    def _usual(self, geometry: RoundGeometry, lengths: Tensor) -> Tensor:
+        """Return the usual length of each participant's update, ``[m]``."""
+        moving = lengths[lengths > 0]
+        if not len(moving):
+            return torch.ones_like(lengths)
+        scale = float(moving.median())
+        examples: list[float] = geometry.examples.tolist()
+        for i, n, own in zip(geometry.client_ids, examples, lengths.tolist(), strict=True):
+            if own > 0:
+                total, rounds, _ = self._seen.get(i, (0.0, 0, n))
+                self._seen[i] = (total + math.log(own / scale), rounds + 1, n)
+        known = torch.tensor(
+            [(n, total / rounds) for total, rounds, n in self._seen.values()], dtype=torch.float64
+        )
+        return scale * usual_lengths(known[:, 0], known[:, 1].exp(), geometry.examples)
+
+    def _mean_weights(self, geometry: RoundGeometry, weights: Tensor) -> Tensor:
+        """Return each participant's mean weight so far, in shares of the median member: ``[m]``."""
+        examples = geometry.examples.double()
+        usual = float(weights.sum()) * _median(examples) / float(examples.sum())
+        ratios = weights / usual if usual > 0 else torch.zeros_like(weights)
+        means = []
+        for i, ratio in zip(geometry.client_ids, ratios.tolist(), strict=True):
+            total, rounds = self._weights.get(i, (0.0, 0))
+            self._weights[i] = (total + ratio, rounds + 1)
+            means.append((total + ratio) / (rounds + 1))
+        return torch.tensor(means, dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {
+            "seen": {client_id: list(seen) for client_id, seen in self._seen.items()},
+            "weights": {client_id: list(seen) for client_id, seen in self._weights.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._seen = {i: (float(s), int(c), float(n)) for i, (s, c, n) in state["seen"].items()}
+        self._weights = {i: (float(s), int(c)) for i, (s, c) in state["weights"].items()}
+
+
+def usual_lengths(examples: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
+    r"""Return how long an update from so many examples usually is: :math:`\ell(n) = c n^\alpha`.
+
+    By Theil and Sen: :math:`\alpha` is the median slope between two members in logarithms, held
+    within [0, 1], and c the median that is left. It stands as long as those who send other lengths
+    are fewer than 29 % of the members. With fewer than five members :math:`\alpha = 0`.
+
+    Parameters
+    ----------
+    examples, lengths : Tensor
+        ``[k]``, > 0: of the members.
+    asked : Tensor
+        ``[m]``, > 0: numbers of examples.
+
+    Returns
+    -------
+    Tensor
+        ``[m]``, float64.
+
+    References
+    ----------
+    Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968.
+    """
+    x, y = examples.double().log(), lengths.double().log()
+    first, second = torch.triu_indices(len(x), len(x), 1)
+    run, rise = x[second] - x[first], y[second] - y[first]
+    slopes = (rise / run)[run.abs() > 1e-9]
+    alpha = min(max(_median(slopes), 0.0), 1.0) if len(x) >= 5 and len(slopes) else 0.0
+    return (_median(y - alpha * x) + alpha * asked.double().log()).exp()
+
+
+def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
+    r"""Return the length of what in each update is its sender's own and comes from data.
+
+    .. math:: o_i^2 = R_i^2 |r_i|^2, \qquad r_i = u_i - q_i s / |s|
+
+    :math:`R_i^2` is the share of :math:`r_i` that others' :math:`r_j` explain (least squares). What
+    is trained on data of one task has directions in common with others' updates; noise that is
+    added to a borrowed step has not. The fifth of the round that is most like member i is not
+    asked, so that accomplices do not explain each other's noise. With fewer than eight members
+    :math:`R_i = 1`.
+
+    Parameters
+    ----------
+    gram : Tensor
+        ``[m, m]``: inner products of the updates.
+    shares : Tensor
+        ``[m]``: q_i.
+    """
+    residual = gram.double() - torch.outer(shares, shares)  # [m, m]
+    squared = residual.diagonal().clamp_min(0.0)
+    m = len(squared)
+    # What is left of a borrowed step alone is rounding.
+    nothing = squared <= 1e-9 * gram.diagonal()
+    if m < ENOUGH_MEMBERS:
+        return torch.where(nothing, 0.0, squared.sqrt())
+    lengths = squared.sqrt().clamp_min(1e-300)
+    cosines = residual / torch.outer(lengths, lengths)
+    cosines[nothing] = cosines[:, nothing] = 0.0
+    own = torch.zeros(m, dtype=torch.float64)
+    for i in (~nothing).nonzero().squeeze(1).tolist():
+        alike = cosines[i].abs()
+        alike[i] = math.inf
+        others = alike.argsort(stable=True)[: m - 1 - int(COALITION * m)]
+        matrix = cosines[others][:, others] + _RIDGE * torch.eye(len(others), dtype=torch.float64)
+        target = cosines[others, i]
+        explained = float(target @ torch.linalg.solve(matrix, target))
+        own[i] = lengths[i] * math.sqrt(min(max(explained, 0.0), 1.0))
+    return own
+
+
+def opposition(gram: Tensor) -> Tensor:
+    """Return how far each update is turned against another one: the cosine, negated, or 0; [m]."""
+    lengths = gram.double().diagonal().clamp_min(0.0).sqrt()
+    cosines = gram.double() / torch.outer(lengths, lengths).clamp_min(1e-300)
+    return (-cosines).amax(dim=1).clamp(0.0, 1.0)
+
+
+def credited(contributions: Tensor, kept: Tensor, borrowed: Tensor) -> Tensor:
+    r"""Return what members are credited with, ``[m]``.
+
+    .. math:: \hat c_i = \min(c_i, \kappa_i (c_i - \max(b_i, 0)))
+
+    What is negative counts whole, and nobody gains by a bound.
+
+    Parameters
+    ----------
+    contributions : Tensor
+        ``[m]``: c_i.
+    kept : Tensor
+        ``[m]``: kappa_i.
+    borrowed : Tensor
+        ``[m]``: b_i, what of it comes from the part of the last step that is returned.
+    """
+    return torch.minimum(contributions, kept * (contributions - borrowed.clamp_min(0.0)))
+
+
+def _kept(ratios: Tensor, bound: float) -> Tensor:
+    """Return the factors ``[m]`` that bring ratios down to a bound; 0: there is none."""
+    return torch.where(ratios > bound, bound / ratios, 1.0) if bound else torch.ones_like(ratios)
+
+
+def _median(values: Tensor) -> float:
+    """Return the median; of an even number, the mean of the two in the middle; of none, 0."""
+    if not len(values):
+        return 0.0
+    ordered = values.sort().values
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

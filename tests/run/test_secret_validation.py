@@ -1,0 +1,82 @@
+"""The data that pay: drawn by a salt that nobody knows, committed to before the run."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.secret_validation import (
+    NONCE,
+    commitment_of,
+    default_secret_path,
+    paying_part,
+    salt_for,
+    salt_of,
+)
+from fedif_flower.run.server import build_server
+
+BASE = default_run_config() | {"num-clients": 4, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def test_a_nonce_has_one_salt_which_its_commitment_does_not_tell():
+    salt = salt_of("a")
+    assert salt == salt_of("a")
+    assert salt.value != salt_of("b").value
+    assert salt.commitment == commitment_of(salt.value) != salt.value
+    assert stat.S_IMODE(default_secret_path().stat().st_mode) == 0o600
+
+
+def test_another_servers_secret_gives_another_salt(tmp_path):
+    assert salt_of("a", tmp_path / "one").value != salt_of("a", tmp_path / "other").value
+
+
+def test_a_run_that_goes_on_keeps_its_salt(tmp_path):
+    path = tmp_path / "provenance.json"
+    first = salt_for(path)
+    path.write_text(json.dumps({NONCE: first.nonce}))
+    assert salt_for(path) == first
+    assert salt_for(tmp_path / "nothing.json") != first
+
+
+def test_a_secret_that_others_may_read_is_refused(tmp_path):
+    salt_of("a", tmp_path / "secret")
+    (tmp_path / "secret").chmod(0o644)
+    with pytest.raises(ConfigError, match="others may read it"):
+        salt_of("a", tmp_path / "secret")
+
+
+def test_a_secret_that_is_none_is_refused(tmp_path):
+    (tmp_path / "secret").write_text("ab")
+    (tmp_path / "secret").chmod(0o600)
+    with pytest.raises(ConfigError, match="holds 1 bytes; allowed: 32"):
+        salt_of("a", tmp_path / "secret")
+
+
+def test_the_salt_draws_as_many_examples_as_weigh():
+    server = build_server(RunConfig.from_run_config(BASE))
+    salt, other = salt_of("a").value, salt_of("b").value
+    parts = [paying_part(server, value) for value in (salt, salt, other)]
+    params = parts[0].gradient(server_params(server))
+    assert {part.num_examples for part in parts} == {server.validation.num_examples}
+    assert params.equal(parts[1].gradient(server_params(server)))
+    assert not params.equal(parts[2].gradient(server_params(server)))
+
+
+def server_params(server):
+    from torch.nn.utils import parameters_to_vector
+
+    return parameters_to_vector(server.model.parameters()).detach()
+
+
+def test_nothing_is_secret_without_attribution():
+    with pytest.raises(ConfigError, match="secret-validation"):
+        RunConfig.from_run_config(BASE | {"secret-validation": True})

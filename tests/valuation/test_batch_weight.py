@@ -1,0 +1,309 @@
+"""A mean over a validation set is the mean over its batches, whatever the loss divides by."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower.devices import torch_threads
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.batch_weight import BatchSize, ClassMean, class_mean
+from fedif_flower.valuation.classes import class_validations, missing_classes
+from tests.tolerance import rounding
+
+CLASSES, PAD = 3, -100
+WEIGHTS = torch.tensor([1.0, 4.0, 0.25])
+GENERATOR = torch.Generator().manual_seed(1)
+ROWS = torch.randn(40, 5, generator=GENERATOR)
+LABELS = torch.randint(CLASSES, (40,), generator=GENERATOR).sort().values  # As folders have them.
+SOME = torch.where(torch.arange(40) < 12, PAD, LABELS)  # The first twelve are ignored.
+
+
+class LogSoftmax(nn.Linear):
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows).log_softmax(1)
+
+
+def model(kind: type[nn.Module] = nn.Linear, classes: int = CLASSES) -> nn.Module:
+    torch.manual_seed(0)
+    return kind(5, classes)
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def whole(module: nn.Module, loss_fn, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
+    """Return loss and gradient on all of the data at once."""
+    loss = loss_fn(module(inputs), targets)
+    found = torch.autograd.grad(loss, list(module.parameters()))
+    return loss.item(), torch.cat([gradient.flatten() for gradient in found])
+
+
+def same(validation: Validation, loss: float, gradient: Tensor, module: nn.Module) -> None:
+    params, tolerance = flat(module), rounding(torch.float32)
+    assert validation.loss(params) == pytest.approx(loss, rel=tolerance)
+    assert validation.evaluate(params).loss == pytest.approx(loss, rel=tolerance)
+    found = validation.loss_and_gradient(params)
+    assert found.loss == pytest.approx(loss, rel=tolerance)
+    assert (found.gradient - gradient).norm() <= tolerance * gradient.norm()
+
+
+LOSSES = [
+    nn.CrossEntropyLoss(weight=WEIGHTS),
+    nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1),
+    nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=1),
+    partial(functional.cross_entropy, weight=WEIGHTS),
+    partial(partial(functional.cross_entropy, weight=None), weight=WEIGHTS),
+    functional.cross_entropy,
+    nn.NLLLoss(weight=WEIGHTS),
+    partial(functional.nll_loss, weight=WEIGHTS, ignore_index=2),
+]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 12, 100])
+@pytest.mark.parametrize("are_some_ignored", [False, True])
+@pytest.mark.parametrize("loss_fn", LOSSES, ids=range(len(LOSSES)))
+def test_the_mean_does_not_depend_on_the_batches(loss_fn, are_some_ignored, batch_size):
+    module = model(LogSoftmax)
+    ignored = class_mean(loss_fn).ignored
+    targets = LABELS.masked_fill(SOME == PAD, ignored) if are_some_ignored else LABELS
+    validation = Validation(
+        module, ROWS, targets, loss_fn=loss_fn, device="cpu", batch_size=batch_size
+    )
+    same(validation, *whole(module, loss_fn, ROWS, targets), module)
+
+
+@pytest.mark.parametrize("loss_fn", [functional.cross_entropy, LOSSES[0]], ids=["plain", "weights"])
+def test_a_mean_over_tokens_is_over_those_that_are_not_ignored(loss_fn):
+    class Tokens(nn.Linear):
+        def forward(self, rows: Tensor) -> Tensor:  # [n, length, features] -> [n, classes, length]
+            return super().forward(rows).transpose(1, 2)
+
+    inputs = torch.randn(9, 6, 5, generator=torch.Generator().manual_seed(2))
+    lengths = torch.tensor([1, 6, 2, 3, 0, 6, 5, 1, 4])
+    targets = torch.arange(54).view(9, 6) % CLASSES
+    targets[torch.arange(6) >= lengths[:, None]] = PAD
+    module = model(Tokens)
+    validation = Validation(module, inputs, targets, loss_fn=loss_fn, device="cpu", batch_size=2)
+    same(validation, *whole(module, loss_fn, inputs, targets), module)
+    assert validation.num_examples == 9
+
+
+def test_probabilities_count_alike():
+    probabilities = torch.rand(40, CLASSES, generator=torch.Generator().manual_seed(3)).softmax(1)
+    module, loss_fn = model(), nn.CrossEntropyLoss(weight=WEIGHTS)
+    validation = Validation(
+        module, ROWS, probabilities, loss_fn=loss_fn, device="cpu", batch_size=7
+    )
+    same(validation, *whole(module, loss_fn, ROWS, probabilities), module)
+
+
+def test_sizes_by_hand():
+    mean = ClassMean(PAD, WEIGHTS)
+    assert mean.size(torch.tensor([0, 1, PAD, 1])) == BatchSize(3, 9.0)
+    assert mean.size(torch.tensor([[0, PAD], [PAD, PAD]])) == BatchSize(2, 1.0)
+    assert mean.size(torch.tensor([PAD])) == BatchSize(0, 0)
+    assert ClassMean(PAD).size(torch.tensor([0, 1, PAD, 1])) == BatchSize(3, 3)
+    assert ClassMean(PAD, WEIGHTS).size(torch.zeros(4, CLASSES)) == BatchSize(4, 4)
+    assert ClassMean(PAD).size(torch.zeros(4, CLASSES, 5)) == BatchSize(4, 20)
+    with pytest.raises(ValuationError, match="targets are 1 to 3; allowed with 3 class weights"):
+        mean.size(torch.tensor([1, 3]))
+
+
+class Own(nn.CrossEntropyLoss):
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().forward(outputs, targets).square()
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        functional.mse_loss,
+        Own(),
+        nn.CrossEntropyLoss(reduction="sum"),
+        partial(functional.cross_entropy, reduction="sum"),
+        partial(functional.cross_entropy, size_average=False),
+    ],
+    ids=["other", "subclass", "module's sum", "sum", "outdated sum"],
+)
+def test_what_takes_another_mean_is_not_taken_for_a_known_one(loss_fn):
+    assert class_mean(loss_fn) is None
+
+
+# -- batches without a target -------------------------------------------------------------------
+
+
+def test_a_batch_of_ignored_targets_says_nothing():
+    module = model()
+    validation = Validation(module, ROWS, SOME, device="cpu", batch_size=4)
+    kept = SOME != PAD
+    same(validation, *whole(module, functional.cross_entropy, ROWS[kept], SOME[kept]), module)
+    right = (module(ROWS[kept]).argmax(1) == SOME[kept]).double().mean().item()
+    assert validation.accuracy(flat(module)) == right
+    assert validation.num_examples == 28
+    assert missing_classes(validation) == sorted({0, 1, 2} - set(SOME[kept].tolist()))
+
+
+def test_an_ignored_class_is_never_right():
+    module, loss_fn = model(), nn.CrossEntropyLoss(ignore_index=1)
+    with torch.no_grad():
+        module.bias.copy_(torch.tensor([0.0, 100.0, 0.0]))  # Always says 1.
+    validation = Validation(module, ROWS, LABELS, loss_fn=loss_fn, device="cpu", batch_size=7)
+    assert validation.accuracy(flat(module)) == 0.0
+    assert validation.num_examples == int((LABELS != 1).sum())
+
+
+def test_where_every_target_is_ignored_there_is_nothing_to_judge_by():
+    with pytest.raises(ValuationError, match="counts none of its targets"):
+        Validation(model(), ROWS, torch.full((40,), PAD), device="cpu")
+    nothing = nn.CrossEntropyLoss(weight=torch.tensor([0.0, 0.0, 1.0]))
+    with pytest.raises(ValuationError, match="counts none of its targets"):
+        Validation(model(), ROWS, LABELS.clamp_max(1), loss_fn=nothing, device="cpu")
+
+
+def test_a_class_of_weight_0_counts_for_accuracy_alone():
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0, 1.0]))
+    module = model()
+    validation = Validation(module, ROWS, LABELS, loss_fn=loss_fn, device="cpu", batch_size=3)
+    same(validation, *whole(module, loss_fn, ROWS, LABELS), module)
+    right = (module(ROWS).argmax(1) == LABELS).double().mean().item()
+    assert validation.accuracy(flat(module)) == right
+
+
+def test_classes_add_up_by_their_weights():
+    loss_fn, module = nn.CrossEntropyLoss(weight=WEIGHTS), model()
+    validation = Validation(module, ROWS, LABELS, loss_fn=loss_fn, device="cpu", batch_size=7)
+    parts = class_validations(validation)
+    params = flat(module)
+    shares = [part.total_weight / validation.total_weight for part in parts]
+    assert sum(shares) == pytest.approx(1.0)
+    total = sum(share * part.gradient(params) for share, part in zip(shares, parts, strict=True))
+    expected = validation.gradient(params)
+    assert (total - expected).norm() <= rounding(torch.float32) * expected.norm()
+
+
+def test_a_sample_of_ignored_targets_alone_is_not_taken():
+    targets = torch.full((40,), PAD)
+    targets[-1] = 0
+    validation = Validation(model(), ROWS, targets, device="cpu", batch_size=8)
+    for seed in range(20):
+        sample = validation.sample(2, torch.Generator().manual_seed(seed))
+        assert sample.loss(flat(model())) == pytest.approx(validation.loss(flat(model())))
+
+
+def test_threads_share_weighed_batches(monkeypatch):
+    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
+    module, loss_fn = model(), nn.CrossEntropyLoss(weight=WEIGHTS)
+    with torch_threads(3):
+        validation = Validation(module, ROWS, SOME, loss_fn=loss_fn, device="cpu", batch_size=4)
+        same(validation, *whole(module, loss_fn, ROWS, SOME), module)
+
+
+# -- losses of the user's own -------------------------------------------------------------------
+
+
+def of_weights(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, weight=WEIGHTS)
+
+
+def of_some(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, ignore_index=1)
+
+
+def in_all(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="sum")
+
+
+def spread(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets) + outputs.std()
+
+
+REFUSED = {"weights": of_weights, "ignored": of_some, "sum": in_all, "spread": spread, "own": Own()}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 100])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_loss_that_is_no_mean_is_refused_at_construction(name, batch_size):
+    with pytest.raises(ConfigError, match=r"loss_fn gives .* batch_loss\(model, batch\)"):
+        Validation(
+            model(),
+            ROWS,
+            LABELS,
+            loss_fn=REFUSED[name],
+            device="cpu",
+            batch_size=batch_size,
+        )
+
+
+def test_what_is_refused_goes_with_sizes_of_its_own():
+    def batch_loss(module, batch):
+        inputs, targets = batch
+        return of_weights(module(inputs), targets), WEIGHTS[targets].sum()
+
+    module = model()
+    validation = Validation(
+        module, ROWS, LABELS.clone(), batch_loss=batch_loss, device="cpu", batch_size=7
+    )
+    assert validation.total_weight == pytest.approx(WEIGHTS[LABELS].sum().item())
+    same(validation, *whole(module, of_weights, ROWS, LABELS), module)
+
+
+def smooth(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.mse_loss(outputs[:, 0], targets.to(outputs))
+
+
+def signed(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Terms of both signs: the mean is small beside them."""
+    return (outputs[:, 0] - outputs[:, 1]).mean() + 0 * targets.sum()
+
+
+@settings(max_examples=50)
+@given(
+    loss_fn=st.sampled_from([smooth, squared, signed]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 70),
+    batch_size=st.sampled_from([1, 2, 3, 64, 100]),
+    size=st.sampled_from([1e-3, 1.0, 1e3]),
+)
+def test_a_mean_is_taken_for_one(loss_fn, dtype, seed, count, batch_size, size):
+    generator = torch.Generator().manual_seed(seed)
+    rows = (size * torch.randn(count, 5, generator=generator)).to(dtype)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    Validation(
+        model().to(dtype), rows, labels, loss_fn=loss_fn, device="cpu", batch_size=batch_size
+    )
+
+
+def test_half_precision_is_no_excuse():
+    with pytest.raises(ConfigError, match="loss_fn gives"):
+        Validation(model().bfloat16(), ROWS.bfloat16(), LABELS, loss_fn=in_all, device="cpu")
+
+
+def test_nan_is_said_where_the_loss_tells_its_own_size():
+    def batch_loss(module, batch):
+        return functional.cross_entropy(module(batch[0]), batch[1]), len(batch[1])
+
+    with pytest.raises(ValuationError, match=r"NaN on a batch.*the size 4.*the size 0"):
+        Validation(model(), ROWS, SOME, batch_loss=batch_loss, device="cpu", batch_size=4)
+
+
+@pytest.mark.parametrize("size", [-1, float("nan"), float("inf")])
+def test_a_size_that_is_none_is_refused(size):
+    def batch_loss(module, batch):
+        return module(batch[0]).mean(), size
+
+    with pytest.raises(ValuationError, match=r"returned the size .*; allowed: finite, >= 0"):
+        Validation(model(), ROWS, LABELS, batch_loss=batch_loss, device="cpu")

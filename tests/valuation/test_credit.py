@@ -1,0 +1,180 @@
+"""What is credited: bounds by hand, and what holds for any round."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.valuation.credit import (
+    CreditBounds,
+    RoundGeometry,
+    credited,
+    opposition,
+    own_lengths,
+    usual_lengths,
+)
+
+HALVES = torch.full((4,), 0.25, dtype=torch.float64)
+LAST = torch.tensor([0.0, 0.0, 0.0, 2.0])
+
+
+def geometry(updates: Tensor, last: Tensor | None = None, **given) -> RoundGeometry:
+    updates = updates.double()
+    m = len(updates)
+    last = torch.zeros(updates.shape[1]) if last is None else last
+    own = {
+        "client_ids": tuple(range(m)),
+        "examples": torch.full((m,), 10.0),
+        "weights": torch.full((m,), 1 / m, dtype=torch.float64),
+    } | given
+    return RoundGeometry(
+        gram=updates @ updates.T,
+        applied=given.get("applied", own["weights"]),
+        along=updates @ last.double(),
+        step_squared=float(last @ last),
+        **{key: value for key, value in own.items() if key != "applied"},
+    )
+
+
+def test_a_long_update_counts_as_so_much_longer_than_usual():
+    lengths = torch.diag(torch.tensor([1.0, 1.0, 4.0]))
+    credit = CreditBounds(1.25).bound(geometry(lengths))
+    assert credit.kept.tolist() == pytest.approx([1.0, 1.0, 1.25 / 4])
+    assert credit.length.tolist() == pytest.approx([1.0, 1.0, 4.0])
+    # Shortened in the round already, it is not shortened again.
+    short = torch.tensor([1 / 3, 1 / 3, 1 / 12], dtype=torch.float64)
+    credit = CreditBounds(1.25).bound(geometry(lengths, applied=short))
+    assert credit.kept.tolist() == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_lengths_grow_with_examples_as_the_members_do():
+    examples = torch.tensor([10.0, 20.0, 40.0, 80.0, 160.0])
+    lengths = 3.0 * examples.sqrt()
+    asked = torch.tensor([10.0, 90.0])
+    expected = [3.0 * math.sqrt(10), 3.0 * math.sqrt(90)]
+    assert usual_lengths(examples, lengths, asked).tolist() == pytest.approx(expected)
+    # One of six that sends a thousand times as much changes nothing.
+    longer = torch.cat([lengths, torch.tensor([3e4])])
+    more = torch.cat([examples, torch.tensor([40.0])])
+    assert usual_lengths(more, longer, asked).tolist() == pytest.approx(expected, rel=0.2)
+    # Of fewer than five, the median alone.
+    assert usual_lengths(examples[:3], lengths[:3], asked).tolist() == pytest.approx(
+        [3.0 * math.sqrt(20)] * 2
+    )
+
+
+def test_lengths_are_remembered():
+    bounds = CreditBounds(1.25)
+    for _ in range(9):
+        bounds.bound(geometry(torch.eye(3)))
+    again = CreditBounds(1.25)
+    again.load_state_dict(bounds.state_dict())
+    # Two of three are four times as long now: the median of their means is not.
+    grown = geometry(torch.diag(torch.tensor([1.0, 4.0, 4.0])))
+    for one in (bounds, again):
+        assert one.bound(grown).length.tolist() == pytest.approx([0.25, 1.0, 1.0], rel=0.2)
+    assert bounds.state_dict() == again.state_dict()
+
+
+def test_a_weight_beyond_so_many_median_members_is_not_credited():
+    weights = torch.tensor([0.1, 0.1, 0.8], dtype=torch.float64)
+    credit = CreditBounds(weight=2.0).bound(geometry(torch.eye(3), weights=weights))
+    assert credit.weight.tolist() == pytest.approx([0.3, 0.3, 2.4])
+    assert credit.kept.tolist() == pytest.approx([1.0, 1.0, 2.0 / 2.4])
+    # Claims do not help: the share is that of the median member.
+    claimed = torch.tensor([10.0, 10.0, 80.0])
+    found = CreditBounds(weight=2.0).bound(
+        geometry(torch.eye(3), weights=weights, examples=claimed)
+    )
+    assert found.weight.tolist() == pytest.approx([1.0, 1.0, 8.0])
+
+
+def test_the_last_step_beyond_what_is_usual_is_returned():
+    # Own lengths 1; of the last step 1, 1, 1 and 3; usual is 1, and 1.5 times that is credited.
+    updates = torch.tensor([[1.0, 0, 0, 1], [0, 1.0, 0, 1], [0, 0, 1.0, 1], [-1.0, 0, 0, 3.0]])
+    credit = CreditBounds(0, 1.5, 0).bound(geometry(updates, LAST))
+    assert credit.borrowed.tolist() == pytest.approx([1.0, 1.0, 1.0, 3.0])
+    assert credit.returned.tolist() == pytest.approx([0.0, 0.0, 0.0, 1.5 / 2])
+    # The last step alone is returned whole.
+    updates[3] = 3 * LAST
+    credit = CreditBounds(0, 1.5, 0).bound(geometry(updates, LAST))
+    assert credit.returned[3].item() == pytest.approx(3.0)
+    assert credit.borrowed[3].item() == 99.0
+
+
+def test_noise_is_nobodys_own():
+    # What eight members have in common is explained; noise of the same length is not.
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.randn(3, 2000, generator=generator)
+    updates = torch.randn(10, 3, generator=generator) @ basis
+    noise = torch.randn(2000, generator=generator)
+    updates = torch.cat([updates, noise[None]]).double()
+    own = own_lengths(updates @ updates.T, torch.zeros(11))
+    parts = own / updates.norm(dim=1)
+    assert parts[:10].min() > 0.9
+    assert parts[10] < 0.2
+    # Nor is it if an accomplice sends it too.
+    doubled = torch.cat([updates, noise[None].double()])
+    parts = own_lengths(doubled @ doubled.T, torch.zeros(12)) / doubled.norm(dim=1)
+    assert parts[10:].max() < 0.2
+
+
+def test_opposed_updates_are_seen():
+    updates = torch.tensor([[3.0, 0.0], [-5.0, 0.0], [0.0, 1.0]]).double()
+    assert opposition(updates @ updates.T).tolist() == [1.0, 1.0, 0.0]
+
+
+def test_what_is_negative_counts_whole():
+    found = credited(
+        torch.tensor([4.0, -4.0, 1.0]),
+        torch.tensor([0.5, 0.5, 1.0]),
+        torch.tensor([1.0, 0.0, -2.0]),
+    )
+    assert found.tolist() == [1.5, -4.0, 1.0]
+
+
+@given(
+    st.lists(st.floats(-3, 3), min_size=12, max_size=12),
+    st.lists(st.floats(-5, 5), min_size=4, max_size=4),
+)
+@settings(max_examples=50, deadline=None)
+def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
+    updates = torch.tensor(entries).reshape(4, 3)
+    found = geometry(updates, torch.tensor([0.0, 1.0, 0.0]), weights=HALVES)
+    credit = CreditBounds().bound(found)
+    assert bool(((credit.kept > 0) & (credit.kept <= 1) & (credit.returned >= 0)).all())
+    contributions = torch.tensor(values).double()
+    paid = credited(contributions, credit.kept, credit.returned * 0.3)
+    assert bool((paid <= contributions).all())
+    whole = (contributions <= 0) & (credit.returned == 0)
+    assert bool((paid[whole] == contributions[whole]).all())
+
+
+@given(st.floats(0.1, 10.0))
+@settings(max_examples=20, deadline=None)
+def test_bounds_do_not_depend_on_the_unit(scale):
+    generator = torch.Generator().manual_seed(1)
+    updates, last = torch.randn(9, 20, generator=generator), torch.randn(20, generator=generator)
+    one = CreditBounds().bound(geometry(updates, last))
+    other = CreditBounds().bound(geometry(scale * updates, scale * last))
+    torch.testing.assert_close(one.kept, other.kept, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(one.returned, other.returned, rtol=1e-3, atol=1e-4)
+
+
+def test_nobody_moving_is_no_error():
+    credit = CreditBounds().bound(geometry(torch.zeros(3, 2)))
+    assert credit.kept.tolist() == [1.0] * 3
+    assert credit.opposed.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("given", [{"length": 0.5}, {"borrowed": -1.0}, {"weight": math.nan}])
+def test_a_bound_is_nothing_or_one_at_least(given):
+    (name,) = given
+    with pytest.raises(ConfigError, match=f"{name} = .*; allowed: 0 \\(no bound\\) or a number"):
+        CreditBounds(**given)

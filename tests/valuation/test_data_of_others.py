@@ -1,0 +1,216 @@
+"""Data as other people have them: batches of any structure, lists, streams, NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.valuation import Validation
+
+LABELS = torch.tensor([0, 1, 1, 0, 1])
+ROWS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return super().forward(left + 2 * right)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def build(constructor, *arguments) -> nn.Module:
+    torch.manual_seed(0)
+    return constructor(*arguments)
+
+
+def dict_loss(model, batch):
+    return functional.cross_entropy(model(batch["img"]), batch["label"]), len(batch["label"])
+
+
+def dict_score(model, batch):
+    return (model(batch["img"]).argmax(1) == batch["label"]).float().mean()
+
+
+EXAMPLES = [{"img": row, "label": label} for row, label in zip(ROWS, LABELS, strict=True)]
+
+
+class Indexed:
+    """A data set that is none of torch's, as other libraries have them."""
+
+    def __init__(self, examples) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index):
+        return self.examples[index]
+
+
+class Stream(IterableDataset):
+    def __init__(self, examples) -> None:
+        self.examples = examples
+
+    def __iter__(self):
+        return iter(self.examples)
+
+
+BATCHES = [{"img": ROWS[:3], "label": LABELS[:3]}, {"img": ROWS[3:], "label": LABELS[3:]}]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Indexed(EXAMPLES),
+        Stream(EXAMPLES),
+        DataLoader(EXAMPLES, batch_size=2),
+        DataLoader(Stream(BATCHES), batch_size=None),
+        {"img": ROWS, "label": LABELS},
+        {"img": ROWS.numpy(), "label": LABELS.numpy()},
+        BATCHES,
+        iter(BATCHES),
+    ],
+    ids=["data set", "stream", "loader", "loader of batches", "tensors", "NumPy", "list", "once"],
+)
+def test_batches_that_are_dictionaries(data):
+    model = build(nn.Linear, 3, 2)
+    validation = Validation(
+        model, data, batch_loss=dict_loss, score=dict_score, device="cpu", batch_size=2
+    )
+    expected = Validation(model, ROWS, LABELS, device="cpu")
+    params = flat(model)
+    assert validation.num_examples == 5
+    torch.testing.assert_close(validation.gradient(params), expected.gradient(params))
+    loss, accuracy, score = validation.evaluate(params)
+    assert loss == pytest.approx(expected.loss(params))
+    assert score == pytest.approx(expected.accuracy(params))
+    assert accuracy != accuracy  # NaN
+    assert validation.metrics == {"loss", "score"}
+
+
+def test_batches_of_several_inputs():
+    model = build(TwoInputs, 3, 2)
+    triples = [(x, -x / 4, y) for x, y in zip(ROWS, LABELS, strict=True)]
+    found = Validation(model, DataLoader(triples, batch_size=3), device="cpu")
+    expected = functional.cross_entropy(model(ROWS, -ROWS / 4), LABELS)
+    assert found.loss(flat(model)) == pytest.approx(expected.item())
+
+
+def test_inputs_and_targets_of_any_structure():
+    class Pair(NamedTuple):
+        left: Tensor
+        right: Tensor
+
+    class Model(nn.Linear):
+        def forward(self, pair: Pair) -> dict[str, Tensor]:
+            return {"sum": super().forward(pair.left + pair.right)}
+
+    def loss_fn(outputs, targets):
+        return functional.cross_entropy(outputs["sum"], targets["label"][0])
+
+    model = build(Model, 3, 2)
+    found = Validation(
+        model,
+        Pair(ROWS, ROWS),
+        {"label": (LABELS,)},
+        loss_fn=loss_fn,
+        device="cpu",
+        batch_size=2,
+    )
+    expected = functional.cross_entropy(nn.Linear.forward(model, 2 * ROWS), LABELS)
+    assert found.loss(flat(model)) == pytest.approx(expected.item())
+    assert found.num_examples == 5
+
+
+def test_a_length_shared_by_chance_does_not_count_examples():
+    class TimeFirst(nn.Linear):
+        def forward(self, sequences: Tensor) -> Tensor:  # [time, n, features]
+            return super().forward(sequences.sum(0))
+
+    sequences = torch.randn(5, 5, 3)  # as long as there are examples
+    model = build(TimeFirst, 3, 2)
+    found = Validation(model, iter([(sequences, LABELS)]), device="cpu")
+    assert found.loss(flat(model)) == pytest.approx(
+        functional.cross_entropy(model(sequences), LABELS).item()
+    )
+
+
+def test_sizes_of_the_user_s_own_weigh_the_batches():
+    def per_token(model, batch):
+        return model(batch["x"]).mean(), int(batch["tokens"].sum())
+
+    model = build(nn.Linear, 1, 1)
+    batches = [
+        {"x": torch.tensor([[1.0]]), "tokens": torch.tensor([3])},
+        {"x": torch.tensor([[5.0]]), "tokens": torch.tensor([1])},
+        {"x": torch.tensor([[9.0]]), "tokens": torch.tensor([0])},  # all padding
+    ]
+    validation = Validation(model, iter(batches), batch_loss=per_token, device="cpu")
+    assert validation.num_examples == 4
+    assert validation.gradient(flat(model)).tolist() == [2.0, 1.0]  # (3 * 1 + 1 * 5) / 4
+
+
+def test_a_list_is_a_list_of_batches():
+    """Batches of one size were stacked, and one in so many examples was judged."""
+    model = build(nn.Linear, 3, 1)
+    inputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(4))
+    targets = inputs.sum(1, keepdim=True)
+    for size in (10, 20):
+        batches = list(zip(inputs.split(size), targets.split(size), strict=True))
+        found = Validation(model, batches, loss_fn=functional.mse_loss, device="cpu")
+        assert found.num_examples == 50
+        expected = functional.mse_loss(model(inputs), targets).item()
+        assert found.loss(flat(model)) == pytest.approx(expected)
+
+
+PAIRS = list(zip(ROWS, LABELS, strict=True))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PAIRS,
+        [(row, int(label)) for row, label in PAIRS],
+        DataLoader(PAIRS, batch_size=None),
+        DataLoader([(row, int(label)) for row, label in PAIRS], batch_size=None),
+    ],
+    ids=["list", "list of numbers", "loader", "loader of numbers"],
+)
+def test_single_examples_are_not_taken_for_batches(data):
+    with pytest.raises(ValuationError, match=r"which is a single example.*with a batch_size"):
+        Validation(build(nn.Linear, 3, 2), data, device="cpu")
+    loader = DataLoader(PAIRS, batch_size=2)
+    assert Validation(build(nn.Linear, 3, 2), loader, device="cpu").num_examples == 5
+
+
+def read_only(values: np.ndarray) -> np.ndarray:
+    values.flags.writeable = False
+    return values
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [
+        (ROWS.numpy(), LABELS.numpy()),
+        (ROWS.numpy(), LABELS),
+        (read_only(ROWS.numpy().copy()), LABELS.numpy().astype(">i8")),
+        (np.asfortranarray(ROWS.numpy()), LABELS.numpy()[::-1][::-1]),
+        ([(ROWS[:3].numpy(), LABELS[:3].numpy()), (ROWS[3:].numpy(), LABELS[3:].numpy())], None),
+    ],
+    ids=["arrays", "one array", "other bytes", "other order", "batches"],
+)
+@pytest.mark.filterwarnings("error")
+def test_numpy_arrays_are_as_good_as_tensors(inputs, targets):
+    model = build(nn.Linear, 3, 2)
+    found = Validation(model, inputs, targets, device="cpu")
+    expected = Validation(model, ROWS, LABELS, device="cpu")
+    assert found.evaluate(flat(model)) == pytest.approx(expected.evaluate(flat(model)), nan_ok=True)

@@ -1,0 +1,119 @@
+"""A model in half precision is judged as exactly as its own outputs allow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower.devices import torch_threads
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.coalitions import coalition_scores
+from tests.tolerance import rounding
+
+N, CLASSES = 20_000, 4
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=HALVES, ids=["bfloat16", "float16"])
+def case(request) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model and data in half precision, of which there are many batches."""
+    torch.manual_seed(0)
+    rows, labels = torch.randn(N, 6), torch.randint(CLASSES, (N,))
+    return nn.Linear(6, CLASSES).to(request.param), rows.to(request.param), labels
+
+
+def in_single(model: nn.Module, rows: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+    """Return loss and gradient of the same numbers in float32."""
+    single = nn.Linear(6, CLASSES)
+    single.load_state_dict(model.state_dict())
+    loss = functional.cross_entropy(single(rows.float()), labels)
+    found = torch.autograd.grad(loss, list(single.parameters()))
+    return loss.item(), torch.cat([gradient.flatten() for gradient in found])
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_losses_and_gradients_of_many_batches_are_not_summed_in_half_precision(case):
+    model, rows, labels = case
+    validation = Validation(model, rows, labels, device="cpu")
+    loss, gradient = in_single(model, rows, labels)
+    # Each batch's own mean and gradient are rounded: their mean is off by less than one of them.
+    one_step = torch.finfo(rows.dtype).eps
+    params = flat(model)
+    found = validation.loss_and_gradient(params)
+    assert found.loss == pytest.approx(loss, rel=one_step)
+    assert validation.loss(params) == pytest.approx(loss, rel=one_step)
+    assert validation.evaluate(params).loss == pytest.approx(loss, rel=one_step)
+    assert found.gradient.dtype == torch.float32
+    assert (found.gradient - gradient).norm() <= one_step * gradient.norm()
+    one = torch.ones(1, 1, dtype=torch.bool)
+    scores = coalition_scores(validation, params[None], one, params, metric="loss")
+    assert scores.item() == pytest.approx(loss, rel=one_step)
+
+
+def test_a_small_share_does_not_vanish():
+    """In float16 a gradient times 1 / 20,000 is 0."""
+    model = nn.Linear(1, 1, bias=False).half()
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    rows = torch.full((N, 1), 2.0**-12, dtype=torch.float16)
+    validation = Validation(
+        model, rows, rows, loss_fn=lambda outputs, _: outputs.mean(), device="cpu", batch_size=1
+    )
+    found = validation.gradient(flat(model)).item()
+    assert found == pytest.approx(2.0**-12, rel=rounding(torch.float32))
+
+
+def test_threads_give_the_same(case, monkeypatch):
+    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
+    model, rows, labels = case
+    loss, gradient = in_single(model, rows, labels)
+    with torch_threads(2):
+        validation = Validation(model, rows, labels, device="cpu")
+        found = validation.loss_and_gradient(flat(model))
+    one_step = torch.finfo(rows.dtype).eps
+    assert found.loss == pytest.approx(loss, rel=one_step)
+    assert (found.gradient - gradient).norm() <= one_step * gradient.norm()
+    # Unlike the last call's: the vector of gradients is used again.
+    other = validation.gradient(torch.zeros(validation.num_params))
+    assert (other - found.gradient).norm() > one_step * gradient.norm()
+
+
+def test_single_precision_sums_losses_in_double():
+    """A float32 sum of 20,000 losses near 1,000 is off in the fifth digit."""
+    model = nn.Linear(1, 1)
+    targets = torch.full((N, 1), 999.0) + torch.linspace(0, 1, N)[:, None]
+    validation = Validation(
+        model,
+        torch.zeros(N, 1),
+        targets,
+        loss_fn=lambda outputs, goals: goals.mean() + 0 * outputs.sum(),
+        device="cpu",
+        batch_size=1,
+    )
+    expected = targets.double().mean().item()
+    params = torch.zeros(2)
+    assert validation.loss(params) == pytest.approx(expected, rel=1e-10)
+    assert validation.loss_and_gradient(params).loss == pytest.approx(expected, rel=1e-10)
+
+
+def test_losses_that_are_not_finite_are_passed_on():
+    """Their sum has no value, which is no error."""
+    targets = torch.tensor([[torch.inf], [-torch.inf]])
+    validation = Validation(
+        nn.Linear(1, 1),
+        torch.ones(2, 1),
+        targets,
+        loss_fn=lambda outputs, goals: outputs.sum() * 0 + goals.mean(),
+        device="cpu",
+        batch_size=1,
+    )
+    params = torch.zeros(2)
+    assert math.isnan(validation.loss(params))
+    assert math.isnan(validation.loss_and_gradient(params).loss)

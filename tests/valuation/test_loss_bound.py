@@ -1,0 +1,144 @@
+"""What a round takes where its own step loses too much, on the loss |w - 3| of one parameter w."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.server_momentum import ServerMomentum
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.round import ModelVectors, RoundUpdates, moved
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.loss_bound import BoundedStep, LossBound
+from tests.valuation.test_step_bounds import Point, distance
+
+
+def held_out(loss_fn=distance) -> Validation:
+    ones = torch.ones(2, 1)
+    return Validation(Point(), ones, 3 * ones, loss_fn=loss_fn, device="cpu")
+
+
+def choose(
+    bound: LossBound, start: float, steps: list[float], weights: list[float], summed=None
+) -> BoundedStep:
+    """Return the step that a round takes whose updates are ``steps`` from ``start``."""
+    client_updates = torch.tensor(steps).unsqueeze(1)
+    m = len(steps)
+    updates = RoundUpdates(
+        server_round=1,
+        client_ids=tuple(range(m)),
+        num_examples=torch.ones(m),
+        model=ModelVectors(torch.tensor([start]), torch.zeros(0)),
+        client_updates=client_updates,
+        squared_norms=client_updates.double().square().sum(dim=1),
+        buffer_updates=torch.zeros(m, 0),
+        summed=summed,
+    )
+    given, ones = torch.tensor(weights, dtype=torch.float64), torch.ones(m, dtype=torch.float64)
+
+    def move(coefficients: Tensor) -> BoundedStep:
+        return BoundedStep(*moved(updates, coefficients, given), coefficients)
+
+    return bound.choose(updates, given, ones, ones, move)
+
+
+def test_a_step_within_the_bound_costs_one_pass_beside_the_first_models():
+    validation = held_out()
+    seen: list[float] = []
+    loss = validation.loss
+    validation.loss = lambda params, buffers=None: seen.append(params.item()) or loss(params)
+    step = choose(LossBound(validation), 0.0, [1.0, 3.0], [0.5, 0.5])
+    assert step.params.item() == 2.0
+    assert seen == [0.0, 2.0]
+
+
+def test_coefficients_are_those_of_the_step_taken():
+    # 3/4 x -4 + 1/4 x 2 leads to -2.5; no share of it is as good as what leads to 2 alone.
+    step = choose(LossBound(held_out()), 0.0, [-4.0, 2.0], [0.75, 0.25])
+    assert step.coefficients.sum().item() == pytest.approx(1.0)
+    assert step.coefficients[1] > 0.9
+    assert step.params.item() == pytest.approx(
+        float(step.coefficients @ torch.tensor([-4.0, 2.0], dtype=torch.float64))
+    )
+
+
+def test_what_the_weights_sum_to_is_kept():
+    step = choose(LossBound(held_out()), 0.0, [-4.0, 2.0], [0.3, 0.2])
+    assert step.coefficients.sum().item() == pytest.approx(0.5)
+    assert 0 < step.params.item() <= 1.0
+
+
+def test_updates_that_are_summed_as_they_come_are_shortened_alone():
+    sums: list[Tensor] = []
+
+    def summed(weights: Tensor) -> Tensor:
+        sums.append(weights)
+        return (weights @ torch.tensor([-4.0, 2.0], dtype=torch.float64)).float().reshape(1)
+
+    step = choose(LossBound(held_out()), 0.0, [-4.0, 2.0], [0.5, 0.5], summed)
+    assert step.coefficients.tolist() == [0.5 / 16, 0.5 / 16]
+    assert len(sums) == 5
+
+
+def test_a_step_to_a_loss_that_is_not_finite_is_shortened():
+    def steep(outputs: Tensor, targets: Tensor) -> Tensor:
+        lost = distance(outputs, targets)
+        return torch.where(lost > 4.0, math.inf, lost)
+
+    step = choose(LossBound(held_out(steep)), 0.0, [10.0], [1.0])
+    assert step.params.item() == pytest.approx(2.5)
+
+
+def test_where_no_step_has_a_finite_loss_the_round_fails():
+    def here_alone(outputs: Tensor, targets: Tensor) -> Tensor:
+        lost = distance(outputs, targets)
+        return torch.where(lost == 3.0, lost, math.nan)
+
+    bound = LossBound(held_out(here_alone))
+    with pytest.raises(ValuationError, match="no step leads to a finite validation loss"):
+        choose(bound, 0.0, [1.0], [1.0])
+
+
+def test_without_a_finite_loss_at_the_start_there_is_nothing_to_keep():
+    def nowhere(outputs: Tensor, targets: Tensor) -> Tensor:
+        return distance(outputs, targets) * math.nan
+
+    assert choose(LossBound(held_out(nowhere)), 0.0, [-9.0], [1.0]).params.item() == -9.0
+
+
+def test_a_model_that_swings_goes_on_swinging():
+    """Each step overshoots: it leads from one side of 3 to the other, and on."""
+    bound = LossBound(held_out())
+    place, places = 0.0, []
+    for _ in range(20):
+        place = choose(bound, place, [2.5 * (3.0 - place)], [1.0]).params.item()
+        places.append(place)
+    assert all(a != b for a, b in pairwise(places) if a != 3.0)
+    assert abs(place - 3.0) < 0.5
+
+
+def test_a_step_that_misses_the_bound_begins_a_new_mean():
+    momentum = ServerMomentum(0.5)
+    bound = LossBound(held_out(), momentum=momentum)
+    momentum.advance(torch.zeros(1), torch.tensor([-8.0]))
+    assert momentum.mean is not None
+    choose(bound, 0.0, [-1.0], [1.0])
+    assert momentum.mean is None
+
+
+def test_it_goes_on_after_a_restart():
+    first, second = LossBound(held_out()), LossBound(held_out())
+    choose(first, 0.0, [3.0], [1.0])
+    second.load_state_dict(first.state_dict())
+    taken = [choose(bound, 3.0, [-8.0], [1.0]).params.item() for bound in (first, second)]
+    assert taken[0] == taken[1] == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf])
+def test_tolerances_that_are_none_are_refused(tolerance):
+    with pytest.raises(ConfigError, match="tolerance"):
+        LossBound(held_out(), tolerance)
