@@ -16,8 +16,10 @@ if WORKERS > 1:
 # Tests of these kinds start processes, and take longest.
 SLOW = ("deployment", "ray")
 
-settings.register_profile("suite", deadline=None)
-settings.load_profile("suite")
+# The same examples on every machine and in every run. HYPOTHESIS_PROFILE=search draws others.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -119,11 +119,12 @@ def descend_weights(
     landscape = _Landscape(global_params, client_updates, loss_gradient, loss, own)
     here = _start(landscape, _checked(initial_weights, len(client_updates)))
     losses = [here.loss]
-    rounding = 16 * torch.finfo(client_updates.dtype).eps
+    rounding = math.sqrt(torch.finfo(client_updates.dtype).eps)
     for left in range(steps, 0, -1):
         slopes = here.slopes - here.weights @ here.slopes  # [m]
         deviation = (here.weights @ slopes.square()).sqrt()
-        # Differences within rounding say nothing, and would part clients that sent the same.
+        # A step lowers the loss by about the deviation. Where that is next to nothing, rounding
+        # would part clients that sent the same: divided by the deviation, it is no longer small.
         if not deviation > rounding * here.slopes.abs().max():
             break
         # Who has no weight keeps none, whatever its slope.

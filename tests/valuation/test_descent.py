@@ -100,7 +100,7 @@ def test_the_order_of_clients_does_not_matter(seed):
     start = torch.zeros(5).double()
     one = descend_weights(start, updates, initial, bowl(centre)).weights
     other = descend_weights(start, updates[order], initial[order], bowl(centre)).weights
-    assert other.tolist() == pytest.approx(one[order].tolist(), abs=1e-9)
+    assert other.tolist() == pytest.approx(one[order].tolist(), abs=1e-6)
 
 
 @given(seed=seeds, share=st.floats(0.05, 0.95))
@@ -114,9 +114,9 @@ def test_splitting_a_client_changes_nothing(seed, share):
     halves = torch.cat([initial, initial[:1] * (1 - share)])
     halves[0] *= share
     split = descend_weights(start, torch.cat([updates, updates[:1]]), halves, bowl(centre)).weights
-    assert split[:1] + split[-1:] == pytest.approx(one[:1], abs=1e-9)
-    assert split[1:-1].tolist() == pytest.approx(one[1:].tolist(), abs=1e-9)
-    assert split[0].item() == pytest.approx(share * one[0].item(), abs=1e-9)
+    assert split[:1] + split[-1:] == pytest.approx(one[:1], abs=1e-6)
+    assert split[1:-1].tolist() == pytest.approx(one[1:].tolist(), abs=1e-6)
+    assert split[0].item() == pytest.approx(share * one[0].item(), abs=1e-6)
 
 
 def test_who_only_adds_noise_ends_with_next_to_nothing():
