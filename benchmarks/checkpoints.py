@@ -19,18 +19,18 @@ import typer
 from benchmarks.common import Figure, Timing, repeat, report
 from fedif_flower.client_table import ClientTable
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
-from fedif_flower.valuation.ledger import ContributionLedger
+from fedif_flower.valuation.ledger import ScoreLedger
 
 MEMBERS = (10_000, 1_000_000)
 _SAMPLED = 1_000
-_LINE = {"client_id": 2**63, "score": 0.125, "weight": 0.001, "contribution": 0.5, "reason": ""}
+_LINE = {"client_id": 2**63, "score": 0.125, "weight": 0.001, "weight_score": 0.5, "reason": ""}
 
 
 class Server:
     """The parts of a server that know every member, after all have taken part."""
 
     def __init__(self, members: int, folder: Path) -> None:
-        self.ledger = ContributionLedger(0.3)
+        self.ledger = ScoreLedger(0.3)
         self.failures = ClientTable(errors=0, paused_until=0)
         self.ids = random.Random(0).sample(range(2**62), members)
         self.folder = CheckpointFolder(folder, {})
@@ -59,7 +59,7 @@ class Server:
         """Read the last checkpoint and take its scores over."""
         found = self.folder.find("auto")
         assert found is not None
-        ContributionLedger(0.3).load_state_dict(found.strategy["ledger"])
+        ScoreLedger(0.3).load_state_dict(found.strategy["ledger"])
 
 
 def measure(members: int, times: int) -> dict[str, Timing]:

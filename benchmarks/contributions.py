@@ -83,7 +83,7 @@ def _run(strategy: str, attack: str, seed: int) -> list[Line]:
         attributed = read_rows(run_dir / "attribution.csv")
         rounds = read_rows(run_dir / "attribution_rounds.csv")
     marked = {row["client_id"] for row in clients if row["malicious"] == "1"}
-    omega = {row["client_id"]: float(row["contribution"] or "nan") for row in clients}
+    omega = {row["client_id"]: float(row["weight_score"] or "nan") for row in clients}
     nats = dict.fromkeys(omega, 0.0)
     for row in attributed:
         nats[row["client_id"]] += float(row["contribution"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.descent_federation import Round
 from fedif_flower.round import combine
 from fedif_flower.valuation.influence import influence_from, project_updates
-from fedif_flower.valuation.ledger import ContributionLedger, min_max
+from fedif_flower.valuation.ledger import ScoreLedger, min_max
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Oracle(Rule):
 class FedIF(Rule):
     """FedIF as published."""
 
-    ledger: ContributionLedger = field(default_factory=lambda: ContributionLedger(0.4))
+    ledger: ScoreLedger = field(default_factory=lambda: ScoreLedger(0.4))
 
     def weigh(self, given: Round) -> Tensor:
         """Return smoothed, normalised influences."""

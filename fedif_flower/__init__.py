@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from fedif_flower.strategies import (
         RFA,
         AFedSV,
-        ContributionStrategy,
         FedAdp,
         FedAvg,
         FedIF,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         InfluenceDescent,
         Krum,
         LeaveOneOut,
+        ScoredStrategy,
         SFedAvg,
         ShapFed,
     )
@@ -30,15 +30,13 @@ if TYPE_CHECKING:
     from fedif_flower.tasks.task import ClientSite, Metric, Site, Task
     from fedif_flower.valuation import Validation, round_influence
     from fedif_flower.valuation.credit import CreditBounds
-    from fedif_flower.valuation.ledger import ContributionLedger, min_max
+    from fedif_flower.valuation.ledger import ScoreLedger, min_max
     from fedif_flower.valuation.path import path_attribution
 
 __all__ = [
     "RFA",
     "AFedSV",
     "ClientSite",
-    "ContributionLedger",
-    "ContributionStrategy",
     "CreditBounds",
     "FLTrust",
     "FedAdp",
@@ -53,6 +51,8 @@ __all__ = [
     "PathAttribution",
     "RunWriter",
     "SFedAvg",
+    "ScoreLedger",
+    "ScoredStrategy",
     "ShapFed",
     "ShowRounds",
     "Site",
@@ -70,7 +70,7 @@ _HOMES = {
     **dict.fromkeys(("client_app", "server_app"), "apps"),
     **dict.fromkeys(("ClientSite", "Metric", "Site", "Task"), "tasks.task"),
     **dict.fromkeys(("Validation", "round_influence"), "valuation"),
-    **dict.fromkeys(("ContributionLedger", "min_max"), "valuation.ledger"),
+    **dict.fromkeys(("ScoreLedger", "min_max"), "valuation.ledger"),
     "CreditBounds": "valuation.credit",
     "PathAttribution": "strategies.attribution",
     "RunWriter": "run.writer",

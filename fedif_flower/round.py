@@ -152,8 +152,8 @@ class Aggregation:
         ``[m]``: the round's raw valuation, e.g. round influences Phi.
     normalized : Tensor, optional
         ``[m]``: the valuation after round normalisation, Psi.
-    contributions : Tensor, optional
-        ``[m]``: the smoothed contribution Omega of these clients.
+    weight_scores : Tensor, optional
+        ``[m]``: the smoothed score Omega of these clients.
     accumulative : Tensor, optional
         ``[m]``: the paper's accumulative influence INF of these clients.
     evaluations : int
@@ -168,7 +168,7 @@ class Aggregation:
     weights: Tensor
     scores: Tensor | None = None
     normalized: Tensor | None = None
-    contributions: Tensor | None = None
+    weight_scores: Tensor | None = None
     accumulative: Tensor | None = None
     evaluations: int = 0
     losses: tuple[float, ...] = ()

@@ -96,7 +96,7 @@ def test_ranges_are_not_read_as_quotations(site):
 
 def test_home_is_the_readme_with_links_of_the_site(site):
     assert 'href="tutorial/deployment.html"' in site["index.html"]
-    assert 'src="contributions.png"' in site["index.html"]
+    assert 'src="weight-scores.png"' in site["index.html"]
 
 
 @pytest.mark.parametrize("path", WITH_CODE, ids=_name)

@@ -40,7 +40,7 @@ from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.attacks.sign_flip import SignFlip
 from fedif_flower.attacks.sybils import Sybils
 from fedif_flower.errors import ConfigError
-from fedif_flower.names import Registry, call_with
+from fedif_flower.registry import Registry, call_with
 from fedif_flower.settings import RefusedValueError, Settings, setting
 from fedif_flower.tasks.task import Task
 

@@ -7,7 +7,7 @@ import sys
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.names import IN_PROCESS, is_import
+from fedif_flower.registry import IN_PROCESS, is_import
 
 
 def require_trusted(config: ClientConfig, node: NodeConfig) -> None:

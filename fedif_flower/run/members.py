@@ -7,13 +7,13 @@ from textwrap import wrap
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION
 from fedif_flower.run.rows import ClientRow
-from fedif_flower.strategies.weight_scores import WeightScores
+from fedif_flower.strategies.scoring import Scoring
 
 
 def member_table(
     clients: Sequence[ClientRow],
     contributed: Mapping[int, float] | None = None,
-    scores: WeightScores | None = None,
+    scores: Scoring | None = None,
     names: Mapping[int, str] | None = None,
 ) -> list[str]:
     """Return a Markdown table of the members, the largest contribution first.
@@ -25,7 +25,7 @@ def member_table(
     contributed : mapping of int to float, optional
         What each client contributed by path attribution, in nats, by its id; ``None``: the run did
         not attribute, and the weight score decides the order.
-    scores : WeightScores, optional
+    scores : Scoring, optional
         How weight scores come about.
     names : mapping of int to str, optional
         What the operator calls members, by client id.
@@ -37,7 +37,7 @@ def member_table(
     def rank(rows: Sequence[ClientRow]) -> tuple[float, int, int]:
         last = rows[-1]
         by_loss = None if contributed is None else contributed.get(last.client_id, 0.0)
-        value = _last(rows, "contribution") if by_loss is None else by_loss
+        value = _last(rows, "weight_score") if by_loss is None else by_loss
         return -(float("-inf") if value is None else value), last.partition_id, last.client_id
 
     columns = ["member"] if names else []
@@ -45,7 +45,7 @@ def member_table(
     columns += ["accumulative influence", "weight", "marked"]
     is_scored, has_influence = (
         any(getattr(row, name) is not None for row in clients)
-        for name in ("contribution", "accumulative_influence")
+        for name in ("weight_score", "accumulative_influence")
     )
     for column, is_there in (
         ("contributed", contributed is not None),
@@ -68,7 +68,7 @@ def member_table(
             "rounds": str(len(rows)),
             "refused": str(sum(bool(row.rejection) for row in rows)),
             "contributed": f"{(contributed or {}).get(last.client_id, 0.0):.4f}",
-            "weight score": _shown(_last(rows, "contribution")),
+            "weight score": _shown(_last(rows, "weight_score")),
             "accumulative influence": _shown(_last(rows, "accumulative_influence")),
             "weight": f"{sum(row.weight or 0.0 for row in rows):.3f}",
             "marked": "malicious" if last.malicious else "",
@@ -77,7 +77,7 @@ def member_table(
     return lines
 
 
-def _words(columns: Sequence[str], scores: WeightScores | None) -> str:
+def _words(columns: Sequence[str], scores: Scoring | None) -> str:
     """Return what the columns mean."""
     meanings = {
         "contributed": "Contributed is by how much the member's updates lowered the validation "

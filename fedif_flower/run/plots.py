@@ -60,8 +60,8 @@ def plot_scores(clients: Sequence[ClientRow], num_rounds: int, path: Path) -> bo
     """Draw each client's weight score over the rounds; ``False`` if there are none."""
     series: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for row in clients:
-        if row.contribution is not None:
-            series[row.client_id].append((row.round, row.contribution))
+        if row.weight_score is not None:
+            series[row.client_id].append((row.round, row.weight_score))
     title = "Weight score of each client that took part"
     labels = r"weight score $\Omega$", title
     return _plot_members(series, clients, num_rounds, labels, path)

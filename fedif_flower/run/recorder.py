@@ -130,7 +130,7 @@ class RunRecorder(RunWriter):
         summary = {
             "config": self.config.to_mapping(),
             **summarize(self.rounds, self.clients, self.metrics),
-            "weight_scores": self.weight_scores.to_record() if self.weight_scores else None,
+            "scoring": self.scoring.to_record() if self.scoring else None,
         }
         summary["seconds"] = round(time.perf_counter() - self._started, 3)
         summary["machine"] = describe_machine(self.config.device)

@@ -40,7 +40,7 @@ def write_pages(
 ) -> None:
     """Write pictures and ``report.md``."""
     run_dir, clients, last = writer.run_dir, writer.clients, writer.last_round
-    by_score = plot_scores(clients, last, run_dir / "contributions.png")
+    by_score = plot_scores(clients, last, run_dir / "weight-scores.png")
     by_loss = plot_attribution(attributed, clients, last, run_dir / "attribution.png")
     lines = [f"# {writer.title}", "", "| figure | value |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_rows(summary)]
@@ -51,9 +51,9 @@ def write_pages(
     if by_loss:
         lines += ["![attributed contributions over rounds](attribution.png)", ""]
     if by_score:
-        lines += ["![weight scores over rounds](contributions.png)", ""]
+        lines += ["![weight scores over rounds](weight-scores.png)", ""]
     contributed = sums_by_client(attributed) if attributed else None
-    lines += member_table(clients, contributed, writer.weight_scores, writer.names)
+    lines += member_table(clients, contributed, writer.scoring, writer.names)
     write_atomically(run_dir / REPORT, "\n".join(lines) + "\n")
 
 

@@ -24,7 +24,7 @@ RESULT_FILES = (
     "accuracy.png",
     "attribution.png",
     "metric.png",
-    "contributions.png",
+    "weight-scores.png",
     "report.md",
 )
 
@@ -80,7 +80,7 @@ class ClientRow:
     malicious: bool
     score: float | None
     normalized: float | None
-    contribution: float | None
+    weight_score: float | None
     weight: float | None
     accumulative_influence: float | None
     num_examples: int | float | None

@@ -22,8 +22,8 @@ def summarize(
     """Return a run's result in a few figures.
 
     ``malicious_weight_share`` is the share of all aggregation weight that went to malicious
-    clients; ``detection_auc`` the area under the ROC curve of "low contribution means malicious"
-    over the clients that took part, with each client's last contribution. Either is ``None``
+    clients; ``detection_auc`` the area under the ROC curve of "low weight score means malicious"
+    over the clients that took part, with each client's last weight score. Either is ``None``
     where it is not defined, and so is ``attack_success``: after the last round, the share of test
     images with a backdoor's trigger that get its target class. ``unnamed_members`` never said which
     partition they hold. ``metrics`` has the figures of a task's own metrics, and of the loss where
@@ -95,19 +95,19 @@ def is_failed(row: RoundRow) -> bool:
 
 
 def last_contributions(clients: Iterable[ClientRow]) -> dict[int, ClientRow]:
-    """Return each client's latest row that has a contribution, by node id."""
-    return {row.client_id: row for row in clients if row.contribution is not None}
+    """Return each client's latest row that has a weight score, by node id."""
+    return {row.client_id: row for row in clients if row.weight_score is not None}
 
 
 def detection_auc(clients: Iterable[ClientRow]) -> float | None:
-    """Return how well low contributions tell malicious clients from honest ones, in [0, 1]."""
+    """Return how well low weight scores tell malicious clients from honest ones, in [0, 1]."""
     last = list(last_contributions(clients).values())
     if len({row.malicious for row in last}) < 2:
         return None
     # Imported here: it takes a second, of every client and command line.
     from sklearn.metrics import roc_auc_score
 
-    scores = [-(row.contribution or 0.0) for row in last]
+    scores = [-(row.weight_score or 0.0) for row in last]
     return float(roc_auc_score([row.malicious for row in last], scores))
 
 

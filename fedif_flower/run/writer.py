@@ -21,7 +21,7 @@ from fedif_flower.storage import write_atomically, writing
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport, client_line, round_line
-from fedif_flower.strategies.weight_scores import WeightScores
+from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Evaluation, Validation
 
@@ -76,7 +76,7 @@ class RunWriter(Callback):
         NAMES,
         "accuracy.png",
         "metric.png",
-        "contributions.png",
+        "weight-scores.png",
         "report.md",
     )
 
@@ -125,9 +125,9 @@ class RunWriter(Callback):
         return server_round % self._every == 0
 
     @property
-    def weight_scores(self) -> WeightScores | None:
+    def scoring(self) -> Scoring | None:
         """How the strategy's weight scores come about, as far as that is known."""
-        return None if self._strategy is None else self._strategy.weight_scores
+        return None if self._strategy is None else self._strategy.scoring
 
     def on_start(self, strategy: ScreenedStrategy) -> None:
         """Note whose weight scores are written."""

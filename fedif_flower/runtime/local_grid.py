@@ -21,7 +21,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedif_flower.names import IN_PROCESS
+from fedif_flower.registry import IN_PROCESS
 
 Scalar = bool | int | float | str
 ClientCall = Callable[[Message, Context], Message]

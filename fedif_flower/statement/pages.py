@@ -19,7 +19,7 @@ from fedif_flower.statement.open_games import CREDIT_BOUNDS, open_games
 from fedif_flower.statement.records import RunRecords
 from fedif_flower.statement.signing import fingerprint
 from fedif_flower.statement.verdict import RULES
-from fedif_flower.strategies.weight_scores import WeightScores
+from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.valuation.path import ADAPTIVE
 
 DASH = "\N{EN DASH}"
@@ -117,7 +117,7 @@ def _render(
             spread_words=_SPREAD,
             credit_words=_credit_words(records),
             open_games=open_games(records.config),
-            omega_words=_omega_words(account, records.weight_scores),
+            omega_words=_omega_words(account, records.scoring),
             **more,
         )
     )
@@ -169,7 +169,7 @@ def _decimals(account: Account) -> int:
     return pictures.decimals_for([m.contribution for m in account.members])
 
 
-def _omega_words(account: Account, scores: WeightScores | None) -> str:
+def _omega_words(account: Account, scores: Scoring | None) -> str:
     """Return what weight scores are; nothing where no member has one."""
     if all(member.weight_score is None for member in account.members):
         return ""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.rows import read_rows
-from fedif_flower.strategies.weight_scores import WeightScores
+from fedif_flower.strategies.scoring import Scoring
 
 CONFIG, SUMMARY, PROVENANCE, NAMES = "config.json", "summary.json", "provenance.json", "names.csv"
 ROUNDS, CLIENTS = "rounds.csv", "clients.csv"
@@ -96,7 +96,7 @@ class RunRecords:
         One for each client and round that it was asked in.
     names : dict of int to str
         What members are called, by client id.
-    weight_scores : WeightScores, optional
+    scoring : Scoring, optional
         How weight scores came about, where that was recorded.
     """
 
@@ -107,7 +107,7 @@ class RunRecords:
     parts: tuple[Part, ...]
     replies: tuple[Reply, ...]
     names: Mapping[int, str]
-    weight_scores: WeightScores | None = None
+    scoring: Scoring | None = None
 
     @property
     def name(self) -> str:
@@ -191,7 +191,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         parts=parts,
         replies=replies,
         names=dict(names),
-        weight_scores=_weight_scores(run_dir / SUMMARY),
+        scoring=_scoring(run_dir / SUMMARY),
     )
 
 
@@ -268,17 +268,17 @@ def _reply(row: Mapping[str, str]) -> Reply:
         round=int(row["round"]),
         partition_id=int(row["partition_id"]),
         client_id=int(row["client_id"]),
-        weight_score=_finite(row["contribution"]) if row["contribution"] else None,
+        weight_score=_finite(row["weight_score"]) if row["weight_score"] else None,
         num_examples=_finite(row["num_examples"]) if row["num_examples"] else None,
         rejection=row["rejection"],
     )
 
 
-def _weight_scores(path: Path) -> WeightScores | None:
+def _scoring(path: Path) -> Scoring | None:
     try:
-        return WeightScores.from_record(_read_json(path).get("weight_scores"))
+        return Scoring.from_record(_read_json(path).get("scoring"))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: weight_scores: {error}") from error
+        raise ConfigError(f"{path}: scoring: {error}") from error
 
 
 def _loss(text: str) -> float:

@@ -3,7 +3,6 @@
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.align_ins import AlignIns
 from fedif_flower.strategies.centred_clipping import CentredClipping
-from fedif_flower.strategies.contribution import ContributionStrategy
 from fedif_flower.strategies.dnc import DnC
 from fedif_flower.strategies.fedadp import FedAdp
 from fedif_flower.strategies.fedavg import FedAvg
@@ -20,6 +19,7 @@ from fedif_flower.strategies.median import Median
 from fedif_flower.strategies.oracle import OracleExclusion
 from fedif_flower.strategies.rfa import RFA
 from fedif_flower.strategies.s_fedavg import SFedAvg
+from fedif_flower.strategies.scored import ScoredStrategy
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapfed import ShapFed
 from fedif_flower.strategies.trimmed_mean import TrimmedMean
@@ -30,7 +30,6 @@ __all__ = [
     "AFedSV",
     "AlignIns",
     "CentredClipping",
-    "ContributionStrategy",
     "DnC",
     "FLTrust",
     "FedAdp",
@@ -46,6 +45,7 @@ __all__ = [
     "Median",
     "OracleExclusion",
     "SFedAvg",
+    "ScoredStrategy",
     "ScreenedStrategy",
     "ShapFed",
     "TrimmedMean",

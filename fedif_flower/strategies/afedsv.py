@@ -1,6 +1,6 @@
 """AFedSV (ShapleyFL) [Sun et al., 2023]: weights from smoothed Shapley values.
 
-It differs from FedIF in its valuation (and in where contributions start), nothing else.
+It differs from FedIF in its valuation (and in where weight scores start), nothing else.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.contribution import ContributionStrategy
+from fedif_flower.strategies.scored import ScoredStrategy
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.score_guard import ScoreGuard
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 
-class AFedSV(ContributionStrategy):
+class AFedSV(ScoredStrategy):
     r"""AFedSV (ShapleyFL): aggregate by smoothed Shapley values.
 
     .. math:: \Omega_k \leftarrow (1 - \gamma) \Omega_k + \gamma\, \mathrm{minmax}(\phi)_k,
@@ -33,12 +33,12 @@ class AFedSV(ContributionStrategy):
     gamma : float
         Rate of the smooth update, in (0, 1].
     initial : float
-        Contribution of a client never seen.
+        Weight score of a client never seen.
     shapley_estimator, shapley_samples, shapley_utility
         The estimator's name and sample count, and ``"accuracy"``, ``"loss"`` or ``"score"`` (the
         validation's own).
     round_normalization, smooth_update, bias_correction, weight_scope, guard, num_clients
-        As in :class:`~fedif_flower.strategies.contribution.ContributionStrategy`.
+        As in :class:`~fedif_flower.strategies.scored.ScoredStrategy`.
     *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """

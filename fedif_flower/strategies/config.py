@@ -113,11 +113,11 @@ class StrategyConfig(Settings):
     update_clipping: float = setting(
         0.0,
         "longer updates are shortened to this many times the usual length, which is the median of "
-        "the last lengths of all clients. A contribution strategy also shortens or skips a step "
-        "that would lose what was gained on the validation set. 0: no bounds, as in the paper, and "
-        "the only value for Flower's own rules",
+        "the last lengths of all clients. A strategy that scores updates also shortens or skips a "
+        "step that would lose what was gained on the validation set. 0: no bounds, as in the "
+        "paper, and the only value for Flower's own rules",
         ge=0,
-        auto="2 for the contribution strategies, else 0",
+        auto="2 for the strategies that score updates, else 0",
     )
     aggregation: AggregationMode = setting(
         "stacked",

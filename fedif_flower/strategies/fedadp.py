@@ -33,9 +33,9 @@ class FedAdp(ScreenedStrategy):
         return super().stateful() | {"rule": self.rule}
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return the weights ``[m]``; a smaller mean angle is the larger contribution."""
+        """Return the weights ``[m]``; a smaller mean angle is the larger weight score."""
         weights = self.rule.weights(
             updates.client_ids, updates.client_updates, updates.num_examples
         )
         angles = self.rule.angles_of(updates.client_ids)
-        return Aggregation(weights=weights, contributions=-angles)
+        return Aggregation(weights=weights, weight_scores=-angles)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.contribution import ContributionStrategy
+from fedif_flower.strategies.scored import ScoredStrategy
 from fedif_flower.strategies.streaming import Known, StreamRule
 from fedif_flower.valuation import InfluenceValuation, Validation
 from fedif_flower.valuation.influence import influence_from, project_updates
 from fedif_flower.valuation.score_guard import ScoreGuard
 
 
-class FedIF(ContributionStrategy):
+class FedIF(ScoredStrategy):
     r"""FedIF: aggregate by the influence of each client's update on the validation loss.
 
     .. math:: \Phi_i = \left\langle \frac{w_{t-1} - w_i}{\lVert w_{t-1} - w_i \rVert},
@@ -104,15 +104,15 @@ class FedIF(ContributionStrategy):
             phi = float(influence_from(projection, weight_normalization=normalized))
             # From the first on: differences between influences are small beside themselves.
             first.append(phi)
-            contribution = float(self.ledger.scores_of([reply.node.client_id]))
-            return Known((1.0, phi - first[0], contribution), (float(projection.inner),))
+            weight_score = float(self.ledger.scores_of([reply.node.client_id]))
+            return Known((1.0, phi - first[0], weight_score), (float(projection.inner),))
 
         return known
 
     def needs_all_updates(self) -> str:
         """Return what makes weights depend on each other's scores in other ways, if anything."""
         if not self.round_normalization:
-            return "without round_normalization negative contributions count as 0"
+            return "without round_normalization negative weight scores count as 0"
         if self.ledger.bias_correction or self.guard:
             return "bias_correction and guards change each client's score on its own"
         return ""

@@ -89,7 +89,7 @@ class FLTrust(ScreenedStrategy):
         return known
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return the coefficients ``[m]``; trust is both score and contribution."""
+        """Return the coefficients ``[m]``; trust is both score and weight score."""
         if updates.notes is not None:
             rescaled, trust = updates.notes.T
             coefficients = rescaled / trust.sum() if bool(trust.sum() > 0) else rescaled
@@ -99,7 +99,7 @@ class FLTrust(ScreenedStrategy):
             )
             coefficients, trust = fltrust_coefficients(updates.client_updates, server_update)
         return Aggregation(
-            weights=coefficients.cpu(), scores=trust.cpu(), contributions=trust.cpu()
+            weights=coefficients.cpu(), scores=trust.cpu(), weight_scores=trust.cpu()
         )
 
     def _train(self, server_round: int, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:

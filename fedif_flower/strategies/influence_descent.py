@@ -17,7 +17,7 @@ from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.classes import missing_classes
 from fedif_flower.valuation.descent import descend_round
-from fedif_flower.valuation.ledger import ContributionLedger
+from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.step_bounds import StepBounds
 
 ENOUGH_EXAMPLES = 100  # docs/methods/influence-descent.md says what fewer cost.
@@ -38,7 +38,7 @@ class InfluenceDescent(ScreenedStrategy):
     depend on earlier rounds.
 
     Scores are relative weights :math:`r_i = p_i \sum_j n_j / n_i`, 1 for a client that counts as
-    much as its examples say; contributions are their running means,
+    much as its examples say; weight scores are their running means,
     :math:`\Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma r_i` from :math:`\Omega_i = 1`.
 
     Parameters
@@ -55,7 +55,7 @@ class InfluenceDescent(ScreenedStrategy):
         last one, gains no weight by it (``relative`` of
         :func:`~fedif_flower.valuation.descent.descend_weights`).
     gamma : float
-        Rate of the contributions' smooth update, in (0, 1].
+        Rate of the weight scores' smooth update, in (0, 1].
     *flower, **base
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
@@ -83,18 +83,18 @@ class InfluenceDescent(ScreenedStrategy):
         self.bounds = StepBounds(self.update_clipping, validation, momentum=self.model.momentum)
         self.relative_weights = relative_weights
         self._last_model = _LastModel()
-        self.ledger = ContributionLedger(gamma, initial=1.0)
+        self.ledger = ScoreLedger(gamma, initial=1.0)
         _warn_of(validation)
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds: the contributions too."""
+        """Return the parts that remember earlier rounds: the weight scores too."""
         relative: dict[str, Stateful] = {}
         if self.relative_weights:
             relative["last_model"] = self._last_model
         return super().stateful() | {"ledger": self.ledger} | relative
 
     @property
-    def contributions(self) -> dict[str, float]:
+    def weight_scores(self) -> dict[str, float]:
         r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
         scores = self.ledger.scores
         labels = self.nodes.labels(scores)
@@ -117,7 +117,7 @@ class InfluenceDescent(ScreenedStrategy):
         return Aggregation(
             weights=descent.weights,
             scores=scores,
-            contributions=self.ledger.update(updates.client_ids, scores),
+            weight_scores=self.ledger.update(updates.client_ids, scores),
             losses=descent.losses,
             evaluations=descent.evaluations,
         )

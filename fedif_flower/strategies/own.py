@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.serverapp.strategy import FedAvg
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.names import call_with
+from fedif_flower.registry import call_with
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.screened import ScreenedStrategy
 

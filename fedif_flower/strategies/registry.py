@@ -10,7 +10,7 @@ from flwr.serverapp import strategy as flower
 from torch import nn
 
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.names import Registry
+from fedif_flower.registry import Registry
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.align_ins import AlignIns
 from fedif_flower.strategies.arguments import BaseArguments

@@ -34,7 +34,7 @@ class ClientReport:
     train_loss: float | None = None
     score: float | None = None
     normalized: float | None = None
-    contribution: float | None = None
+    weight_score: float | None = None
     accumulative: float | None = None
     weight: float | None = 0.0
     note: str = ""
@@ -68,7 +68,7 @@ def client_line(server_round: int, client: ClientReport) -> dict[str, Any]:
         "client_id": client.node.client_id,
         "score": client.score,
         "normalized": client.normalized,
-        "contribution": client.contribution,
+        "weight_score": client.weight_score,
         "weight": client.weight,
         "accumulative_influence": client.accumulative,
         "num_examples": client.num_examples,
@@ -144,7 +144,7 @@ def accepted_reports(
         accepted,
         column("scores"),
         column("normalized"),
-        column("contributions"),
+        column("weight_scores"),
         column("accumulative"),
         column("weights") if aggregation else [0.0] * len(accepted),
         strict=True,
@@ -157,10 +157,10 @@ def accepted_reports(
             train_loss=scalar(reply.reported.metrics, TRAIN_LOSS),
             score=score,
             normalized=normalized,
-            contribution=contribution,
+            weight_score=weight_score,
             accumulative=accumulative,
             weight=None if math.isnan(weight) else weight,
             note=printable("; ".join(filter(None, (reply.node.note, *reply.reported.notes)))),
         )
-        for reply, score, normalized, contribution, accumulative, weight in columns
+        for reply, score, normalized, weight_score, accumulative, weight in columns
     ]

@@ -12,7 +12,7 @@ from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.ledger import ContributionLedger
+from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_flower.valuation.step_bounds import StepBounds
@@ -69,7 +69,7 @@ class SFedAvg(ScreenedStrategy):
             utility=shapley_utility,
             seed=self.seed,
         )
-        self.ledger = ContributionLedger(1.0 - alpha)
+        self.ledger = ScoreLedger(1.0 - alpha)
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the relevance too."""
@@ -90,6 +90,6 @@ class SFedAvg(ScreenedStrategy):
         return Aggregation(
             weights=updates.num_examples / updates.num_examples.sum(),
             scores=scores.values,
-            contributions=self.ledger.update(updates.client_ids, scores.values),
+            weight_scores=self.ledger.update(updates.client_ids, scores.values),
             evaluations=scores.evaluations,
         )

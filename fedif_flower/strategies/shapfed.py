@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.contribution import ContributionStrategy
+from fedif_flower.strategies.scored import ScoredStrategy
 from fedif_flower.tasks.modules import array_shapes, tied_names, trainable_names
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapfed import shapfed_contributions
@@ -56,7 +56,7 @@ class ShapFedValuation:
         return Scores(values.cpu())
 
 
-class ShapFed(ContributionStrategy):
+class ShapFed(ScoredStrategy):
     """ShapFed: weigh by smoothed class-wise agreement; negative agreement counts as 0.
 
     Paper: Tastan et al., *Redefining Contributions: Shapley-Driven Federated Learning*, 2024.
@@ -64,7 +64,7 @@ class ShapFed(ContributionStrategy):
     Its authors' code differs: it joins each class's bias to its row and compares models, not
     updates; the aggregate that clients are compared with has the weights of the round before (the
     first round's are equal), where here it has the shares of examples; a client's first value is
-    taken whole, where here contributions start at 0; it keeps 0.95 of the old value, and sends
+    taken whole, where here weight scores start at 0; it keeps 0.95 of the old value, and sends
     every client a model of its own, here all receive the same one.
 
     Parameters

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from flwr.app import ArrayRecord
 
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
-from fedif_flower.strategies.weight_scores import WeightScores
+from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.ledger import ContributionLedger
+from fedif_flower.valuation.ledger import ScoreLedger
 
 # Parts of strategies that are about one model, by name: updates' lengths and losses, directions.
 _OF_ONE_MODEL = ("bounds", "momentum", "rule", "last_step")
@@ -46,10 +46,10 @@ class StatefulParts:
         return {}
 
     @property
-    def weight_scores(self) -> WeightScores | None:
-        """How the scores come about that it reports as contributions; ``None``: not smoothed."""
+    def scoring(self) -> Scoring | None:
+        """How the scores come about that it reports as weight scores; ``None``: not smoothed."""
         ledger = self.stateful().get("ledger")
-        return WeightScores.of(ledger) if isinstance(ledger, ContributionLedger) else None
+        return Scoring.of(ledger) if isinstance(ledger, ScoreLedger) else None
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.names import Registry
+from fedif_flower.registry import Registry
 from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
 from fedif_flower.tasks.images import image_task
 from fedif_flower.tasks.task import Task

@@ -57,8 +57,8 @@ def min_max(scores: Tensor) -> Tensor:
     return ((scores / 2 - low / 2) / spread).clamp(0.0, 1.0)
 
 
-class ContributionLedger:
-    r"""Each client's contribution over the rounds, and the weights that follow from it.
+class ScoreLedger:
+    r"""Each client's weight score over the rounds, and the weights that follow from it.
 
     .. math:: \Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma \Psi_i \quad (i \in S_t)
 
@@ -113,13 +113,13 @@ class ContributionLedger:
         self._clients = ClientTable(score=math.nan, rounds=0, accumulative=math.nan)
 
     def __repr__(self) -> str:
-        """Name the rate, and the contributions from the highest to the lowest."""
+        """Name the rate, and the weight scores from the highest to the lowest."""
         ranked = sorted(self._column("score").items(), key=lambda item: -item[1])
         shown = [f"{client_id}: {score:.3f}" for client_id, score in ranked]
         if len(shown) > _SHOWN:
             shown = [*shown[: _SHOWN // 2], "...", *shown[-_SHOWN // 2 :]]
         listed = f", {{{', '.join(shown)}}}" if shown else ""
-        return f"ContributionLedger(gamma={self.gamma}, {len(ranked)} clients{listed})"
+        return f"ScoreLedger(gamma={self.gamma}, {len(ranked)} clients{listed})"
 
     @property
     def scores(self) -> dict[int, float]:
@@ -178,7 +178,7 @@ class ContributionLedger:
 
         .. math:: p_i = \max(\Omega_i, 0) / \sum_{j \in S_t} \max(\Omega_j, 0)
 
-        Uniform, with a warning, if every participant's contribution is 0.
+        Uniform, with a warning, if every participant's weight score is 0.
 
         Returns
         -------
@@ -194,7 +194,7 @@ class ContributionLedger:
                   w_t = w_{t-1} + \sum_{i \in S_t} a_i (w_i - w_{t-1})
 
         with K = ``num_clients`` all clients of the federation and m the participants.
-        Negative contributions count as 0; clients never seen count as ``initial``.
+        Negative weight scores count as 0; clients never seen count as ``initial``.
 
         Returns
         -------
@@ -242,7 +242,7 @@ def _normalized(values: Tensor) -> Tensor:
     if values.numel() == 0:
         return values
     if not bool(total > 0):
-        logger.warning("every participant's contribution is 0: uniform weights this round")
+        logger.warning("every participant's weight score is 0: uniform weights this round")
         return torch.full_like(values, 1.0 / values.numel())
     return values / total
 

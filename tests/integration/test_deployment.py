@@ -99,7 +99,7 @@ def story(deployment: Deployment) -> Story:
         if deployment.nodes["ada"].poll() is not None:
             deployment.start_node("ada", node_config(deployment, "ada"))
         rows = [r for r in read_rows(run_dir / "clients.csv") if r["client_id"] == ada]
-        return any(int(row["round"]) > KILLED_IN and row["contribution"] for row in rows)
+        return any(int(row["round"]) > KILLED_IN and row["weight_score"] for row in rows)
 
     ada = str(deployment.node_ids["ada"])
     wait_for("round 2", lambda: completed() == KILLED_IN - 1, timeout=300)
@@ -140,7 +140,7 @@ def test_scores_belong_to_the_right_nodes(deployment: Deployment, story: Story) 
     assert partitions == {(deployment.node_ids[name], p) for name, p in PARTITIONS.items()}
     marked = {int(row["client_id"]) for row in rows if row["malicious"] == "1"}
     assert marked == {deployment.node_ids["cyd"]}
-    last = {row["client_id"]: float(row["contribution"]) for row in rows if row["contribution"]}
+    last = {row["client_id"]: float(row["weight_score"]) for row in rows if row["weight_score"]}
     assert min(last, key=last.__getitem__) == str(deployment.node_ids["cyd"])
 
 
@@ -178,9 +178,9 @@ def test_a_killed_supernode_costs_its_reply_and_is_remembered(
     assert rows[KILLED_IN]["rejection"]
     counts = {int(r["round"]): r for r in read_rows(story.run_dir / "rounds.csv")}[KILLED_IN]
     assert (counts["accepted"], counts["failed"], counts["round_failed"]) == ("2", "1", "0")
-    back = min(r for r, row in rows.items() if r > KILLED_IN and row["contribution"])
-    omega = 0.7 * float(rows[2]["contribution"]) + 0.3 * float(rows[back]["normalized"])
-    assert float(rows[back]["contribution"]) == pytest.approx(omega)
+    back = min(r for r, row in rows.items() if r > KILLED_IN and row["weight_score"])
+    omega = 0.7 * float(rows[2]["weight_score"]) + 0.3 * float(rows[back]["normalized"])
+    assert float(rows[back]["weight_score"]) == pytest.approx(omega)
 
 
 def test_a_killed_superlink_costs_no_more_than_since_the_last_checkpoint(story: Story) -> None:

@@ -62,7 +62,7 @@ def test_every_kind_is_refused_with_its_reason(run_dir: Path) -> None:
     for kind, row in refused.items():
         assert row["rejection"], kind
         assert float(row["weight"]) == 0.0, kind
-        assert row["contribution"] == "", kind
+        assert row["weight_score"] == "", kind
     assert "NaN or Inf" in refused["nan"]["rejection"]
     assert "hostile" in refused[hostile_client.RAISED]["rejection"]
     assert "cannot be read" in refused[hostile_client.UNREADABLE]["rejection"]

@@ -35,7 +35,7 @@ def run_config(output_dir: Path, name: str) -> RunConfig:
 
 
 def outcome(run_dir: Path) -> tuple[dict[str, torch.Tensor], list[tuple[str, ...]]]:
-    columns = ("round", "partition_id", "malicious", "score", "contribution", "weight")
+    columns = ("round", "partition_id", "malicious", "score", "weight_score", "weight")
     rows = read_rows(run_dir / "clients.csv")
     model = torch.load(run_dir / "model.pt", weights_only=True)
     return model, [tuple(row[c] for c in columns) for row in rows]

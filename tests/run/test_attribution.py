@@ -87,7 +87,7 @@ def test_the_report_leads_with_what_was_contributed(whole):
     assert "attribution.png" in text
     assert (whole / "attribution.png").exists()
     assert "by gamma = 0.3 of the way" in " ".join(text.split())
-    recorded = json.loads((whole / "summary.json").read_text())["weight_scores"]
+    recorded = json.loads((whole / "summary.json").read_text())["scoring"]
     assert recorded == {"gamma": 0.3, "initial": 0.0, "bias_correction": False, "min_max": True}
 
 

@@ -64,7 +64,7 @@ def test_same_seed_same_bits(tmp_path, attack):
     ]
     models = [torch.load(run_dir / "model.pt", weights_only=True) for run_dir in runs]
     assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
-    columns = ("round", "partition_id", "score", "contribution", "weight", "train_loss")
+    columns = ("round", "partition_id", "score", "weight_score", "weight", "train_loss")
     clients = [
         [tuple(row[c] for c in columns) for row in read_rows(run_dir / "clients.csv")]
         for run_dir in runs

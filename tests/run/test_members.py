@@ -8,7 +8,7 @@ from fedif_flower.run.members import member_table
 from fedif_flower.run.rows import ClientRow
 
 
-def row(partition_id: int, client_id: int, contribution: float = 0.25) -> ClientRow:
+def row(partition_id: int, client_id: int, weight_score: float = 0.25) -> ClientRow:
     return ClientRow(
         round=1,
         partition_id=partition_id,
@@ -16,7 +16,7 @@ def row(partition_id: int, client_id: int, contribution: float = 0.25) -> Client
         malicious=False,
         score=None,
         normalized=None,
-        contribution=contribution,
+        weight_score=weight_score,
         weight=0.5,
         accumulative_influence=None,
         num_examples=10,
@@ -45,7 +45,7 @@ def test_the_largest_contribution_comes_first():
 
 def test_columns_of_which_nothing_is_known_are_left_out():
     """FedAvg scores nobody."""
-    rows = [replace(row(0, 1000), contribution=None), replace(row(1, 1001), contribution=None)]
+    rows = [replace(row(0, 1000), weight_score=None), replace(row(1, 1001), weight_score=None)]
     columns, _ = table(*rows)
     assert "weight score" not in columns
     assert "accumulative influence" not in columns
@@ -55,7 +55,7 @@ def test_columns_of_which_nothing_is_known_are_left_out():
 
 
 def test_without_attribution_the_weight_score_decides_the_order():
-    columns, lines = table(row(0, 1000), row(1, 1001, contribution=0.75))
+    columns, lines = table(row(0, 1000), row(1, 1001, weight_score=0.75))
     assert "contributed" not in columns
     assert [line[columns.index("node")] for line in lines] == ["1001", "1000"]
 

@@ -17,7 +17,7 @@ def row(client_id: int, contribution: float, *, partition_id: int, malicious=Fal
         partition_id=partition_id,
         client_id=client_id,
         malicious=malicious,
-        contribution=contribution,
+        weight_score=contribution,
         rejection="",
     )
 
@@ -26,7 +26,7 @@ def texts(rows, tmp_path, monkeypatch) -> tuple[list[str], list[str]]:
     """What is written beside the lines, and in the legend."""
     figure = Figure()
     monkeypatch.setattr(plots, "new_figure", lambda: figure)
-    assert plots.plot_scores(rows, 1, tmp_path / "contributions.png")
+    assert plots.plot_scores(rows, 1, tmp_path / "weight-scores.png")
     (axes,) = figure.axes
     legend = axes.get_legend()
     beside = [text.get_text() for text in axes.texts]

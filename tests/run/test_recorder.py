@@ -29,7 +29,7 @@ def report(server_round: int, contributions: dict[int, float], rejected: str = "
     share = 1 / len(contributions)
     clients = [
         ClientReport(
-            ClientNode(p, 100 + p), num_examples=5, train_seconds=0.5, contribution=c, weight=share
+            ClientNode(p, 100 + p), num_examples=5, train_seconds=0.5, weight_score=c, weight=share
         )
         for p, c in contributions.items()
     ]
@@ -119,7 +119,7 @@ def test_report_is_complete_and_summary_comes_last(tmp_path, capsys):
         "summary.json",
         "model.pt",
         "accuracy.png",
-        "contributions.png",
+        "weight-scores.png",
         "report.md",
     }
     loaded = torch.load(recorder.run_dir / "model.pt", weights_only=True)

@@ -29,7 +29,7 @@ PROJECT = Path(__file__).parents[2]
 COLUMNS = {
     "rounds.csv": ("round", "test_accuracy", "test_loss", "validation_loss", "accepted"),
     "clients.csv": (
-        *("round", "partition_id", "malicious", "score", "normalized", "contribution", "weight"),
+        *("round", "partition_id", "malicious", "score", "normalized", "weight_score", "weight"),
         *("accumulative_influence", "num_examples", "train_loss", "rejection"),
     ),
 }
@@ -111,9 +111,9 @@ def test_elsewhere_a_partition_id_is_a_claim_and_inherits_nothing(tmp_path):
     }
     rows = read_rows(run(config, newcomer) / "clients.csv")
     omega = {
-        (row["round"], row["partition_id"]): (row["client_id"], float(row["contribution"]))
+        (row["round"], row["partition_id"]): (row["client_id"], float(row["weight_score"]))
         for row in rows
-        if row["contribution"]
+        if row["weight_score"]
     }
     psi = {(row["round"], row["partition_id"]): float(row["normalized"]) for row in rows}
     assert omega["2", "0"][0] == "1000"

@@ -59,10 +59,10 @@ def check(curves: dict[str, list[tuple[int, float]]], strategy: FedIF) -> None:
     assert curves["round/half"] == [(0, 0.0), (1, 0.5), (2, 1.0)]
     assert "round/odd" not in curves
     assert curves["round/accepted"] == [(1, 3.0), (2, 3.0)]
-    for client_id, contribution in strategy.ledger.scores.items():
-        found = curves[f"members/{client_id}/contribution"]
+    for client_id, weight_score in strategy.ledger.scores.items():
+        found = curves[f"members/{client_id}/weight_score"]
         assert [step for step, _ in found] == [1, 2]
-        assert found[-1][1] == pytest.approx(contribution, abs=1e-6)
+        assert found[-1][1] == pytest.approx(weight_score, abs=1e-6)
 
 
 def test_tensorboard_has_each_round_and_member(tmp_path):

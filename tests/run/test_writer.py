@@ -39,7 +39,7 @@ def test_rounds_clients_and_a_report(tmp_path):
     report = (writer.run_dir / "report.md").read_text()
     assert report.startswith("# Three members\n")
     assert "malicious |" in report
-    for picture in ("accuracy.png", "contributions.png"):
+    for picture in ("accuracy.png", "weight-scores.png"):
         assert (writer.run_dir / picture).stat().st_size > 1000
         assert f"({picture})" in report
 

@@ -15,7 +15,7 @@ CLIENT_COLUMNS = (
     "malicious",
     "score",
     "normalized",
-    "contribution",
+    "weight_score",
     "weight",
     "accumulative_influence",
     "num_examples",
@@ -44,7 +44,7 @@ def make_run(
     by_class: int = 0,
     node_ids: Mapping[int, int] | None = None,
     credited: Mapping[int, float] | None = None,
-    weight_scores: Mapping[str, object] | None = None,
+    scoring: Mapping[str, object] | None = None,
 ) -> Path:
     """Write a run: contributions by partition, a mapping for each round.
 
@@ -66,7 +66,7 @@ def make_run(
             }
             clients.append(
                 who
-                | {"malicious": 0, "contribution": 0.5, "weight": 1 / len(values)}
+                | {"malicious": 0, "weight_score": 0.5, "weight": 1 / len(values)}
                 | {"num_examples": float(100 + partition)}
             )
             classes = {f"contribution_class_{k}": value / by_class for k in range(by_class)}
@@ -98,7 +98,7 @@ def make_run(
     (run_dir / "rounds.csv").write_text("round\n0\n")
     config = {"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"}
     (run_dir / "config.json").write_text(json.dumps(config))
-    (run_dir / "summary.json").write_text(json.dumps({"weight_scores": weight_scores}))
+    (run_dir / "summary.json").write_text(json.dumps({"scoring": scoring}))
     (run_dir / "model.pt").write_bytes(b"a model")
     provenance = {"settings_sha256": "aa", "validation_sha256": "bb", "code_sha256": "cc"}
     (run_dir / "provenance.json").write_text(json.dumps(provenance))

@@ -166,8 +166,8 @@ def test_an_older_run_did_not_record_how_scores_came_about(tmp_path, key):
 
 
 def test_weight_scores_that_are_none_are_named(tmp_path, key):
-    run_dir = make_run(tmp_path / "run", [{0: 0.5}], weight_scores={"gamma": 0.3})
-    with pytest.raises(ConfigError, match=r"summary\.json: weight_scores"):
+    run_dir = make_run(tmp_path / "run", [{0: 0.5}], scoring={"gamma": 0.3})
+    with pytest.raises(ConfigError, match=r"summary\.json: scoring"):
         make_statement(run_dir, key)
 
 

@@ -26,7 +26,7 @@ def test_afedsv_by_hand():
     assert column(report, "normalized") == pytest.approx(normalized)
     # Omega starts at 0.5; gamma is 0.3.
     omega = [0.7 * 0.5 + 0.3 * psi for psi in normalized]
-    assert column(report, "contribution") == pytest.approx(omega)
+    assert column(report, "weight_score") == pytest.approx(omega)
     weights = [contribution / sum(omega) for contribution in omega]
     assert column(report, "weight") == pytest.approx(weights)
     expected = sum(weight * step for weight, (step,) in zip(weights, STEPS, strict=True))
@@ -37,7 +37,7 @@ def test_afedsv_by_hand():
 def test_afedsv_smooths_over_rounds():
     strategy = AFedSV(threshold_validation(), shapley_estimator="exact", gamma=0.5, **BASE)
     _, reports = play(strategy, Threshold(), Movers(STEPS), rounds=2)
-    first, second = (column(report, "contribution") for report in reports)
+    first, second = (column(report, "weight_score") for report in reports)
     psi = column(reports[1], "normalized")
     assert second == pytest.approx([(a + b) / 2 for a, b in zip(first, psi, strict=True)])
 

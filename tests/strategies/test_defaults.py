@@ -26,7 +26,7 @@ EXCEPTIONS = {
         "ScreenedStrategy",
         "max_num_examples",
     ): "the setting's 0 is the data set's size: unknown here",
-    ("ContributionStrategy", "num_clients"): "None counts the nodes seen so far",
+    ("ScoredStrategy", "num_clients"): "None counts the nodes seen so far",
     ("FedIF", "num_clients"): "None counts the nodes seen so far",
     ("AFedSV", "num_clients"): "None counts the nodes seen so far",
     ("FedSV", "shapley_estimator"): "the paper's estimator; the setting is AFedSV's",

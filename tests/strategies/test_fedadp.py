@@ -20,7 +20,7 @@ def test_fedadp_by_hand():
     _, (report,) = play(FedAdp(**BASE), point(), movers)
     factors = [math.exp(gompertz(angle)) for angle in (0.0, 0.0, math.pi)]
     assert column(report, "weight") == pytest.approx([f / sum(factors) for f in factors])
-    assert column(report, "contribution") == pytest.approx([0.0, 0.0, -math.pi], abs=1e-6)
+    assert column(report, "weight_score") == pytest.approx([0.0, 0.0, -math.pi], abs=1e-6)
 
 
 def test_fedadp_counts_examples_and_remembers_angles():

@@ -21,5 +21,5 @@ def test_fedsv_weighs_by_the_rounds_own_values():
     assert column(reports[0], "weight") == pytest.approx([21 / 36, 15 / 36, 0.0])
     for report in reports:
         normalized = column(report, "normalized")
-        assert column(report, "contribution") == normalized
+        assert column(report, "weight_score") == normalized
         assert column(report, "weight") == pytest.approx([n / sum(normalized) for n in normalized])

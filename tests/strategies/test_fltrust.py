@@ -42,7 +42,7 @@ def test_fltrust_refuses_an_opposite_update_and_cuts_a_long_one():
     movers = Movers([(3 * update).tolist(), (-update).tolist(), [0.0] * 4])
     params, (report,) = play(fltrust(), layers_of_two(), movers)
     assert column(report, "score") == pytest.approx([1.0, 0.0, 0.0], abs=1e-5)
-    assert column(report, "contribution") == column(report, "score")
+    assert column(report, "weight_score") == column(report, "score")
     assert column(report, "weight") == pytest.approx([1 / 3, 0.0, 0.0], abs=1e-5)
     torch.testing.assert_close(params, layers_of_two().weight.detach().flatten() + update)
 

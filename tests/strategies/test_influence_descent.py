@@ -36,8 +36,8 @@ def test_a_round_by_hand():
     assert params.tolist() == pytest.approx([weight, 1 - weight])
     assert column(report, "score") == pytest.approx([4 * weight, (1 - weight) * 4 / 3])
     expected = [0.5 + 0.5 * score for score in column(report, "score")]
-    assert column(report, "contribution") == pytest.approx(expected)
-    assert list(strategy.contributions.values()) == pytest.approx(expected)
+    assert column(report, "weight_score") == pytest.approx(expected)
+    assert list(strategy.weight_scores.values()) == pytest.approx(expected)
     assert report.losses == pytest.approx((9 / 16, (1 - weight) ** 2))
     assert report.evaluations == 2
 

@@ -246,5 +246,5 @@ def test_members_are_named_as_the_operator_calls_them(caplog):
     arrays = ArrayRecord({"weight": pack_array(np.zeros((1,), np.float32))})
     strategy.start(LocalGrid(clients, 3), arrays, num_rounds=1)
     assert "round 1: hospital 2 (node 1001): array 'weight' has NaN or Inf" in caplog.text
-    assert list(strategy.contributions) == ["hospital 1 (node 1000)", "hospital 3 (node 1002)"]
-    assert list(strategy.contributions.values()) == list(strategy.ledger.scores.values())
+    assert list(strategy.weight_scores) == ["hospital 1 (node 1000)", "hospital 3 (node 1002)"]
+    assert list(strategy.weight_scores.values()) == list(strategy.ledger.scores.values())

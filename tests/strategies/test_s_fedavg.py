@@ -30,7 +30,7 @@ def test_s_fedavg_averages_by_examples_and_remembers_relevance():
     assert params.item() == pytest.approx((4.5 + 2 * 2.5 - 3 * 3.7) / 6, abs=1e-6)
     # phi starts at 1/3 and keeps 0.75 of it.
     expected = [0.75 / 3 + 0.25 * value for value in SHAPLEY]
-    assert column(report, "contribution") == pytest.approx(expected)
+    assert column(report, "weight_score") == pytest.approx(expected)
     assert report.evaluations == 8
 
 

@@ -234,7 +234,7 @@ def test_fedif_prefers_the_client_that_goes_downhill():
     # Phi = 10, -10, 10 -> Psi = 1, 0, 1 -> Omega = .3, 0, .3 -> p = .5, 0, .5; steps 1 and 3.
     assert [c.score for c in reports[0].clients] == pytest.approx([10, -10, 10])
     assert [c.normalized for c in reports[0].clients] == [1, 0, 1]
-    assert [c.contribution for c in reports[0].clients] == pytest.approx([0.3, 0, 0.3])
+    assert [c.weight_score for c in reports[0].clients] == pytest.approx([0.3, 0, 0.3])
     assert [c.weight for c in reports[0].clients] == pytest.approx([0.5, 0, 0.5])
     assert [c.accumulative for c in reports[0].clients] == pytest.approx([10, -10, 30])
     assert result.arrays["weight"].numpy().item() == pytest.approx(2.0)

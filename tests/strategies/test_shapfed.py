@@ -24,7 +24,7 @@ def test_shapfed_looks_at_the_last_layer_alone():
     movers = Movers([honest, opposite_elsewhere, opposite_there])
     _, (report,) = play(ShapFed(layers(), **BASE), layers(), movers)
     assert column(report, "score") == pytest.approx([1.0, 1.0, -1.0])
-    assert column(report, "contribution") == pytest.approx([0.5, 0.5, -0.5])
+    assert column(report, "weight_score") == pytest.approx([0.5, 0.5, -0.5])
     assert column(report, "weight") == pytest.approx([0.5, 0.5, 0.0])
 
 

@@ -101,7 +101,7 @@ def test_same_model_and_records_as_stacked(name):
     torch.testing.assert_close(streamed, stacked, rtol=allowed, atol=allowed)
     assert len(told) == len(also_told) == 3
     for expected, found in zip(told, also_told, strict=True):
-        for column in ("score", "normalized", "contribution", "weight", "accumulative"):
+        for column in ("score", "normalized", "weight_score", "weight", "accumulative"):
             values, others = (
                 [getattr(client, column) for client in report.clients]
                 for report in (expected, found)

@@ -57,7 +57,7 @@ def test_cells_side_by_side_give_the_bits_of_a_cell_alone(tmp_path):
     def run(folder: str, jobs: int) -> list[str]:
         cells = [small_cell(tmp_path / folder, name, strategy=name) for name in ("fedif", "fedavg")]
         assert run_cells(cells, Launches(), silent_console(), jobs=jobs)
-        columns = ("round", "partition_id", "score", "contribution", "weight", "train_loss")
+        columns = ("round", "partition_id", "score", "weight_score", "weight", "train_loss")
         rows = [row for cell in cells for row in read_rows(cell.config.run_dir / "clients.csv")]
         return [",".join(row[column] for column in columns) for row in rows]
 

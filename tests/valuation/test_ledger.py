@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.valuation.ledger import ContributionLedger, min_max
+from fedif_flower.valuation.ledger import ScoreLedger, min_max
 
 finite = st.floats(-1e30, 1e30, allow_nan=False)
 
@@ -44,7 +44,7 @@ def test_min_max_lies_in_the_unit_interval_and_keeps_order(scores, scale, shift)
 
 
 def test_smooth_update_by_hand():
-    ledger = ContributionLedger(0.3)
+    ledger = ScoreLedger(0.3)
     # From 0: 0.7 * 0 + 0.3 * psi.
     assert ledger.update([7, 8], vector(1.0, 0.5)).tolist() == pytest.approx([0.3, 0.15])
     # Client 8 sits out and keeps its score.
@@ -53,19 +53,19 @@ def test_smooth_update_by_hand():
 
 
 def test_initial_contribution_of_afedsv():
-    ledger = ContributionLedger(0.3, initial=0.5)
+    ledger = ScoreLedger(0.3, initial=0.5)
     assert ledger.update([1], vector(1.0)).tolist() == pytest.approx([0.65])
     assert ledger.weights([1, 2]).tolist() == pytest.approx([0.65 / 1.15, 0.5 / 1.15])
 
 
 def test_without_smooth_update_the_last_score_counts():
-    ledger = ContributionLedger(0.3, smooth_update=False)
+    ledger = ScoreLedger(0.3, smooth_update=False)
     ledger.update([1], vector(1.0))
     assert ledger.update([1], vector(0.25)).tolist() == [0.25]
 
 
 def test_bias_correction_by_hand():
-    ledger = ContributionLedger(0.3, bias_correction=True)
+    ledger = ScoreLedger(0.3, bias_correction=True)
     # One round: 0.3 psi / 0.3. Two: (0.7 * 0.3 * 1 + 0.3 * 0.5) / (1 - 0.49).
     assert ledger.update([7, 8], vector(1.0, 0.5)).tolist() == pytest.approx([1.0, 0.5])
     assert ledger.update([7], vector(0.5)).tolist() == pytest.approx([0.36 / 0.51])
@@ -74,42 +74,42 @@ def test_bias_correction_by_hand():
 
 
 def test_bias_correction_takes_the_initial_score_out_as_well():
-    ledger = ContributionLedger(0.3, initial=0.5, bias_correction=True)
+    ledger = ScoreLedger(0.3, initial=0.5, bias_correction=True)
     assert ledger.update([1], vector(0.2)).tolist() == pytest.approx([0.2])
     assert ledger.weights([1, 2]).tolist() == pytest.approx([0.2 / 0.7, 0.5 / 0.7])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.05, 1))
 def test_bias_corrected_scores_are_means_and_survive_a_checkpoint(scores, gamma):
-    ledger = ContributionLedger(gamma, initial=0.5, bias_correction=True)
+    ledger = ScoreLedger(gamma, initial=0.5, bias_correction=True)
     for score in scores:
         ledger.update([3], vector(score))
     assert min(scores) - 1e-9 <= ledger.scores[3] <= max(scores) + 1e-9
-    again = ContributionLedger(gamma, bias_correction=True)
+    again = ScoreLedger(gamma, bias_correction=True)
     again.load_state_dict(ledger.state_dict())
     assert again.scores == ledger.scores
 
 
 def test_without_smoothing_there_is_no_bias_to_correct():
-    ledger = ContributionLedger(0.3, smooth_update=False, bias_correction=True)
+    ledger = ScoreLedger(0.3, smooth_update=False, bias_correction=True)
     assert ledger.update([1], vector(0.25)).tolist() == [0.25]
 
 
 def test_weights_by_hand():
-    ledger = ContributionLedger(1.0)
+    ledger = ScoreLedger(1.0)
     ledger.update([1, 2, 3], vector(1.0, 3.0, -2.0))
     assert ledger.weights([1, 2, 3]).tolist() == [0.25, 0.75, 0.0]
 
 
 def test_weights_are_uniform_and_warned_of_if_all_are_zero(caplog):
-    ledger = ContributionLedger(0.5)
+    ledger = ScoreLedger(0.5)
     with caplog.at_level(logging.WARNING):
         assert ledger.weights([4, 5]).tolist() == [0.5, 0.5]
     assert "uniform" in caplog.text
 
 
 def test_population_weights_by_hand():
-    ledger = ContributionLedger(1.0)
+    ledger = ScoreLedger(1.0)
     ledger.update([1, 2, 3], vector(0.2, 0.6, 0.2))
     # a_i = Omega_i / sum over K * (K / m) with K = 4, m = 2; client 4 was never seen.
     assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4, 1.2])
@@ -120,7 +120,7 @@ def test_population_weights_by_hand():
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=10), st.floats(0.01, 1))
 def test_weights_sum_to_one(scores, gamma):
-    ledger = ContributionLedger(gamma)
+    ledger = ScoreLedger(gamma)
     ids = list(range(len(scores)))
     ledger.update(ids, vector(*scores))
     weights = ledger.weights(ids)
@@ -131,7 +131,7 @@ def test_weights_sum_to_one(scores, gamma):
 @given(st.permutations(range(5)))
 def test_order_of_clients_does_not_matter(order):
     scores = vector(0.1, 0.5, 0.0, 0.9, 0.3)
-    straight, shuffled = ContributionLedger(0.4), ContributionLedger(0.4)
+    straight, shuffled = ScoreLedger(0.4), ScoreLedger(0.4)
     straight.update(range(5), scores)
     shuffled.update(order, scores[list(order)])
     assert straight.scores == shuffled.scores
@@ -139,17 +139,17 @@ def test_order_of_clients_does_not_matter(order):
 
 
 def test_accumulative_influence():
-    ledger = ContributionLedger(0.3)
+    ledger = ScoreLedger(0.3)
     ledger.accumulate([1, 2], vector(1.0, -2.0))
     assert ledger.accumulate([2], vector(0.5)).tolist() == [-1.5]
     assert ledger.accumulative_influence == {1: 1.0, 2: -1.5}
 
 
 def test_state_round_trip():
-    ledger = ContributionLedger(0.3)
+    ledger = ScoreLedger(0.3)
     ledger.update([1, 2], vector(1.0, 0.0))
     ledger.accumulate([1], vector(2.0))
-    other = ContributionLedger(0.3)
+    other = ScoreLedger(0.3)
     other.load_state_dict(ledger.state_dict())
     assert other.scores == ledger.scores
     assert other.accumulative_influence == ledger.accumulative_influence
@@ -158,11 +158,11 @@ def test_state_round_trip():
 @pytest.mark.parametrize("gamma", [0.0, -0.1, 1.1, float("nan")])
 def test_gamma_out_of_range(gamma):
     with pytest.raises(ValuationError, match="gamma"):
-        ContributionLedger(gamma)
+        ScoreLedger(gamma)
 
 
 def test_bad_scores_name_the_client():
-    ledger = ContributionLedger(0.3)
+    ledger = ScoreLedger(0.3)
     with pytest.raises(ValuationError, match="client 9 has score nan"):
         ledger.update([8, 9], vector(1.0, float("nan")))
     with pytest.raises(ValuationError, match="twice"):
@@ -173,10 +173,10 @@ def test_bad_scores_name_the_client():
 
 
 def test_what_a_ledger_says_of_itself():
-    ledger = ContributionLedger(0.5)
-    assert repr(ledger) == "ContributionLedger(gamma=0.5, 0 clients)"
+    ledger = ScoreLedger(0.5)
+    assert repr(ledger) == "ScoreLedger(gamma=0.5, 0 clients)"
     ledger.update([7, 8], vector(0.0, 1.0))
-    assert repr(ledger) == "ContributionLedger(gamma=0.5, 2 clients, {8: 0.500, 7: 0.000})"
+    assert repr(ledger) == "ScoreLedger(gamma=0.5, 2 clients, {8: 0.500, 7: 0.000})"
     ledger.update(list(range(100)), torch.arange(100.0))
     assert repr(ledger).count(":") == 10
     assert "99: 49.500, 98: 49.000" in repr(ledger)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedif_flower.valuation.influence import round_influence
-from fedif_flower.valuation.ledger import ContributionLedger, min_max
+from fedif_flower.valuation.ledger import ScoreLedger, min_max
 
 CLIENTS, NOISY, SIZE = 10, 5, 20
 
@@ -76,7 +76,7 @@ def fedif_weights(given_problem: Problem) -> Tensor:
     influence = round_influence(
         given_problem.start, given_problem.client_models(), validation_gradient
     )
-    ledger = ContributionLedger(gamma=0.3)
+    ledger = ScoreLedger(gamma=0.3)
     ledger.update(range(CLIENTS), min_max(influence))
     return ledger.weights(range(CLIENTS)).to(torch.float64)
 

@@ -11,7 +11,7 @@ from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import RoundReport, client_line, round_line
 
 # Of each member; the other columns of clients.csv are no curves.
-MEMBER_VALUES = ("score", "contribution", "weight", "train_loss", "train_seconds")
+MEMBER_VALUES = ("score", "weight_score", "weight", "train_loss", "train_seconds")
 
 logger = logging.getLogger(__name__)
 

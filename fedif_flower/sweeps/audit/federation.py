@@ -26,7 +26,7 @@ from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.influence import Projections, influence_from, project_updates
-from fedif_flower.valuation.ledger import ContributionLedger, min_max
+from fedif_flower.valuation.ledger import ScoreLedger, min_max
 from fedif_flower.valuation.path import QUADRATURES
 
 
@@ -101,7 +101,7 @@ class ByInfluence:
     """FedIF's weights, with a ledger of its own."""
 
     def __init__(self, gamma: float = 0.3) -> None:
-        self.ledger = ContributionLedger(gamma)
+        self.ledger = ScoreLedger(gamma)
 
     def __call__(self, updates: RoundUpdates, validation: Validation) -> Aggregation:
         """Return the weights of a round."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedif_flower.sweeps.audit.federation import AuditStep, Watcher
 from fedif_flower.valuation.credit import CreditBounds, RoundGeometry, credited
 from fedif_flower.valuation.influence import influence_from
-from fedif_flower.valuation.ledger import ContributionLedger, min_max
+from fedif_flower.valuation.ledger import ScoreLedger, min_max
 from fedif_flower.valuation.path import path_attribution
 from fedif_flower.valuation.shapley import exact_shapley
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -40,7 +40,7 @@ class Smoothed:
         self, score: Callable[[AuditStep], Tensor], *, gamma: float = 0.3, initial: float = 0.0
     ) -> None:
         self._score = score
-        self._ledger = ContributionLedger(gamma, initial=initial)
+        self._ledger = ScoreLedger(gamma, initial=initial)
         self._values = torch.zeros(0)
 
     def take(self, step: AuditStep) -> None:

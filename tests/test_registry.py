@@ -14,7 +14,7 @@ from fedif_flower.client.trust import require_trusted
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.names import IN_PROCESS, Registry, _installed, call_with, is_import
+from fedif_flower.registry import IN_PROCESS, Registry, _installed, call_with, is_import
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -27,7 +27,7 @@ from fedif_flower.tasks.task import Task
 MODULE = """
 import torch
 
-from fedif_flower import ContributionStrategy, Task
+from fedif_flower import ScoredStrategy, Task
 from fedif_flower.attacks import Behaviour
 from fedif_flower.strategies import ScreenedStrategy
 

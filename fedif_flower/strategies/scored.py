@@ -1,4 +1,4 @@
-"""The base of strategies that aggregate by smoothed contributions: any valuation, one ledger."""
+"""The base of strategies that aggregate by smoothed scores: any valuation, one ledger."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
-from fedif_flower.strategies.weight_scores import WeightScores
 from fedif_flower.valuation import Valuation
-from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ContributionLedger, min_max
+from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ScoreLedger, min_max
 from fedif_flower.valuation.score_guard import ScoreGuard
 from fedif_flower.valuation.step_bounds import StepBounds
 
 
-class ContributionStrategy(ScreenedStrategy):
+class ScoredStrategy(ScreenedStrategy):
     r"""Score a round's clients, smooth the scores over rounds, aggregate by them.
 
     .. math:: \Psi = \mathrm{minmax}(\Phi), \quad
@@ -32,18 +32,18 @@ class ContributionStrategy(ScreenedStrategy):
     gamma : float
         Rate of the smooth update, in (0, 1].
     initial : float
-        Contribution :math:`\Omega` of a client never seen, >= 0.
+        Weight score :math:`\Omega` of a client never seen, >= 0.
     round_normalization : bool
         ``False``: :math:`\Psi = \Phi`.
     smooth_update : bool
         ``False``: :math:`\Omega = \Psi`.
     bias_correction : bool
         A client of few rounds is not held down by them (see
-        :class:`~fedif_flower.valuation.ledger.ContributionLedger`).
+        :class:`~fedif_flower.valuation.ledger.ScoreLedger`).
     weight_scope : str
         ``"participants"``: weights sum to 1 over the round's clients. ``"population"``: AFedSV's
         unbiased form over all K clients (see
-        :meth:`~fedif_flower.valuation.ledger.ContributionLedger.population_weights`).
+        :meth:`~fedif_flower.valuation.ledger.ScoreLedger.population_weights`).
     guard : ScoreGuard, optional
         Options against scores that are farmed; ``None``: the paper's scores alone.
     num_clients : int, optional
@@ -79,7 +79,7 @@ class ContributionStrategy(ScreenedStrategy):
         self.bounds = StepBounds(
             self.update_clipping, self.validation, momentum=self.model.momentum
         )
-        self.ledger = ContributionLedger(
+        self.ledger = ScoreLedger(
             gamma, initial=initial, smooth_update=smooth_update, bias_correction=bias_correction
         )
         self.round_normalization = round_normalization
@@ -88,34 +88,34 @@ class ContributionStrategy(ScreenedStrategy):
         self.num_clients = num_clients
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds: the contributions too."""
+        """Return the parts that remember earlier rounds: the weight scores too."""
         guard: dict[str, Stateful] = {"guard": self.guard} if self.guard else {}
         return super().stateful() | {"ledger": self.ledger} | guard
 
     @property
-    def contributions(self) -> dict[str, float]:
+    def weight_scores(self) -> dict[str, float]:
         r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
         scores = self.ledger.scores
         labels = self.nodes.labels(scores)
         return {labels[i]: score for i, score in scores.items()}
 
     @property
-    def weight_scores(self) -> WeightScores:
-        """How the contributions come about."""
+    def scoring(self) -> Scoring:
+        """How the weight scores come about."""
         anchored = self.guard is not None and self.guard.anchored
-        return WeightScores.of(self.ledger, min_max=self.round_normalization and not anchored)
+        return Scoring.of(self.ledger, min_max=self.round_normalization and not anchored)
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
         """Let the valuation begin while the clients train."""
         self.valuation.prepare(params, buffers)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return contribution weights ``[m]`` and the scores behind them."""
+        """Return weights ``[m]`` and the scores behind them."""
         scores, client_ids = self.valuation.score(updates), updates.client_ids
         normalized = min_max(scores.values) if self.round_normalization else scores.values
         if self.guard:
             normalized = self.guard.normalized(scores.values, normalized, updates.squared_norms)
-        contributions = self.ledger.update(client_ids, normalized)
+        weight_scores = self.ledger.update(client_ids, normalized)
         accumulative = (
             self.ledger.accumulate(client_ids, scores.influences)
             if scores.influences is not None
@@ -132,7 +132,7 @@ class ContributionStrategy(ScreenedStrategy):
             weights=weights,
             scores=scores.values,
             normalized=normalized,
-            contributions=contributions,
+            weight_scores=weight_scores,
             accumulative=accumulative,
             evaluations=scores.evaluations,
         )

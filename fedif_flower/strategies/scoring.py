@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedif_flower.valuation.ledger import ContributionLedger
+from fedif_flower.valuation.ledger import ScoreLedger
 
 
 @dataclass(frozen=True)
-class WeightScores:
+class Scoring:
     r"""How weight scores :math:`\Omega` come about.
 
     .. math:: \Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma \Psi_i
@@ -33,13 +33,13 @@ class WeightScores:
     min_max: bool
 
     @classmethod
-    def of(cls, ledger: ContributionLedger, *, min_max: bool = False) -> WeightScores:
+    def of(cls, ledger: ScoreLedger, *, min_max: bool = False) -> Scoring:
         """Return how a ledger smooths."""
         gamma = ledger.gamma if ledger.smooth_update else 1.0
         return cls(gamma, ledger.initial, ledger.bias_correction, min_max)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any] | None) -> WeightScores | None:
+    def from_record(cls, record: Mapping[str, Any] | None) -> Scoring | None:
         """Return what :meth:`to_record` was made of; ``None`` where nothing was recorded.
 
         Raises

@@ -1,0 +1,83 @@
+"""What records and pages say of weight scores is what the strategy does."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from fedif_flower import (
+    AFedSV,
+    FedAvg,
+    FedIF,
+    FedSV,
+    FLTrust,
+    InfluenceDescent,
+    LeaveOneOut,
+    SFedAvg,
+    ShapFed,
+    Validation,
+)
+from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.valuation.score_guard import ScoreGuard
+
+ROWS, LABELS = torch.eye(2), torch.tensor([0, 1])
+
+
+def validation() -> Validation:
+    return Validation(nn.Linear(2, 2), ROWS, LABELS, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: FedIF(validation(), gamma=0.4), Scoring(0.4, 0.0, False, True)),
+        (lambda: FedIF(validation(), smooth_update=False), Scoring(1.0, 0.0, False, True)),
+        (
+            lambda: FedIF(validation(), round_normalization=False),
+            Scoring(0.3, 0.0, False, False),
+        ),
+        (lambda: FedIF(validation(), bias_correction=True), Scoring(0.3, 0.0, True, True)),
+        (
+            lambda: FedIF(validation(), guard=ScoreGuard(anchored=True)),
+            Scoring(0.3, 0.0, False, False),
+        ),
+        (lambda: AFedSV(validation(), gamma=0.2), Scoring(0.2, 0.5, False, True)),
+        (lambda: FedSV(validation()), Scoring(1.0, 0.0, False, True)),
+        (lambda: LeaveOneOut(validation(), gamma=0.2), Scoring(0.2, 0.0, False, True)),
+        (lambda: SFedAvg(validation()), Scoring(0.25, 0.0, False, False)),
+        (lambda: ShapFed(nn.Linear(2, 2)), Scoring(0.5, 0.0, False, False)),
+        (lambda: InfluenceDescent(validation(), gamma=0.1), Scoring(0.1, 1.0, False, False)),
+        (FedAvg, None),
+        (lambda: FLTrust(nn.Linear(2, 2), ROWS, LABELS), None),
+    ],
+)
+def test_a_strategy_tells_how_its_scores_come_about(build, expected):
+    assert build().scoring == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (Scoring(0.3, 0.0, False, True), "begins at 0, .* by gamma = 0.3 .* two members"),
+        (Scoring(0.3, 0.5, False, False), r"begins at 0.5, .* was sent\.$"),
+        (Scoring(0.25, 1 / 7, False, False), "begins at 0.143, "),
+        (Scoring(0.3, 0.0, True, False), r"is the mean .* \(gamma = 0.3\)\.$"),
+        (Scoring(1.0, 0.5, False, True), "^It is that of the round alone.* two members"),
+    ],
+)
+def test_words(scores, words):
+    assert re.search(words, scores.words())
+    assert ("two members" in scores.words()) == scores.min_max
+
+
+def test_a_record_gives_the_same_again():
+    scores = Scoring(0.3, 0.5, True, False)
+    assert Scoring.from_record(json.loads(json.dumps(scores.to_record()))) == scores
+    assert Scoring.from_record(None) is None
+    for wrong in ({"gamma": 0.3}, {**scores.to_record(), "gamma": "a"}, {"more": 1}):
+        with pytest.raises((TypeError, ValueError)):
+            Scoring.from_record(wrong)
