@@ -38,6 +38,7 @@ from fedif_flower.valuation.credit import (
     credited,
 )
 from fedif_flower.valuation.gradients import LossAndGradient
+from fedif_flower.valuation.past_steps import PastSteps
 from fedif_flower.valuation.path import contributions, find_refinements, is_settled, slopes
 from fedif_flower.valuation.validation import Validation
 
@@ -60,14 +61,14 @@ class _Taken:
 
 
 class _Slopes(NamedTuple):
-    """How fast the loss falls along a part's updates ``[1 + c, m]``, and the step before it."""
+    """How fast the loss falls along a part's updates ``[1 + c, m]``, and earlier steps ``[k]``."""
 
     updates: Tensor
-    step: float
+    basis: Tensor
 
 
 class _Found(NamedTuple):
-    """A part's contributions ``[m, 1 + c]``, and those of the steps returned ``[m]``."""
+    """A part's contributions ``[m, 1 + c]``, and those of what is returned ``[m]``."""
 
     contributions: Tensor
     returned: Tensor
@@ -140,7 +141,7 @@ class PathAttribution(Callback):
         self._last_params: Tensor | None = None  # That the last step led to.
         self._carried = CarriedUpdates()
         self._bounds = bounds
-        self._last_step: Tensor | None = None  # That the model really moved by.
+        self._past = PastSteps()  # That the model really moved by.
         # What the next round needs of those before, by round: of the last two.
         self._memory_after = {0: self._memory()}
 
@@ -203,9 +204,8 @@ class PathAttribution(Callback):
         self._last_params = step.after.params
         in_step = carried.joined(own, step.shares)
         self._carried = in_step.remembered()
-        moved = step.after.params - step.before.params
-        if bool(moved.any()):
-            self._last_step = moved
+        if self._bounds is not None:
+            self._past = self._past.after(step.after.params - step.before.params)
         self._attribute(step.updates.server_round, step.before, step.after, tuple(in_step), credit)
 
     def _credit(self, step: Step, applied: Tensor) -> Credit | None:
@@ -213,8 +213,6 @@ class PathAttribution(Callback):
         if self._bounds is None:
             return None
         updates = step.updates.client_updates
-        last = self._last_step
-        along = -slopes(updates, last) if last is not None else torch.zeros(len(updates))
         return self._bounds.bound(
             RoundGeometry(
                 client_ids=step.updates.client_ids,
@@ -222,20 +220,15 @@ class PathAttribution(Callback):
                 gram=gram_matrix(updates).cpu(),
                 weights=step.aggregation.weights.cpu(),
                 applied=applied.cpu(),
-                along=along,
-                step_squared=0.0 if last is None else float(last.double() @ last.double()),
+                shares=self._past.shares(updates),
             )
         )
 
     def _kept(self, credit: Credit | None) -> PartCredit | None:
-        """Return what a part keeps of its round's credit; the step before it may be none."""
+        """Return what a part keeps of its round's credit."""
         if credit is None:
             return None
-        assert self._strategy is not None  # on_start
-        step = self._last_step
-        if step is None:
-            step = torch.zeros_like(self._model.vectors.params)
-        return PartCredit(credit.kept, credit.returned, step)
+        return PartCredit(credit.kept, credit.returned, self._past.basis)
 
     def on_round(self, report: RoundReport) -> None:
         """Take note of a round that failed; its model may have been taken back."""
@@ -253,7 +246,7 @@ class PathAttribution(Callback):
         return {
             "carried": self._carried,
             "bounds": None if self._bounds is None else self._bounds.state_dict(),
-            "last_step": self._last_step,
+            "past_steps": self._past.steps,
         }
 
     def on_end(self) -> None:
@@ -320,7 +313,7 @@ class PathAttribution(Callback):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
         self.rounds = rounds
         self._carried = CarriedUpdates.from_state(state["carried"])
-        self._last_step = state["last_step"]
+        self._past = PastSteps(state["past_steps"])
         if (self._bounds is None) != (state["bounds"] is None):
             raise ValueError("its credit is bounded where this run's is not, or the other way")
         if self._bounds is not None:
@@ -418,11 +411,11 @@ class PathAttribution(Callback):
             for index, part in enumerate(taken.parts):
                 at_nodes = torch.stack([known[n][index].updates for n in rule.nodes])
                 values = [contributions(s, part.applied, rule) for s in at_nodes.unbind(1)]
-                along = torch.tensor([[known[n][index].step] for n in rule.nodes])  # [nodes, 1]
-                unit = contributions(along, torch.ones(1), rule)  # Of one whole step before.
                 returned = torch.zeros(len(part.members), dtype=torch.float64)
                 if part.credit is not None:
-                    returned = part.applied.double() * part.credit.returned * unit
+                    along = torch.stack([known[n][index].basis for n in rule.nodes])  # [nodes, k]
+                    unit = contributions(along, torch.ones(along.shape[1]), rule)  # [k]
+                    returned = part.applied.double() * (part.credit.returned * unit).sum(dim=1)
                 found.append(_Found(torch.stack(values, dim=1), returned))
             totals = torch.cat([part.contributions[:, 0] for part in found])
             if is_settled(totals, coarser, decrease):
@@ -445,9 +438,9 @@ class PathAttribution(Callback):
         return [
             _Slopes(
                 torch.stack([slopes(part.updates, g) for g in gradients]),
-                0.0
-                if part.credit is None
-                else float(slopes(part.credit.step[None], gradients[0].cpu())),
+                torch.zeros(0)
+                if part.credit is None or not len(part.credit.basis)
+                else slopes(part.credit.basis, gradients[0].to(part.credit.basis.device)).cpu(),
             )
             for part in taken.parts
         ]

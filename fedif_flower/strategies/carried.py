@@ -21,14 +21,14 @@ class Member(NamedTuple):
 
 
 class PartCredit(NamedTuple):
-    """How much of a round's updates is credited: ``kept`` [m] of each less ``returned`` [m] steps.
+    """How much of a round's updates is credited: ``kept`` [m] of each less what is ``returned``.
 
-    ``step`` [d] is the global step before that round.
+    That is ``returned`` [m, k] in the ``basis`` [k, d] of the global steps before that round.
     """
 
     kept: Tensor
     returned: Tensor
-    step: Tensor
+    basis: Tensor
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,9 @@ class RoundGeometry:
     weights, applied : Tensor
         ``[m]``: the weights that the strategy gave, and what the updates were multiplied by in the
         end, bounds included.
-    along : Tensor
-        ``[m]``: inner products with the last global step.
-    step_squared : float
-        Its squared length; 0: there is none yet.
+    shares : Tensor
+        ``[m, k]``: the updates' coordinates in an orthonormal basis of the last global steps' span
+        (see :class:`~fedif_flower.valuation.past_steps.PastSteps`); k = 0: there was none yet.
     """
 
     client_ids: Sequence[int]
@@ -45,8 +44,7 @@ class RoundGeometry:
     gram: Tensor
     weights: Tensor
     applied: Tensor
-    along: Tensor
-    step_squared: float
+    shares: Tensor
 
 
 @dataclass(frozen=True)
@@ -54,16 +52,17 @@ class Credit:
     r"""How much of each update of a round is credited, ``[m]`` each, float64.
 
     Member i is credited with no more than its part in which
-    :math:`\kappa_i (u_i - \rho_i s)` stands for :math:`u_i`, with s the last global step.
+    :math:`\kappa_i (u_i - \sum_k \rho_{ik} e_k)` stands for :math:`u_i`, with :math:`e_k` the
+    basis of the last global steps.
 
     Attributes
     ----------
     kept : Tensor
         :math:`\kappa_i` in (0, 1].
     returned : Tensor
-        :math:`\rho_i \ge 0`.
+        ``[m, k]``: :math:`\rho_{ik}`.
     length, weight, borrowed : Tensor
-        Length, mean weight and share of the last step, in multiples of what is usual.
+        Length, mean weight and share of the last steps, in multiples of what is usual.
     opposed : Tensor
         The largest negative cosine with another update, with the sign turned; >= 0.
     """
@@ -85,13 +84,14 @@ class CreditBounds:
       itself: :math:`\ell_i` is the usual length of an update from :math:`n_i` examples (see
       :func:`usual_lengths`), :math:`\bar p_i` the mean over its rounds of its share of the weights
       over the share of the examples that the median member has;
-    - without what it has of the last global step s beyond :math:`\lambda_B` times what is usual:
-      :math:`\rho_i |s| = \max(0, q_i - \lambda_B \tau o_i)`, with
-      :math:`q_i = \langle u_i, s \rangle / |s|`, :math:`o_i` the length of what is member i's own
-      (see :func:`own_lengths`), and :math:`\tau` the round's median of :math:`q_j / o_j`.
+    - without what it has of the last global steps beyond :math:`\lambda_B` times what is usual:
+      :math:`\rho_i = \max(0, 1 - \lambda_B \tau o_i / |q_i|) q_i`, with :math:`q_i` the
+      coordinates of :math:`u_i` in an orthonormal basis of these steps, :math:`o_i` the length of
+      what is member i's own (see :func:`own_lengths`), and :math:`\tau` the round's median of
+      :math:`|q_j| / o_j`.
 
     Lengths are those that the round used: shortened ones count as shortened. Bounds need the Gram
-    matrix of the updates, their inner products with s, and the coefficients.
+    matrix of the updates, their inner products with the last steps, and the coefficients.
 
     Parameters
     ----------
@@ -125,15 +125,16 @@ class CreditBounds:
         length = torch.where(lengths > 0, lengths / usual, 0.0)
 
         weight = self._mean_weights(geometry, weights)
-        last = math.sqrt(geometry.step_squared)
-        shares = geometry.along.double() / last if last > 0 else torch.zeros_like(lengths)
+        shares = geometry.shares.double()  # [m, k]
+        borrowed = torch.linalg.vector_norm(shares, dim=1)  # [m]
         own = own_lengths(gram, shares)
-        ratios = torch.where(shares > 0, shares / own.clamp_min(1e-300), 0.0)
+        ratios = torch.where(borrowed > 0, borrowed / own.clamp_min(1e-300), 0.0)
         usual_ratio = max(_median(ratios), _LEAST_USUAL)
         returned = torch.zeros_like(shares)
-        if self.borrowed and last > 0:
+        if self.borrowed:
             allowed = self.borrowed * usual_ratio * own
-            returned = (shares - allowed).clamp_min(0.0) / last
+            beyond = (1 - allowed / borrowed.clamp_min(1e-300)).clamp_min(0.0)
+            returned = beyond.unsqueeze(1) * shares
         return Credit(
             kept=_kept(length, self.length) * _kept(weight, self.weight),
             returned=returned,
@@ -218,11 +219,11 @@ def usual_lengths(examples: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
 def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
     r"""Return the length of what in each update is its sender's own and comes from data.
 
-    .. math:: o_i^2 = R_i^2 |r_i|^2, \qquad r_i = u_i - q_i s / |s|
+    .. math:: o_i^2 = R_i^2 |r_i|^2, \qquad r_i = u_i - \sum_k q_{ik} e_k
 
     :math:`R_i^2` is the share of :math:`r_i` that others' :math:`r_j` explain (least squares). What
     is trained on data of one task has directions in common with others' updates; noise that is
-    added to a borrowed step has not. The fifth of the round that is most like member i is not
+    added to borrowed steps has not. The fifth of the round that is most like member i is not
     asked, so that accomplices do not explain each other's noise. With fewer than eight members
     :math:`R_i = 1`.
 
@@ -231,12 +232,12 @@ def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
     gram : Tensor
         ``[m, m]``: inner products of the updates.
     shares : Tensor
-        ``[m]``: q_i.
+        ``[m, k]``: q_i, the coordinates in a basis of the last steps.
     """
-    residual = gram.double() - torch.outer(shares, shares)  # [m, m]
+    residual = gram.double() - shares @ shares.T  # [m, m]
     squared = residual.diagonal().clamp_min(0.0)
     m = len(squared)
-    # What is left of a borrowed step alone is rounding.
+    # What is left of borrowed steps alone is rounding.
     nothing = squared <= 1e-9 * gram.diagonal()
     if m < ENOUGH_MEMBERS:
         return torch.where(nothing, 0.0, squared.sqrt())
@@ -276,7 +277,7 @@ def credited(contributions: Tensor, kept: Tensor, borrowed: Tensor) -> Tensor:
     kept : Tensor
         ``[m]``: kappa_i.
     borrowed : Tensor
-        ``[m]``: b_i, what of it comes from the part of the last step that is returned.
+        ``[m]``: b_i, what of it comes from the part of the last steps that is returned.
     """
     return torch.minimum(contributions, kept * (contributions - borrowed.clamp_min(0.0)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -19,6 +20,7 @@ from fedif_flower.valuation.credit import (
     own_lengths,
     usual_lengths,
 )
+from fedif_flower.valuation.past_steps import PastSteps
 
 HALVES = torch.full((4,), 0.25, dtype=torch.float64)
 LAST = torch.tensor([0.0, 0.0, 0.0, 2.0])
@@ -36,8 +38,7 @@ def geometry(updates: Tensor, last: Tensor | None = None, **given) -> RoundGeome
     return RoundGeometry(
         gram=updates @ updates.T,
         applied=given.get("applied", own["weights"]),
-        along=updates @ last.double(),
-        step_squared=float(last @ last),
+        shares=PastSteps([last] if bool(last.any()) else []).shares(updates),
         **{key: value for key, value in own.items() if key != "applied"},
     )
 
@@ -100,12 +101,24 @@ def test_the_last_step_beyond_what_is_usual_is_returned():
     updates = torch.tensor([[1.0, 0, 0, 1], [0, 1.0, 0, 1], [0, 0, 1.0, 1], [-1.0, 0, 0, 3.0]])
     credit = CreditBounds(0, 1.5, 0).bound(geometry(updates, LAST))
     assert credit.borrowed.tolist() == pytest.approx([1.0, 1.0, 1.0, 3.0])
-    assert credit.returned.tolist() == pytest.approx([0.0, 0.0, 0.0, 1.5 / 2])
+    assert credit.returned[:, 0].tolist() == pytest.approx([0.0, 0.0, 0.0, 1.5])
     # The last step alone is returned whole.
     updates[3] = 3 * LAST
     credit = CreditBounds(0, 1.5, 0).bound(geometry(updates, LAST))
-    assert credit.returned[3].item() == pytest.approx(3.0)
+    assert credit.returned[3].item() == pytest.approx(6.0)
     assert credit.borrowed[3].item() == 99.0
+
+
+def test_older_steps_are_known_to_everybody_too():
+    # The last step is along the third axis, the one before along the fourth.
+    older = torch.tensor([0.0, 0.0, 2.0, 0.0])
+    updates = torch.tensor([[1.0, 0, 0, 1], [0, 1.0, 0, 1], [1.0, 0, 0, -1], [0, 0, 3.0, 4.0]])
+    past = PastSteps([LAST, older])
+    found = replace(geometry(updates), shares=past.shares(updates))
+    credit = CreditBounds(0, 1.5, 0).bound(found)
+    # The fourth sends nothing but these two steps, and both parts are returned.
+    assert credit.returned[3].tolist() == pytest.approx([4.0, 3.0])
+    assert credit.returned[:3].tolist() == [[0.0, 0.0]] * 3
 
 
 def test_noise_is_nobodys_own():
@@ -115,13 +128,13 @@ def test_noise_is_nobodys_own():
     updates = torch.randn(10, 3, generator=generator) @ basis
     noise = torch.randn(2000, generator=generator)
     updates = torch.cat([updates, noise[None]]).double()
-    own = own_lengths(updates @ updates.T, torch.zeros(11))
+    own = own_lengths(updates @ updates.T, torch.zeros(11, 0))
     parts = own / updates.norm(dim=1)
     assert parts[:10].min() > 0.9
     assert parts[10] < 0.2
     # Nor is it if an accomplice sends it too.
     doubled = torch.cat([updates, noise[None].double()])
-    parts = own_lengths(doubled @ doubled.T, torch.zeros(12)) / doubled.norm(dim=1)
+    parts = own_lengths(doubled @ doubled.T, torch.zeros(12, 0)) / doubled.norm(dim=1)
     assert parts[10:].max() < 0.2
 
 
@@ -148,11 +161,13 @@ def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
     updates = torch.tensor(entries).reshape(4, 3)
     found = geometry(updates, torch.tensor([0.0, 1.0, 0.0]), weights=HALVES)
     credit = CreditBounds().bound(found)
-    assert bool(((credit.kept > 0) & (credit.kept <= 1) & (credit.returned >= 0)).all())
+    assert bool(((credit.kept > 0) & (credit.kept <= 1)).all())
     contributions = torch.tensor(values).double()
-    paid = credited(contributions, credit.kept, credit.returned * 0.3)
+    returned = credit.returned[:, 0]
+    assert bool((returned.abs() <= updates[:, 1].abs() + 1e-6).all())
+    paid = credited(contributions, credit.kept, returned * 0.3)
     assert bool((paid <= contributions).all())
-    whole = (contributions <= 0) & (credit.returned == 0)
+    whole = (contributions <= 0) & (returned == 0)
     assert bool((paid[whole] == contributions[whole]).all())
 
 
@@ -164,7 +179,7 @@ def test_bounds_do_not_depend_on_the_unit(scale):
     one = CreditBounds().bound(geometry(updates, last))
     other = CreditBounds().bound(geometry(scale * updates, scale * last))
     torch.testing.assert_close(one.kept, other.kept, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(one.returned, other.returned, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(scale * one.returned, other.returned, rtol=1e-3, atol=1e-4)
 
 
 def test_nobody_moving_is_no_error():

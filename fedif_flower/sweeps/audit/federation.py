@@ -27,6 +27,7 @@ from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.influence import Projections, influence_from, project_updates
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
+from fedif_flower.valuation.past_steps import PastSteps
 from fedif_flower.valuation.path import QUADRATURES
 
 
@@ -34,8 +35,8 @@ from fedif_flower.valuation.path import QUADRATURES
 class AuditStep:
     """A round: its updates, the weights and coefficients they were given, and held-out data.
 
-    ``last_step`` is the global step before it, ``[d]``, if there was one; ``paying`` is held-out
-    data by which nothing was weighed.
+    ``past`` are the global steps before it; ``paying`` is held-out data by which nothing was
+    weighed.
     """
 
     updates: RoundUpdates
@@ -43,7 +44,7 @@ class AuditStep:
     coefficients: Tensor  # [m], float64
     validation: Validation
     paying: Validation
-    last_step: Tensor | None = None
+    past: PastSteps
 
     @cached_property
     def projections(self) -> Projections:
@@ -172,7 +173,7 @@ def federate(
     params = vector_of(model)
     trainers = [Trainer(task, member, model, seed) for member in members]
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
-    last_step: Tensor | None = None
+    past = PastSteps()
     for server_round in range(1, config.num_server_rounds + 1) if trainers else ():
         rows = torch.stack([trainer.update(params, server_round) for trainer in trainers])
         collude(members, params, rows, torch_generator("audit-collusion", seed, server_round))
@@ -189,14 +190,11 @@ def federate(
         found = rule(updates, task.server.validation)
         weights = found.weights.double().cpu()
         coefficients = weights if found.applied is None else found.applied.double().cpu()
-        step = AuditStep(
-            updates, weights, coefficients, task.server.validation, task.paying, last_step
-        )
+        step = AuditStep(updates, weights, coefficients, task.server.validation, task.paying, past)
         for watcher in watchers:
             watcher.take(step)
         before, params = params, combine(params, rows, coefficients)
-        if not torch.equal(before, params):
-            last_step = params - before
+        past = past.after(params - before)
     return params
 
 

@@ -111,7 +111,6 @@ class PaidPath:
         updates = step.updates.client_updates.double()
         found = -step.coefficients * (updates @ gradient)  # [m]
         if self._bounds is not None:
-            last = torch.zeros_like(gradient) if step.last_step is None else step.last_step.double()
             credit = self._bounds.bound(
                 RoundGeometry(
                     client_ids=step.updates.client_ids,
@@ -119,11 +118,11 @@ class PaidPath:
                     gram=updates @ updates.T,
                     weights=step.weights,
                     applied=step.coefficients,
-                    along=updates @ last,
-                    step_squared=float(last @ last),
+                    shares=step.past.shares(updates),
                 )
             )
-            borrowed = -step.coefficients * credit.returned * (last @ gradient)
+            along = credit.returned @ step.past.shares(gradient[None])[0]  # [m]
+            borrowed = -step.coefficients * along
             found = credited(found, credit.kept, borrowed)
         self._sum = self._sum + found
 
