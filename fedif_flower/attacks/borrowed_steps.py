@@ -91,23 +91,27 @@ class NoisyStep(Behaviour):
 
 
 class OlderStep(Behaviour):
-    r"""Sends the global step before the last one: :math:`u \leftarrow c \Delta_{t-2}`.
+    r"""Sends an older global step again: :math:`u \leftarrow c \Delta_{t-k}`.
 
     Parameters
     ----------
     factor : float
         c > 0.
+    back : int
+        k >= 2; 2: the step before the last one.
     """
 
-    def __init__(self, factor: float = 2.0) -> None:
+    def __init__(self, factor: float = 2.0, back: int = 2) -> None:
         self.factor = factor
+        self.back = back
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters, one older step further."""
         step = last_step(own)
-        older = own.memory.get(_OLDER, torch.zeros_like(step))
-        own.memory[_OLDER] = step
-        return own.received + self.factor * older.to(step)
+        # [k - 1, d]: the newer ones, the last one at the end.
+        newer = own.memory.get(_OLDER, torch.zeros(self.back - 1, len(step))).to(step)
+        own.memory[_OLDER] = torch.cat([newer[1:], step[None]])
+        return own.received + self.factor * newer[0]
 
 
 class SharedNoise(Colluder):

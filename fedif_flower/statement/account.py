@@ -62,6 +62,10 @@ class MemberAccount:
         Of what was gained, in [0, 1].
     cents : int, optional
         Its part of the budget.
+    withheld : float
+        What more its share would be without bounds, in [0, 1]; it is paid to nobody.
+    withheld_cents : int, optional
+        The same of the budget, rounded down.
     weight_score : float, optional
         Omega after its last round.
     refusals : tuple of (str, int)
@@ -85,6 +89,8 @@ class MemberAccount:
     credited: float
     share: float
     cents: int | None
+    withheld: float
+    withheld_cents: int | None
     weight_score: float | None
     refusals: tuple[tuple[str, int], ...]
     verdict: Verdict
@@ -144,6 +150,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
     shares = [Fraction(0)] * len(members)
     if not unpaid:
         shares = gain_shares(credits, sum(map(Fraction, totals), NOTHING))
+    withheld = withheld_shares(totals, credits) if any(shares) else [NOTHING] * len(members)
     nobody = 1 - sum(shares, Fraction(0)) if any(shares) else Fraction(0)
     cents: list[int] | list[None] = [None] * (len(members) + 1)
     if budget_cents is not None:
@@ -167,6 +174,8 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
             credits[i],
             float(shares[i]),
             cents[i],
+            withheld[i],
+            budget_cents,
             equal[client_id],
             beyond(records.parts_of[client_id]),
         )
@@ -268,6 +277,19 @@ def gain_shares(credits: Sequence[float], gained: Fraction = NOTHING) -> list[Fr
     return [value / whole if total else Fraction(0) for value in positive]
 
 
+def withheld_shares(contributions: Sequence[float], credits: Sequence[float]) -> list[Fraction]:
+    r"""Return what bounds take from each member's share.
+
+    .. math:: \frac{\max(c_i, 0) - \max(\hat c_i, 0)}
+                   {\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
+    """
+    gained = sum(map(Fraction, contributions), NOTHING)
+    positive = [Fraction(max(value, 0.0)) for value in credits]
+    whole = max(sum(positive, NOTHING), gained)
+    without = (Fraction(max(value, 0.0)) for value in contributions)
+    return [min((c - p) / whole, Fraction(1)) for c, p in zip(without, positive, strict=True)]
+
+
 def beyond(parts: Sequence[Part]) -> Beyond:
     """Return how a member's updates compare with what is usual."""
     count = max(len(parts), 1)
@@ -329,6 +351,8 @@ def _member(
     credit: float,
     share: float,
     cents: int | None,
+    withheld: Fraction,
+    budget_cents: int | None,
     equal_part: float,
     usual: Beyond,
 ) -> MemberAccount:
@@ -355,6 +379,8 @@ def _member(
         credited=credit,
         share=share,
         cents=cents,
+        withheld=float(withheld),
+        withheld_cents=None if budget_cents is None else int(budget_cents * withheld),
         weight_score=scores[-1] if scores else None,
         refusals=tuple(refusals.most_common()),
         verdict=judge(

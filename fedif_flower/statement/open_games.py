@@ -7,7 +7,7 @@ from typing import Any
 
 CREDIT_BOUNDS: Mapping[str, str] = {
     "length": "updates are credited however long they are",
-    "borrowed": "members are credited for repeating the last global step",
+    "borrowed": "members are credited for repeating the last global steps",
     "weight": "members are credited for any weight that they get or claim",
 }
 

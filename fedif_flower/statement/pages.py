@@ -38,7 +38,7 @@ _CREDIT = (
     "A member is credited with its contribution within bounds, which hold for all alike. Its "
     "update counts for at most {length} the usual length of one from as many examples, and its "
     "mean weight for at most {weight} that of the median member by examples; of the last global "
-    "step, which everybody has, its update holds at most {borrowed} what is usual beside what is "
+    "steps, which everybody has, its update holds at most {borrowed} what is usual beside what is "
     "the member's own. What is negative counts whole. The table says which part is credited to "
     "nobody."
 )

@@ -21,6 +21,10 @@ BASE = (
 )
 
 PARTS = """
+{% macro withheld(member) -%}
+{% if member.withheld >= 0.0005 %}; {{ member.withheld | percent }}{% if
+member.withheld_cents is not none %} ({{ member.withheld_cents | money }}){% endif %} withheld{% endif %}
+{%- endmacro %}
 {% macro contribution(member) -%}
 <span class="{{ 'negative' if member.contribution < 0 }}">{{ member.contribution | nats }}</span>
 {%- if member.interval %}<span class="between">{{ member.interval[0] | nats }} to \
@@ -146,8 +150,8 @@ endif %}
 {% if omega_words %}<td class="number">{{ member.weight_score | score }}</td>{% endif %}
 <td class="number">{{ member.refused | some }}</td>
 <td><span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>\
-{% if member.verdict.level != "accept" %}<span class="reason">{{ member.verdict.reason }}</span>{%
-endif %}</td></tr>
+{% if member.verdict.level != "accept" %}<span class="reason">{{ member.verdict.reason }}{{
+parts.withheld(member) }}</span>{% endif %}</td></tr>
 {% endfor -%}
 </tbody>
 <tfoot>{% if account.nobody_share > 0 %}<tr><td>Nobody: beyond the bounds</td><td></td><td></td>
@@ -186,7 +190,8 @@ MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
 {{ member.interval[1] | nats }}{% endif %}</small></dd></div>
 {% if member.credited < member.contribution -%}
 <div><dt>Credited</dt><dd>{{ member.credited | nats }}
-<small>of it lies within the bounds: see below</small></dd></div>{% endif %}
+<small>of it lies within the bounds: see below{{ parts.withheld(member) }}</small></dd></div>{%
+endif %}
 <div><dt>Share of the gain</dt><dd>{{ member.share | percent }}
 <small>place {{ place }} of {{ account.members | length }}</small></dd></div>
 {% if account.budget_cents is not none -%}

@@ -36,7 +36,7 @@ class Beyond:
         found = {
             f"its updates are {self.length:.1f} times as long as is usual": self.length,
             f"its weight is {self.weight:.1f} times that of the median member": self.weight,
-            f"they hold {self.borrowed:.1f} times as much of the last step": self.borrowed,
+            f"they hold {self.borrowed:.1f} times as much of the last steps": self.borrowed,
         }
         return max(found, key=found.__getitem__)
 

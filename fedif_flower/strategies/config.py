@@ -196,8 +196,8 @@ class StrategyConfig(Settings):
     )
     credit_borrowed: float = setting(
         1.6,
-        "with `attribution`: the last global step in an update is credited for at most so many "
-        "times what is usual beside what is the member's own; 0: no such bound",
+        "with `attribution`: what an update holds of the last three global steps is credited for "
+        "at most so many times what is usual beside what is the member's own; 0: no such bound",
         ge=0,
         changes_result=False,
     )

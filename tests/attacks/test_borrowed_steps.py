@@ -18,11 +18,11 @@ from fedif_flower.attacks.borrowed_steps import (
 MODELS = ([0.0, 0.0], [1.0, 0.0], [1.0, 2.0])  # Steps: (1, 0), (0, 2).
 
 
-def sent(acting: Behaviour) -> list[list[float]]:
-    """Return the updates of three rounds; the honest one is (0, 1)."""
+def sent(acting: Behaviour, models=MODELS) -> list[list[float]]:
+    """Return the updates of a round for each model; the honest one is (0, 1)."""
     memory: dict[str, torch.Tensor] = {}
     found = []
-    for server_round, model in enumerate(MODELS, start=1):
+    for server_round, model in enumerate(models, start=1):
         received = torch.tensor(model)
         own = ClientRound(
             received=received,
@@ -46,6 +46,12 @@ def sent(acting: Behaviour) -> list[list[float]]:
 )
 def test_three_rounds(acting, updates):
     assert sent(acting) == updates
+
+
+def test_a_step_of_three_rounds_before():
+    models = ([0.0, 0.0], [1.0, 0.0], [1.0, 2.0], [1.0, 5.0], [1.0, 9.0])
+    updates = sent(OlderStep(1.0, back=3), models)
+    assert updates == [[0, 0], [0, 0], [0, 0], [1, 0], [0, 2]]
 
 
 def test_noise_is_as_long_as_the_step():

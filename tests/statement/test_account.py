@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.statement.account import gain_shares, intervals, settle, share_out
+from fedif_flower.statement.account import (
+    gain_shares,
+    intervals,
+    settle,
+    share_out,
+    withheld_shares,
+)
 from fedif_flower.statement.records import read_run
 from tests.statement.runs import make_run
 
@@ -51,6 +57,11 @@ def test_what_lies_beyond_the_bounds_is_paid_to_nobody():
     assert gain_shares([3.0, -9.0, 1.0], Fraction(-5)) == [Fraction(3, 4), 0, Fraction(1, 4)]
 
 
+def test_what_bounds_withhold_is_told_for_each_member():
+    # Of 8 in all, 3 of the first's 6 are credited; what is negative withholds nothing.
+    assert withheld_shares([6.0, 3.0, -1.0], [3.0, 3.0, -2.0]) == [Fraction(3, 8), 0, 0]
+
+
 def test_credit_is_read_from_the_records(tmp_path):
     rounds = [{0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.25}]
     run_dir = make_run(tmp_path / "run", rounds, credited={0: 0.5})
@@ -59,6 +70,9 @@ def test_credit_is_read_from_the_records(tmp_path):
     assert (first.contribution, first.credited, second.credited) == (1.0, 0.5, 0.5)
     assert (found.uncredited, found.nobody_cents) == (0.5, 33_33)
     assert (first.cents, second.cents) == (33_34, 33_33)
+    # Without bounds the first would have a third more.
+    assert (first.withheld, first.withheld_cents) == (pytest.approx(1 / 3), 33_33)
+    assert (second.withheld, second.withheld_cents) == (0.0, 0)
     assert found.decrease == found.attributed + found.remainder
 
 

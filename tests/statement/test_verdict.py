@@ -25,7 +25,7 @@ CASES = [
     (
         Facts(0.4, 0.5, (0.1, 0.9), 20, 0, uncredited=0.3, usual=BORROWED),
         "review",
-        "not credited: they hold 30.0 times as much of the last step",
+        "not credited: they hold 30.0 times as much of the last steps",
     ),
     (Facts(0.4, 0.5, (0.1, 0.9), 20, 0, uncredited=0.05, usual=BORROWED), "accept", "contributed"),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -130,6 +131,7 @@ GAMES: Mapping[str, Game] = {
     "last step, k = 2": _repeat(2.0),
     "last step, k = 4": _repeat(4.0),
     "step before last, k = 2": Game("alone", _all(OlderStep), has_data=False),
+    "fifth step back, k = 2": Game("alone", _all(partial(OlderStep, back=5)), has_data=False),
     "last step and noise": Game("alone", _all(NoisyStep), has_data=False),
     "last step and shared noise": Game("group", _all(SharedNoise), has_data=False),
     "last step in odd rounds, own update in even": Game("alone", _all(AlternatingStep)),
