@@ -22,8 +22,8 @@ BASE = (
 
 PARTS = """
 {% macro withheld(member) -%}
-{% if member.withheld >= 0.0005 %}; {{ member.withheld | percent }}{% if
-member.withheld_cents is not none %} ({{ member.withheld_cents | money }}){% endif %} withheld{% endif %}
+{% if member.withheld >= 0.0005 %}; {{ member.withheld | percent }}{% if member.withheld_cents
+is not none %} ({{ member.withheld_cents | money }}){% endif %} withheld{% endif %}
 {%- endmacro %}
 {% macro contribution(member) -%}
 <span class="{{ 'negative' if member.contribution < 0 }}">{{ member.contribution | nats }}</span>
