@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fedif_flower.run.config import default_run_config
-from fedif_flower.sweeps import arena_figures
-from fedif_flower.sweeps.arena import Bout, arena_cells, bouts, find_ground
-from fedif_flower.sweeps.arena_figures import (
+from fedif_studies.arena import figures
+from fedif_studies.arena.bouts import Bout, arena_cells, bouts, find_ground
+from fedif_studies.arena.figures import (
     Figures,
     attackers_gain,
     by_client,
@@ -78,10 +78,8 @@ def test_a_bout_counts_once_all_of_its_seeds_are_there(tmp_path, monkeypatch):
     cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_ground())
     assert measured(cells) == {}
     done = {cell.name for (bout, seed), cell in cells.items() if seed == 0 or bout.share == 0}
-    monkeypatch.setattr(
-        arena_figures, "find_result", lambda c: tmp_path if c.name in done else None
-    )
-    monkeypatch.setattr(arena_figures, "read_figures", lambda _: Figures(0.5, malicious_weight=0.2))
+    monkeypatch.setattr(figures, "find_result", lambda c: tmp_path if c.name in done else None)
+    monkeypatch.setattr(figures, "read_figures", lambda _: Figures(0.5, malicious_weight=0.2))
     assert measured(cells) == {Bout("FedAvg", "none", 0.0): Figures(0.5, malicious_weight=0.2)}
 
 
@@ -90,8 +88,8 @@ def test_figures_are_means_over_the_seeds(values, monkeypatch, tmp_path):
     wanted = bouts(["FedAvg"], [], [])
     cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_ground())
     ready = iter(Figures(a, malicious_weight=w) for a, w in zip((0.5, 0.7), values, strict=True))
-    monkeypatch.setattr(arena_figures, "find_result", lambda _: tmp_path)
-    monkeypatch.setattr(arena_figures, "read_figures", lambda _: next(ready))
+    monkeypatch.setattr(figures, "find_result", lambda _: tmp_path)
+    monkeypatch.setattr(figures, "read_figures", lambda _: next(ready))
     (found,) = measured(cells).values()
     assert found.accuracy == pytest.approx(0.6)
     expected = None if None in values else pytest.approx(0.3)

@@ -6,7 +6,7 @@ from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import default_run_config
 from fedif_flower.strategies.registry import STRATEGIES as REGISTERED_STRATEGIES
-from fedif_flower.sweeps.arena import (
+from fedif_studies.arena.bouts import (
     ATTACKS,
     SHARES,
     STRATEGIES,

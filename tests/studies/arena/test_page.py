@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from fedif_flower.sweeps.arena import Bout, find_ground
-from fedif_flower.sweeps.arena_figures import Figures
-from fedif_flower.sweeps.arena_page import about, details, headline, write_page
+from fedif_studies.arena.bouts import Bout, find_ground
+from fedif_studies.arena.figures import Figures
+from fedif_studies.arena.page import about, details, headline, write_page
 
 
 def figures(accuracy: float, success: float | None = None, weight: float | None = None) -> Figures:

@@ -13,8 +13,8 @@ from fedif_flower.run.attribution import CLIENTS as ATTRIBUTION
 from fedif_flower.run.attribution import ROUNDS as ATTRIBUTED_ROUNDS
 from fedif_flower.run.rows import read_rows
 from fedif_flower.statement.account import reason_against_shares
-from fedif_flower.sweeps.arena import Bout
 from fedif_flower.sweeps.cells import SUMMARY, Cell, find_result
+from fedif_studies.arena.bouts import Bout
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from textwrap import wrap
 
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.storage import make_folder, write_atomically
-from fedif_flower.sweeps.arena import CLEAN, Bout, Ground
-from fedif_flower.sweeps.arena_figures import Figures
 from fedif_flower.sweeps.tables import ResultTable
+from fedif_studies.arena.bouts import CLEAN, Bout, Ground
+from fedif_studies.arena.figures import Figures
 
 Found = Mapping[Bout, Figures]
 

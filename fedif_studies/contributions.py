@@ -1,6 +1,6 @@
 """What free riders, identities and equal members are credited with in whole runs on digits.
 
-``python -m benchmarks.contributions`` runs what is not yet in ``docs/results/contributions.csv``:
+``python -m fedif_studies.contributions`` runs what ``docs/results/contributions.csv`` has not yet:
 
 - twenty members with identically distributed, equally many examples, 25 rounds, FedIF and FedAvg:
   how far path attribution and the weight score Omega lie apart between them;
@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -19,17 +18,17 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.common import RESULTS
-from client_app import app as client_app
+from fedif_flower.client.app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.storage import write_atomically
-from fedif_flower.sweeps.audit.cases import CASES, HONEST, owner
-from fedif_flower.sweeps.audit.federation import RULES, federate
-from fedif_flower.sweeps.audit.members import AuditTask
-from fedif_flower.sweeps.audit.valuations import VALUATIONS
+from fedif_flower.settings import Scalar
+from fedif_studies.audit.cases import CASES, HONEST, owner
+from fedif_studies.audit.federation import RULES, federate
+from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.valuations import VALUATIONS
+from fedif_studies.rows import RESULTS, append_rows
 
 CSV = RESULTS / "contributions.csv"
 MEMBERS, ROUNDS, SEEDS = 20, 25, 3
@@ -62,7 +61,7 @@ def lines(known: set[tuple[str, str, int]]) -> Iterator[list[Line]]:
 def _run(strategy: str, attack: str, seed: int) -> list[Line]:
     """Run one federation and look at its members' sums."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {
+        settings: dict[str, Scalar] = {
             "num-clients": MEMBERS,
             "fraction-train": 1.0,
             "num-server-rounds": ROUNDS,
@@ -146,16 +145,10 @@ def _variation(values: list[float]) -> float:
 def main() -> None:
     """Run what is missing and print what there is."""
     torch.set_num_threads(1)
-    if not CSV.exists():
-        write_atomically(CSV, ",".join(Line._fields) + "\n")
     there = read_rows(CSV)
     known = {(row["experiment"], row["strategy"], int(row["seed"])) for row in there}
     for found in lines(known):
-        with CSV.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(
-                line._replace(value=f"{line.value:.6g}")  # type: ignore[arg-type]
-                for line in found
-            )
+        append_rows(CSV, Line._fields, found, digits=6)
     groups: dict[tuple[str, str, str], list[float]] = {}
     for row in read_rows(CSV):
         key = (row["experiment"], row["strategy"], row["figure"])

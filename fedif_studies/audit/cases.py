@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fedif_flower.attacks.scaling import HonestScaling
-from fedif_flower.sweeps.audit.games import GAMES, Game
-from fedif_flower.sweeps.audit.members import AuditTask, Member
+from fedif_studies.audit.games import GAMES, Game
+from fedif_studies.audit.members import AuditTask, Member
 
 Case = Callable[[AuditTask, int], list[Member]]
 """Returns the members of a federation for a task and a seed."""

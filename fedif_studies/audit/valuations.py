@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from fedif_flower.sweeps.audit.federation import AuditStep, Watcher
 from fedif_flower.valuation.credit import CreditBounds, RoundGeometry, credited
 from fedif_flower.valuation.influence import influence_from
 from fedif_flower.valuation.ledger import ContributionLedger, min_max
 from fedif_flower.valuation.path import path_attribution
 from fedif_flower.valuation.shapley import exact_shapley
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_studies.audit.federation import AuditStep, Watcher
 
 
 class Summed:

@@ -21,13 +21,13 @@ from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.sweeps.audit.members import AuditTask, Member
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.influence import Projections, influence_from, project_updates
 from fedif_flower.valuation.ledger import ContributionLedger, min_max
 from fedif_flower.valuation.path import QUADRATURES
+from fedif_studies.audit.members import AuditTask, Member
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.storage import write_atomically
-from fedif_flower.sweeps.audit.cases import HONEST, IDENTITIES, RETRAINED
-from fedif_flower.sweeps.audit.findings import (
+from fedif_studies.audit.cases import HONEST, IDENTITIES, RETRAINED
+from fedif_studies.audit.findings import (
     RANDOM,
     Finding,
     Values,
@@ -21,7 +21,7 @@ from fedif_flower.sweeps.audit.findings import (
     findings,
     random_curve,
 )
-from fedif_flower.sweeps.audit.measure import Measurements, coalition_utilities
+from fedif_studies.audit.measure import Measurements, coalition_utilities
 
 FINDINGS, PAGE = "findings.csv", "audit.md"
 _WORDS = {

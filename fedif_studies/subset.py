@@ -1,7 +1,7 @@
 """A small part of a data set as folders of images, for audits of data sets that take too long.
 
-``python -m benchmarks.subset FOLDER --dataset fashion-mnist --data-dir DIR`` draws images from both
-splits and writes ``FOLDER/train/<class>/`` and ``FOLDER/test/<class>/``.
+``python -m fedif_studies.subset FOLDER --dataset fashion-mnist --data-dir DIR`` draws images from
+both splits and writes ``FOLDER/train/<class>/`` and ``FOLDER/test/<class>/``.
 """
 
 from __future__ import annotations

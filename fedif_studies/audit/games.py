@@ -22,8 +22,8 @@ from fedif_flower.attacks.free_riders import RepeatStep
 from fedif_flower.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
 from fedif_flower.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_flower.attacks.scaling import HonestScaling
-from fedif_flower.sweeps.audit.members import AuditTask, Member
 from fedif_flower.tasks.data import to_pixels
+from fedif_studies.audit.members import AuditTask, Member
 
 Kind = Literal["alone", "pair", "group"]
 PLAYERS: Mapping[Kind, int] = {"alone": 1, "pair": 2, "group": 4}

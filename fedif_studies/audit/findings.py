@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedif_flower.sweeps.audit.cases import HONEST, MANIPULATIONS, RETRAINED, THREATS
-from fedif_flower.sweeps.audit.federation import RULES
-from fedif_flower.sweeps.audit.measure import RetrainedLine, ValueLine, coalition_utilities
-from fedif_flower.sweeps.audit.valuations import EXACT
 from fedif_flower.valuation.shapley import exact_shapley
+from fedif_studies.audit.cases import HONEST, MANIPULATIONS, RETRAINED, THREATS
+from fedif_studies.audit.federation import RULES
+from fedif_studies.audit.measure import RetrainedLine, ValueLine, coalition_utilities
+from fedif_studies.audit.valuations import EXACT
 
 CEILING = "another seed's retraining"
 RANDOM = "random order"

@@ -3,12 +3,12 @@
 Small federations by FedAvg and by strategies that hold validation data, with their bounds (the
 default) and without. Training swings where the learning rate is high, and a bound must let it. Runs
 in this process, without Ray. Results are appended as they come; what is there is not run again.
-``docs/methods/clipping.md`` quotes the table.
+``docs/methods/clipping.md`` quotes the table. Two of the tasks are examples':
+``PYTHONPATH=examples/quickstart:examples/time-series python -m fedif_studies.bounds``.
 """
 
 from __future__ import annotations
 
-import csv
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,6 @@ import typer
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from benchmarks.common import RESULTS
 from fedif_flower import ClientSite, Site, Task, client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
@@ -31,6 +30,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import OWN
+from fedif_studies.rows import RESULTS, append_rows
 from quickstart.task import Net
 from time_series.task import task as time_series
 
@@ -95,11 +95,11 @@ class Case:
 
 def cases(data_dir: str) -> Iterator[Case]:
     """Give the cases; those on Fashion-MNIST only where its files are."""
-    own = {"fraction-train": 1.0, "num-server-rounds": 40, "local-epochs": 1, "batch-size": 32}
+    often = {"fraction-train": 1.0, "num-server-rounds": 40, "local-epochs": 1, "batch-size": 32}
     cnn = _digits_task("quickstart-cnn", Net, enlarged=True)
     perceptron = _digits_task("quickstart-mlp", _perceptron, enlarged=False)
     for task, rate in product((cnn, perceptron), (0.03, 0.1)):
-        yield Case(f"{task.name}, lr {rate}", 5, {**own, "learning-rate": rate}, task)
+        yield Case(f"{task.name}, lr {rate}", 5, {**often, "learning-rate": rate}, task)
     digits = {"fraction-train": 0.2, "num-server-rounds": 40}
     yield Case("digits", 50, digits)
     for (attack, own), share in product(ATTACKS.items(), (0.2, 0.4)):
@@ -110,7 +110,7 @@ def cases(data_dir: str) -> Iterator[Case]:
         named = f"time series, lr {rate}"
         yield Case(named, 8, {**series, "learning-rate": rate}, time_series)
     if data_dir:
-        images = {
+        images: dict[str, Scalar] = {
             "dataset": "fashion-mnist",
             "data-dir": data_dir,
             "model": "lenet5",
@@ -176,13 +176,10 @@ def main(
     ]
     keys = ("case", "strategy", "bounds", "seed")
     done = {tuple(row[key] for key in keys) for row in read_rows(output)}
-    if not done:
-        output.write_text(",".join(COLUMNS) + "\n")
     for case, seed, (strategy, bounded) in product(chosen, range(seeds), contenders):
         if (case.name, strategy, bounded, str(seed)) not in done:
             line = measure(case, strategy, bounded, seed)
-            with output.open("a", newline="") as file:
-                csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(line)
+            append_rows(output, COLUMNS, [list(line.values())])
     rows = read_rows(output)
     print("| case | strategy | bounds | mean of last rounds | beside FedAvg | worst seed beside |")
     print("| --- | --- | --- | ---: | ---: | ---: |")

@@ -6,10 +6,8 @@ any time.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +18,13 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.storage import write_atomically
-from fedif_flower.sweeps.audit.cases import CASES, HONEST, RETRAINED
-from fedif_flower.sweeps.audit.federation import RULES, federate
-from fedif_flower.sweeps.audit.members import AuditTask
-from fedif_flower.sweeps.audit.retraining import train_coalitions
-from fedif_flower.sweeps.audit.valuations import EXACT, VALUATIONS, WATCHERS
 from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_studies.audit.cases import CASES, HONEST, RETRAINED
+from fedif_studies.audit.federation import RULES, federate
+from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.retraining import train_coalitions
+from fedif_studies.audit.valuations import EXACT, VALUATIONS, WATCHERS
+from fedif_studies.rows import append_rows
 
 CONFIG, VALUES, RETRAINING = "config.json", "values.csv", "retraining.csv"
 MOST_MEMBERS = 12  # Of whom all coalitions are looked at.
@@ -104,11 +103,11 @@ class Measurements:
 
     def add_values(self, lines: Sequence[ValueLine]) -> None:
         """Write more lines."""
-        _append(self._values, ValueLine._fields, lines)
+        append_rows(self._values, ValueLine._fields, lines)
 
     def add_retrained(self, lines: Sequence[RetrainedLine]) -> None:
         """Write more lines."""
-        _append(self._retrained, RetrainedLine._fields, lines)
+        append_rows(self._retrained, RetrainedLine._fields, lines)
 
 
 def measure(
@@ -131,7 +130,7 @@ def measure(
     console : Console
         Is told of what is done.
     valuations : sequence of str
-        Names in :data:`~fedif_flower.sweeps.audit.valuations.VALUATIONS`.
+        Names in :data:`~fedif_studies.audit.valuations.VALUATIONS`.
     seeds : int
         How many, >= 1.
     retrain : bool
@@ -203,14 +202,6 @@ def _retrain(
         )
     if missing:
         console.print(f"trained {len(missing)} coalitions: {case}, seed {seed}")
-
-
-def _append(path: Path, columns: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
-    """Add lines to a file, all of them or none."""
-    text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    before = path.read_text() if path.exists() else ",".join(columns) + "\n"
-    write_atomically(path, before + text.getvalue())
 
 
 def coalition_utilities(lines: Iterable[RetrainedLine], column: str) -> dict[int, torch.Tensor]:

@@ -1,8 +1,8 @@
 """What games for a larger share bring, by today's account and by bounded ones.
 
-``python -m benchmarks.games [--seeds 3] [--epochs 1 5]`` plays what is not yet in
+``python -m fedif_studies.games [--seeds 3] [--epochs 1 5]`` plays what is not yet in
 ``docs/results/games.csv`` (``--no-play``: nothing): twenty members on digits, all of them in each
-of 30 rounds, every game of ``fedif_flower/sweeps/audit/games.py`` against FedAvg, FedIF and
+of 30 rounds, every game of ``fedif_studies/audit/games.py`` against FedAvg, FedIF and
 influence descent with their default bounds. ``--write`` puts the
 tables into ``docs/methods/credit.md``.
 
@@ -13,31 +13,29 @@ players' share of all that is paid, and what they have without the game.
 from __future__ import annotations
 
 import argparse
-import csv
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import RESULTS
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.storage import write_atomically
-from fedif_flower.sweeps.audit.cases import HONEST
-from fedif_flower.sweeps.audit.federation import STRATEGIES, Watcher, federate
-from fedif_flower.sweeps.audit.findings import CORRELATIONS
-from fedif_flower.sweeps.audit.games import GAMES
-from fedif_flower.sweeps.audit.members import AuditTask
-from fedif_flower.sweeps.audit.valuations import EXACT, WATCHERS, PaidPath
 from fedif_flower.valuation.credit import CreditBounds
+from fedif_studies.audit.cases import HONEST
+from fedif_studies.audit.federation import STRATEGIES, Watcher, federate
+from fedif_studies.audit.findings import CORRELATIONS
+from fedif_studies.audit.games import GAMES
+from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.valuations import EXACT, WATCHERS, PaidPath
+from fedif_studies.rows import RESULTS, append_rows
 
 CSV = RESULTS / "games.csv"
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods" / "credit.md"
+PAGE = RESULTS.parent / "methods" / "credit.md"
 MEMBERS, ROUNDS = 20, 30
 FEW = 10  # Members whose exact Shapley values are within reach.
 TODAY, BOUNDED, SECRET = "today", "bounded", "bounded, secret data"
@@ -128,9 +126,10 @@ def lines(epochs: int, strategy: str, seed: int, known: set[str]) -> Iterator[li
     honest, accuracy = play(epochs, strategy, seed, HONEST, ())
     if HONEST not in known:
         middle = GAMES["update times 4"].players(honest[TODAY])
+        shares = {account: _share(honest, account, middle) for account in ACCOUNTS}
         yield [
-            Line(epochs, strategy, seed, HONEST, a, *[_share(honest, a, middle)] * 2, accuracy)
-            for a in ACCOUNTS
+            Line(epochs, strategy, seed, HONEST, account, share, share, accuracy)
+            for account, share in shares.items()
         ]
     for name, game in GAMES.items():
         if name in known:
@@ -262,14 +261,6 @@ def write_page(epochs: Sequence[int]) -> None:
     write_atomically(PAGE, text)
 
 
-def _append(path: Path, fields: Sequence[str], found: Sequence[tuple[object, ...]]) -> None:
-    if not path.exists():
-        write_atomically(path, ",".join(fields) + "\n")
-    with path.open("a", newline="") as file:
-        rows = [[f"{v:.6g}" if isinstance(v, float) else v for v in line] for line in found]
-        csv.writer(file, lineterminator="\n").writerows(rows)
-
-
 def main() -> None:
     """Play what is missing, and print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -285,13 +276,14 @@ def main() -> None:
         for epochs in options.epochs:
             for strategy in STRATEGIES:
                 key = (str(epochs), strategy, str(seed))
-                there = read_rows(CSV) if CSV.exists() else []
+                there = read_rows(CSV)
                 known = {r["game"] for r in there if (r["epochs"], r["strategy"], r["seed"]) == key}
                 for found in lines(epochs, strategy, seed, known):
-                    _append(CSV, Line._fields, found)
-                done = read_rows(agreement) if agreement.exists() else []
+                    append_rows(CSV, Line._fields, found, digits=6)
+                done = read_rows(agreement)
                 if key not in {(r["epochs"], r["strategy"], r["seed"]) for r in done}:
-                    _append(agreement, Agreement._fields, agreements(epochs, strategy, seed))
+                    own = agreements(epochs, strategy, seed)
+                    append_rows(agreement, Agreement._fields, own, digits=6)
     if options.write:
         write_page(options.epochs)
     for epochs in options.epochs:

@@ -10,10 +10,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.sweeps.audit.federation import Trainer, vector_of
-from fedif_flower.sweeps.audit.members import AuditTask, Member
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_names
+from fedif_studies.audit.federation import Trainer, vector_of
+from fedif_studies.audit.members import AuditTask, Member
 
 
 def train_coalitions(
@@ -21,7 +21,7 @@ def train_coalitions(
 ) -> Tensor:
     """Return the last parameters ``[c, d]`` of each coalition's own federation.
 
-    They are those of :func:`~fedif_flower.sweeps.audit.federation.federate` with FedAvg's weights
+    They are those of :func:`~fedif_studies.audit.federation.federate` with FedAvg's weights
     up to rounding: members see the same batches in every coalition, so that one pass serves all
     the models.
 

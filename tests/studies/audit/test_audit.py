@@ -12,21 +12,21 @@ from rich.console import Console
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
-from fedif_flower.sweeps.audit.cases import CASES, HONEST, IDENTITIES
-from fedif_flower.sweeps.audit.federation import federate
-from fedif_flower.sweeps.audit.findings import Values, curve, findings, random_curve
-from fedif_flower.sweeps.audit.measure import (
+from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES
+from fedif_studies.audit.federation import federate
+from fedif_studies.audit.findings import Values, curve, findings, random_curve
+from fedif_studies.audit.measure import (
     Measurements,
     RetrainedLine,
     ValueLine,
     coalition_utilities,
     measure,
 )
-from fedif_flower.sweeps.audit.members import AuditTask
-from fedif_flower.sweeps.audit.page import write_audit
-from fedif_flower.sweeps.audit.retraining import train_coalitions
-from fedif_flower.sweeps.audit.valuations import EXACT, VALUATIONS, WATCHERS
-from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.page import write_audit
+from fedif_studies.audit.retraining import train_coalitions
+from fedif_studies.audit.valuations import EXACT, VALUATIONS, WATCHERS
 from tests.tolerance import assert_same_step, rounding
 
 MEMBERS, ROUNDS = 4, 2

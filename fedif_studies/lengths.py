@@ -7,27 +7,27 @@ process, without Ray. ``docs/security.md`` quotes the table.
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import statistics
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
-import numpy as np
+import numpy.typing as npt
 import typer
 from flwr.app import ArrayRecord, Context, Message
 
-from benchmarks.common import RESULTS, machine
-from client_app import app as client_app
 from fedif_flower.attacks import malicious_partitions
+from fedif_flower.client.app import app as client_app
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.settings import Scalar
 
 CLIENTS = 50
+NDArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Scaled:
         if (
             message.metadata.message_type != "train"
             or context.node_config["partition-id"] not in self.malicious
-            or int(message.content.config_records["config"]["server-round"]) < self.first_round
+            or _round_of(message) < self.first_round
         ):
             return reply
         sent = message.content.array_records["arrays"]
@@ -58,8 +58,15 @@ class Scaled:
         return reply
 
 
-def _stretched(before: np.ndarray, after: np.ndarray, factor: float) -> np.ndarray:
-    return (before + factor * (after - before)).astype(before.dtype)
+def _round_of(message: Message) -> int:
+    server_round = message.content.config_records["config"]["server-round"]
+    assert isinstance(server_round, int)
+    return server_round
+
+
+def _stretched(before: NDArray, after: NDArray, factor: float) -> NDArray:
+    stretched: NDArray = (before + factor * (after - before)).astype(before.dtype)
+    return stretched
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ def measure(
     cell: Cell, seed: int, clipping: float | str, rounds: int = 100, strategy: str = "fedif"
 ) -> float:
     """Return the mean test accuracy of the last ten rounds, in percent."""
-    settings = {
+    settings: dict[str, Scalar] = {
         "strategy": strategy,
         "num-clients": CLIENTS,
         "fraction-train": 0.2,
@@ -116,28 +123,19 @@ def main(
     seeds: Annotated[int, typer.Option(help="seeds of each cell")] = 3,
     rounds: Annotated[int, typer.Option(help="rounds of each run")] = 100,
     strategy: Annotated[str, typer.Option(help="which strategy")] = "fedif",
-    write: Annotated[bool, typer.Option(help="write docs/results/lengths.csv")] = False,
 ) -> None:
     """Print a Markdown table with one line per attack."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     print("| clients | unbounded | bounded (default) | least of the seeds |")
     print("| --- | ---: | ---: | ---: |")
-    rows = []
     for cell in CELLS:
         without, bounded = (
             [measure(cell, seed, clipping, rounds, strategy) for seed in range(seeds)]
             for clipping in (0.0, "auto")
         )
         figures = [statistics.mean(without), statistics.mean(bounded), min(bounded)]
-        rows.append([cell.title, *(f"{figure:.1f}" for figure in figures)])
-        print("|", " | ".join(rows[-1]), "|", flush=True)
-    if write:
-        about = machine()
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        with (RESULTS / "lengths.csv").open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["clients", "unbounded", "bounded", "least", "seeds", *about])
-            writer.writerows([*row, seeds, *about.values()] for row in rows)
+        shown = (f"{figure:.1f}" for figure in figures)
+        print("|", " | ".join([cell.title, *shown]), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ figures are of other seeds. Results are appended as they come; what is there is 
 
 from __future__ import annotations
 
-import csv
 import logging
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
@@ -20,18 +19,20 @@ from unittest import mock
 import torch
 import typer
 
-from client_app import app as client_app
 from fedif_flower.client import reply
+from fedif_flower.client.app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.quarantine import DECISIONS
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.settings import Scalar
+from fedif_studies.rows import RESULTS, append_rows
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results" / "quarantine.csv"
+OUTPUT = RESULTS / "quarantine.csv"
 CLIENTS, ROUNDS = 30, 60
 # Ten members that all take part, four of them malicious, in so many of eight rounds.
-RHYTHMS = {
+RHYTHMS: dict[str, dict[str, Scalar]] = {
     f"{attack} 40 %, {bad} of 8 rounds": {
         "attack": attack.replace(" ", "-"),
         "malicious-fraction": 0.4,
@@ -42,7 +43,7 @@ RHYTHMS = {
     for attack in ("label noise", "sign flip")
     for bad in (2, 4)
 }
-CASES: dict[str, dict[str, str | float | int]] = {
+CASES: dict[str, dict[str, Scalar]] = {
     "honest": {},
     "honest, Dirichlet 0.3": {"dirichlet-alpha": 0.3},
     "label noise 30 %": {"attack": "label-noise", "malicious-fraction": 0.3},
@@ -63,7 +64,7 @@ COLUMNS = (
 )
 
 
-def run(folder: Path, strategy: str, seed: int, policy: str, settings: dict[str, object]) -> Path:
+def run(folder: Path, strategy: str, seed: int, policy: str, settings: dict[str, Scalar]) -> Path:
     """Run one federation in this process."""
     config = RunConfig.from_run_config(
         {
@@ -103,8 +104,8 @@ def measure(case: str, strategy: str, seed: int) -> dict[str, object]:
     """Return one line: the same federation without and with the policy."""
     with tempfile.TemporaryDirectory() as name, rhythm_of(case):
         folder = Path(name)
-        without = run(folder, strategy, seed, "none", dict(CASES[case]))
-        within = run(folder, strategy, seed, "quarantine", dict(CASES[case]))
+        without = run(folder, strategy, seed, "none", CASES[case])
+        within = run(folder, strategy, seed, "quarantine", CASES[case])
         rows = read_rows(within / "clients.csv")
         malicious = {row["client_id"] for row in rows if row["malicious"] == "1"}
         honest = {row["client_id"] for row in rows} - malicious
@@ -127,19 +128,16 @@ def measure(case: str, strategy: str, seed: int) -> dict[str, object]:
 
 def main(
     seeds: Annotated[int, typer.Option(help="so many, from 2 on")] = 3,
-    output: Annotated[Path, typer.Option(help="CSV file to append to")] = RESULTS,
+    output: Annotated[Path, typer.Option(help="CSV file to append to")] = OUTPUT,
 ) -> None:
     """Measure what is missing, then print sums over seeds."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     done = {(r["case"], r["strategy"], r["seed"]) for r in read_rows(output)}
-    if not done:
-        output.write_text(",".join(COLUMNS) + "\n")
     for seed, strategy, case in product(range(2, 2 + seeds), ("fedavg", "fedif"), CASES):
         if (case, strategy, str(seed)) not in done:
             line = measure(case, strategy, seed)
-            with output.open("a", newline="") as file:
-                csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(line)
+            append_rows(output, COLUMNS, [list(line.values())])
     rows = read_rows(output)
     for strategy, case in product(("fedavg", "fedif"), CASES):
         own = [r for r in rows if (r["case"], r["strategy"]) == (case, strategy)]

@@ -9,20 +9,19 @@ from __future__ import annotations
 import csv
 import json
 import logging
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.common import RESULTS, machine
-from client_app import app as client_app
+from fedif_flower.client.app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.settings import Scalar
 from fedif_flower.strategies.registry import STRATEGIES
+from fedif_studies.rows import RESULTS, machine
 
-PROJECT = Path(__file__).resolve().parent.parent
 COLUMNS = {
     "test_accuracy": ("test accuracy", 100, ".1f"),
     "test_accuracy_last_ten": ("mean of last ten", 100, ".1f"),
@@ -35,7 +34,7 @@ COLUMNS = {
 
 def measure(strategy: str, rounds: int, output_dir: str) -> dict[str, Any]:
     """Return the summary of one run."""
-    settings = {
+    settings: dict[str, Scalar] = {
         "strategy": strategy,
         "attack": "label-noise",
         "num-server-rounds": rounds,
@@ -71,7 +70,6 @@ def main(
             print(f"| `{strategy}` |", " | ".join(shown), "|", flush=True)
     if write:
         about = machine()
-        RESULTS.mkdir(parents=True, exist_ok=True)
         with (RESULTS / "strategies.csv").open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["strategy", "rounds", *COLUMNS, *about])
