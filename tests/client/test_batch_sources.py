@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from fedif_flower.client.batch_training import train_batches
-from fedif_flower.client.training import train_local
+from fedif_flower.client.training import train_batches, train_local
 from fedif_flower.errors import DataError, ValuationError
 from fedif_flower.tasks.batches import count_examples, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
@@ -52,7 +51,7 @@ def test_the_proximal_term_pulls_back():
     assert float(model.weight) == pytest.approx(2.2 - 0.1 * 3.6, rel=1e-5)
 
 
-def test_tensors_in_the_plain_loop_train_as_in_the_fast_one():
+def test_tensors_cut_as_they_come_train_as_prepared_ones():
     inputs = torch.randn(10, 3, generator=generator(), dtype=torch.float64)
     targets = inputs.sum(1, keepdim=True)
     torch.manual_seed(0)
