@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedif_flower.cli import cli, main
+from fedif_studies.commands import cli, main
 from paper.commands import paper, report
 
 cli.command()(paper)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import csv
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+from fedif_studies.rows import RESULTS, machine
 
 
 @dataclass(frozen=True)
@@ -56,25 +51,6 @@ def repeat(call: Callable[[], object], times: int, *, warm_up: int = 1) -> Timin
         call()
         seconds.append(time.perf_counter() - started)
     return Timing(statistics.median(seconds), min(seconds), max(seconds))
-
-
-def machine() -> dict[str, str]:
-    """Return what a figure must be read with; no host names, no paths."""
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "processor": names[0] if names else platform.machine(),
-        "cores": str(os.cpu_count()),
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
-        "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "flwr": version("flwr"),
-    }
 
 
 def report(

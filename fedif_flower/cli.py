@@ -7,8 +7,8 @@ none of them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,8 +30,6 @@ Config = Annotated[
 CpusPerClient = Annotated[int, typer.Option(help="decides how many clients train at once")]
 GpusPerClient = Annotated[float, typer.Option(help="share of a GPU for each client")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="federations at a time; default: enough")]
-# What an audit's federations differ in from a run's: ten members, of whom all coalitions train.
-AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
 OutputDir = Annotated[Path, typer.Option(help="where results go")]
 RunDir = Annotated[Path, typer.Argument(help="a run's folder")]
 
@@ -55,7 +53,7 @@ def run(
     from fedif_flower.run.report import print_summary, require_last_round
     from fedif_flower.runtime.simulation import simulate
 
-    parsed = _parse(config, {"num-clients": clients, "output-dir": output_dir})
+    parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     console = Console()
     with RoundProgress(parsed.num_server_rounds, console) as progress:
         run_dir = simulate(
@@ -111,7 +109,7 @@ def export(
     from fedif_flower.tasks.data import dirichlet_partition, load_dataset
     from fedif_flower.tasks.data.export import export_partitions
 
-    parsed = _parse(config, {})
+    parsed = parse_config(config, {})
     dataset = load_dataset(parsed.dataset, parsed.data_dir)
     parts = dirichlet_partition(dataset, parsed.num_clients, parsed.dirichlet_alpha, parsed.seed)
     export_partitions(dataset, parts, folder)
@@ -140,50 +138,6 @@ def sweep(
     measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
     if measured:
         report_sweep(wanted[0].group, measured, output_dir, console)
-    finish(complete)
-
-
-@cli.command()
-def arena(
-    dataset: Annotated[str, typer.Option(help="digits, or any data set of images")] = "digits",
-    data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
-    strategies: Annotated[str, typer.Option(help="by their names on the page: FedAvg,Krum")] = "",
-    attacks: Annotated[str, typer.Option(help="by their names on the page: ALIE,mimic")] = "",
-    shares: Annotated[str, typer.Option(help="of malicious clients; default: 0.2,0.4")] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ...")] = 1,
-    output_dir: OutputDir = Path("runs/arena"),
-    page: Annotated[
-        Path | None, typer.Option(help="the page, *.md; default: arena.md beside the results")
-    ] = None,
-    jobs: Jobs = None,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="one client after the other, without Ray")
-    ] = False,
-) -> None:
-    """Set every strategy against every attack; write a page with a heat map."""
-    from fedif_flower.client.app import app
-    from fedif_flower.run.config import default_run_config
-    from fedif_flower.sweeps.arena import arena_cells, choose_bouts, find_ground
-    from fedif_flower.sweeps.arena_figures import measured
-    from fedif_flower.sweeps.arena_page import about, headline, write_page
-    from fedif_flower.sweeps.engine import LocalLauncher, run_cells
-
-    console = Console()
-    wanted = choose_bouts(strategies, attacks, shares)
-    ground = find_ground(dataset, data_dir)
-    cells = arena_cells(wanted, seeds, default_run_config(), output_dir, ground)
-    launch = LocalLauncher(app) if in_process else launcher(1, 0.0)
-    complete = run_cells(list(cells.values()), launch, console, jobs=1 if in_process else jobs)
-    found = measured(cells)
-    path = page or output_dir / "arena.md"
-    given = {"data-dir": data_dir and "DIR", "strategies": strategies, "attacks": attacks}
-    given |= {"dataset": "" if dataset == "digits" else dataset, "shares": shares}
-    given |= {"seeds": "" if seeds == 1 else str(seeds)}
-    options = [f"--{name} {quote(value)}" for name, value in given.items() if value]
-    command = " ".join(["fedif arena", *options, *(["--in-process"] if in_process else [])])
-    write_page(found, path, ground.title, about(ground, wanted, seeds, command))
-    headline(found).print(console)
-    console.print(f"Page: {path.absolute()}", soft_wrap=True, highlight=False)
     finish(complete)
 
 
@@ -269,30 +223,6 @@ def replay(run_dir: RunDir) -> None:
     )
 
 
-@cli.command()
-def audit(
-    config: Config = None,
-    output_dir: OutputDir = Path("runs/audit"),
-    seeds: Annotated[int, typer.Option(min=1, help="trainings of each federation")] = 5,
-    retrain: Annotated[
-        bool, typer.Option(help="also train every coalition from scratch: 2^members federations")
-    ] = True,
-) -> None:
-    """Measure which valuations are right: agreement, removal, detection, manipulation."""
-    from fedif_flower.devices import torch_threads
-    from fedif_flower.sweeps.audit.measure import Measurements, measure
-    from fedif_flower.sweeps.audit.members import AuditTask
-    from fedif_flower.sweeps.audit.page import write_audit
-
-    console = Console()
-    parsed = _parse([AUDITED, *(config or [])], {})
-    measurements = Measurements(output_dir.expanduser().absolute(), parsed)
-    with torch_threads(1):  # Models as small as these are slower on more.
-        task = AuditTask(parsed)
-        measure(task, measurements, console, seeds=seeds, retrain=retrain)
-    console.print(f"Audit: {write_audit(measurements, task.config)}", soft_wrap=True)
-
-
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
     show_logs()
@@ -327,7 +257,7 @@ def finish(complete: bool) -> None:
         raise typer.Exit(1)
 
 
-def _parse(config: list[str] | None, options: dict[str, int | Path | None]) -> RunConfig:
+def parse_config(config: list[str] | None, options: Mapping[str, int | Path | None]) -> RunConfig:
     """Return the defaults with what was given; paths do not depend on the working directory."""
     from fedif_flower.run.config import RunConfig, default_run_config
     from fedif_flower.run.overrides import parse_overrides

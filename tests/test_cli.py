@@ -17,7 +17,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
 
 
-@pytest.mark.parametrize("door", ["fedif_flower.cli", "simulation"])
+@pytest.mark.parametrize("door", ["fedif_studies.commands", "simulation"])
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["run", "--help"], ["sweep", "--help"], ["verify", "--help"]]
 )
@@ -59,7 +59,7 @@ def test_the_paper_s_commands_come_with_the_checkout_only():
         return run_python("import sys; sys.path.insert(0, ''); " + code, "--help").stdout
 
     assert " paper " in commands("simulation")
-    assert " paper " not in commands("fedif_flower.cli")
+    assert " paper " not in commands("fedif_studies.commands")
     assert "--docs" in run_python("from simulation import main; main()", "report", "--help").stdout
 
 

@@ -17,13 +17,13 @@ import benchmarks.__main__ as all_benchmarks
 import fedif_flower
 from fedif_flower import aggregators, attacks, valuation
 from fedif_flower.attacks import ATTACKS
-from fedif_flower.cli import cli
 from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.overrides import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.sweeps.spec import read_sweep
 from fedif_flower.valuation import shapley
+from fedif_studies.commands import cli
 from paper.docs import update_docs
 
 # They share a site that is built once.
@@ -38,9 +38,14 @@ WRITTEN = [
     REPOSITORY / "deploy" / "README.md",
     *sorted(REPOSITORY.glob("examples/*/README.md")),
 ]
+ROOMS = sorted(
+    path for top in ("fedif_flower", "fedif_studies") for path in (REPOSITORY / top).iterdir()
+)
 METHODS = "\n".join(path.read_text() for path in (DOCS / "methods").glob("*.md"))
 REFERENCE = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
-ROLE = re.compile(r":(?:class|func|meth|attr|data|mod|exc):`~?((?:fedif_flower|paper)\.[\w.]+)`")
+ROLE = re.compile(
+    r":(?:class|func|meth|attr|data|mod|exc):`~?((?:fedif_flower|fedif_studies|paper)\.[\w.]+)`"
+)
 
 
 def _name(path: Path) -> str:
@@ -149,7 +154,7 @@ def test_every_public_name_is_in_the_reference(package):
     assert set(package.__all__) - shown == set()
 
 
-@pytest.mark.parametrize("room", sorted((REPOSITORY / "fedif_flower").iterdir()), ids=_name)
+@pytest.mark.parametrize("room", ROOMS, ids=_name)
 def test_docstrings_refer_to_what_exists(room):
     files = room.rglob("*.py") if room.is_dir() else [room] if room.suffix == ".py" else []
     for file in files:

@@ -1,4 +1,4 @@
-"""Local training of any task: the task's own, the fast loop for tensors, or the plain one."""
+"""Local training of any task: by its own function, on tensors in memory, or on any batches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedif_flower.client.batch_training import train_batches
-from fedif_flower.client.training import train_local
+from fedif_flower.client.training import train_batches, train_local
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.tasks.batches import count_examples, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig

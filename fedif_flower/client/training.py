@@ -1,28 +1,26 @@
-"""Local training by SGD, and evaluation."""
+"""Local training by SGD: one loop, whatever its batches come from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedif_flower.client.batch_sources import (
+    NO_EXAMPLES,
+    BatchesAsTheyCome,
+    BatchSource,
+    PreparedBatches,
+)
 from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
 from fedif_flower.errors import DataError
 from fedif_flower.tasks.config import TrainingConfig
-from fedif_flower.tasks.modules import (
-    image_format,
-    keep_freed_memory,
-    module_mode,
-    seeded_randomness,
-    single_value_norms,
-    to_memory_format,
-    without_batch_statistics,
-)
-
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+from fedif_flower.tasks.modules import keep_freed_memory, module_mode, seeded_randomness
+from fedif_flower.tasks.task import LossFunction
+from fedif_flower.valuation.objective import Objective
 
 
 def train_local(
@@ -45,8 +43,7 @@ def train_local(
 
     The result is a function of the arguments alone: dropout too is seeded from ``generator``
     (its first draw; one ``randperm`` per epoch follows), and the process's random state is left
-    as it was. A batch norm that would see a single value per channel (a last batch of one example
-    and 1x1 maps) has no batch statistics: there it uses its running ones and leaves them alone.
+    as it was.
 
     Parameters
     ----------
@@ -79,120 +76,94 @@ def train_local(
     ----------
     McMahan et al., 2017 (FedAvg, algorithm 1); Li et al., 2020 (FedProx, equation 2).
     """
-    if len(labels) == 0:
-        raise DataError("local training needs at least one example; this client has none")
+    source = PreparedBatches(model, inputs, labels, config.batch_size, loss_fn)
+    # In bfloat16 the products are of copies of the weights.
+    is_plain = config.precision == "float32"
+    with accumulating_linear_layers(model) if is_plain else nullcontext():
+        loss, _ = _train(model, source, config, generator, proximal_mu)
+    return loss
+
+
+def train_batches(
+    model: nn.Module,
+    data: Any,
+    objective: Objective,
+    config: TrainingConfig,
+    generator: torch.Generator,
+    *,
+    proximal_mu: float = 0.0,
+) -> tuple[float, float]:
+    """Train a model in place as :func:`train_local` does, on data of any structure.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On the device to train on; returns to the modes its modules were in.
+    data : Tensor, dict or tuple of Tensor, Dataset, DataLoader or iterable of batches
+        As :class:`~fedif_flower.client.batch_sources.BatchesAsTheyCome` takes them.
+    objective : Objective
+        The loss.
+    config : TrainingConfig
+        Epochs, batch size, learning rate, momentum and precision.
+    generator : torch.Generator
+        On the CPU: seeds order and dropout.
+    proximal_mu : float
+        FedProx's factor >= 0.
+
+    Returns
+    -------
+    loss : float
+        Mean over the last epoch's examples.
+    num_examples : float
+        How many these were; a fraction where ``batch_loss`` tells such sizes.
+
+    Raises
+    ------
+    DataError
+        If there are no examples, or batches can be gone through only once.
+    """
+    device = next(model.parameters()).device
+    source = BatchesAsTheyCome(data, objective, config.batch_size, device)
+    return _train(model, source, config, generator, proximal_mu)
+
+
+def _train(
+    model: nn.Module,
+    source: BatchSource,
+    config: TrainingConfig,
+    generator: torch.Generator,
+    proximal_mu: float,
+) -> tuple[float, float]:
+    """Return the last epoch's mean loss, and its number of examples."""
     keep_freed_memory()
     seed = int(torch.randint(2**62, (), generator=generator))
-    device = inputs.device
-    formatted = to_memory_format(inputs, image_format(model, inputs))
-    batches = _ShuffledBatches(formatted, labels, config.batch_size)
-    single = single_value_norms(model, inputs[:1]) if batches.smallest == 1 else []
     sgd = FlatSGD(
         (parameter for parameter in model.parameters() if parameter.requires_grad),
         learning_rate=config.learning_rate,
         momentum=config.momentum,
         proximal_mu=proximal_mu,
     )
+    device = next(model.parameters()).device
     is_mixed = config.precision == "bf16"
-    total_loss = torch.zeros((), device=device)
-
-    def step(batch: Tensor, targets: Tensor) -> None:
-        sgd.before_backward()
-        norms = single if len(targets) == 1 else []
-        with without_batch_statistics(norms), _autocast(device) if is_mixed else nullcontext():
-            loss = loss_fn(model(batch), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        sgd.after_backward()
-        total_loss.add_(loss.detach(), alpha=len(targets))
-
-    with ExitStack() as stack:
-        stack.enter_context(seeded_randomness(seed, device))
-        stack.enter_context(module_mode(model, training=True))
-        stack.enter_context(sgd)
-        if not is_mixed:
-            stack.enter_context(accumulating_linear_layers(model))
+    total, weight, examples = torch.zeros((), device=device), 0.0, 0.0
+    with seeded_randomness(seed, device), module_mode(model, training=True), sgd:
         for _ in range(config.local_epochs):
-            total_loss.zero_()
-            for batch, targets in batches.shuffle(generator):
-                step(batch, targets)
-    return float(total_loss) / len(labels)
-
-
-def evaluate(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    batch_size: int = 500,
-    loss_fn: LossFunction = functional.cross_entropy,
-) -> tuple[float, float]:
-    """Return the mean loss and the accuracy of a model, in eval mode.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        On the inputs' device; returns to the modes its modules were in.
-    inputs : Tensor
-        ``[n, c, h, w]``, normalised; n >= 1.
-    labels : Tensor
-        ``[n]`` int64.
-    batch_size : int
-        Examples per forward pass, >= 1.
-    loss_fn : callable
-        ``loss_fn(model(inputs), labels)`` -> scalar, the mean over the batch.
-
-    Returns
-    -------
-    loss : float
-        Exact mean over all examples.
-    accuracy : float
-        Share of the examples whose label has the largest logit, in [0, 1].
-
-    Raises
-    ------
-    DataError
-        If there are no examples.
-    """
-    if len(labels) == 0:
-        raise DataError("evaluation needs at least one example")
-    loss = torch.zeros((), device=inputs.device)
-    correct = torch.zeros((), dtype=torch.int64, device=inputs.device)
-    memory_format = image_format(model, inputs)
-    with module_mode(model, training=False), torch.inference_mode():
-        for start in range(0, len(labels), batch_size):
-            targets = labels[start : start + batch_size]
-            logits = model(to_memory_format(inputs[start : start + batch_size], memory_format))
-            loss += loss_fn(logits, targets) * len(targets)
-            correct += (logits.argmax(1) == targets).sum()
-    return float(loss) / len(labels), int(correct) / len(labels)
-
-
-class _ShuffledBatches:
-    """All examples in a new order per epoch: one gather into the same memory, then views of it."""
-
-    def __init__(self, inputs: Tensor, labels: Tensor, batch_size: int) -> None:
-        count = len(labels)
-        self.size = min(batch_size, count)
-        self.smallest = count % self.size or self.size
-        self._inputs, self._labels = inputs, labels
-        self._shuffled, self._shuffled_labels = torch.empty_like(inputs), torch.empty_like(labels)
-        starts = range(0, count, self.size)
-        self._batches = [
-            (self._shuffled[i : i + self.size], self._shuffled_labels[i : i + self.size])
-            for i in starts
-        ]
-
-    def shuffle(self, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self._labels), generator=generator).to(self._labels.device)
-        torch.index_select(_rows(self._inputs), 0, order, out=_rows(self._shuffled))
-        torch.index_select(self._labels, 0, order, out=self._shuffled_labels)
-        return self._batches
-
-
-def _rows(examples: Tensor) -> Tensor:
-    """View dense examples, in whichever memory format, as ``[n, values]``."""
-    length = examples[0].numel()
-    return examples.as_strided((len(examples), length), (length, 1))
+            total.zero_()
+            weight = examples = 0.0
+            for batch in source.epoch(generator):
+                with _autocast(device) if is_mixed else nullcontext():
+                    loss, size = source.loss(model, batch)
+                if not size.weight:
+                    continue
+                sgd.before_backward()
+                loss.backward()  # type: ignore[no-untyped-call]
+                sgd.after_backward()
+                total.add_(loss.detach().float(), alpha=size.weight)
+                weight += size.weight
+                examples += size.examples
+            if not weight:
+                raise DataError(NO_EXAMPLES)
+    return float(total) / weight, int(examples) if examples.is_integer() else examples
 
 
 def _autocast(device: torch.device) -> torch.autocast:

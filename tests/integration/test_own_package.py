@@ -76,7 +76,7 @@ class Installed:
 
     def fedif(self, *arguments: object) -> str:
         """Run the command as a user does; return what it printed."""
-        code = "import sys; from fedif_flower.cli import main; main()"
+        code = "import sys; from fedif_studies.commands import main; main()"
         result = subprocess.run(
             [sys.executable, "-c", code, *map(str, arguments)],
             env=self.environment,

@@ -19,7 +19,7 @@ def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "fedif_flower"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "fedif_flower", "fedif_studies"):
         (source / name).symlink_to(PROJECT / name)
     build = "import os, sys, setuptools.build_meta as b; os.chdir(sys.argv[1]); b.build_wheel('..')"
     command = [sys.executable, "-c", build, str(source)]
@@ -28,12 +28,16 @@ def wheel(tmp_path_factory) -> Path:
     return path
 
 
-def test_the_wheel_holds_the_package_alone(wheel):
+def test_the_wheel_holds_the_package_and_its_studies(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    [information] = tops - {"fedif_flower"}
+    [information] = tops - {"fedif_flower", "fedif_studies"}
     assert information.endswith(".dist-info")
     assert "fedif_flower/py.typed" in names
+    modules = {name for name in names if name.endswith(".py")}
+    for top in ("fedif_flower", "fedif_studies"):
+        written = {str(path.relative_to(PROJECT)) for path in (PROJECT / top).rglob("*.py")}
+        assert {name for name in modules if name.split("/")[0] == top} == written
 
 
 @pytest.mark.ray
@@ -54,9 +58,12 @@ def test_fedif_runs_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     where = [python, "-c", "import fedif_flower; print(fedif_flower.__file__)"]
     found = subprocess.run(where, cwd=empty, env=own, capture_output=True, text=True, check=True)
     assert found.stdout.startswith(str(site))
+    fedif = environment / "bin" / "fedif"
+    for study in ("arena", "audit"):
+        subprocess.run([fedif, study, "--help"], cwd=empty, env=own, check=True)
     settings = "num-server-rounds=2 num-clients=4 fraction-train=0.5 local-epochs=1"
     result = subprocess.run(
-        [environment / "bin" / "fedif", "run", "-c", f'{settings} strategy="krum"'],
+        [fedif, "run", "-c", f'{settings} strategy="krum"'],
         cwd=empty,
         env=own,
         capture_output=True,

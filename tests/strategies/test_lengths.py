@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lengths import Cell, measure
 from fedif_flower.strategies.config import default_clipping
 from fedif_flower.strategies.registry import STRATEGIES
+from fedif_studies.lengths import Cell, measure
 
 BOUNDED = {
     *("fedif", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"),

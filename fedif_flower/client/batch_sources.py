@@ -1,0 +1,200 @@
+"""Where the batches of local training come from: tensors in memory, or data of any structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from fedif_flower.errors import DataError
+from fedif_flower.tasks.batches import (
+    as_tensors,
+    count_examples,
+    describe,
+    holds_examples,
+    map_tensors,
+    to_device,
+)
+from fedif_flower.tasks.modules import (
+    image_format,
+    single_value_norms,
+    to_memory_format,
+    without_batch_statistics,
+)
+from fedif_flower.tasks.task import LossFunction
+from fedif_flower.valuation.batch_weight import BatchSize
+from fedif_flower.valuation.objective import Objective
+
+NO_EXAMPLES = "local training needs at least one example; this client has none"
+
+
+class BatchSource(Protocol):
+    """Gives local training its batches, and says what a model loses on one of them."""
+
+    def epoch(self, generator: torch.Generator) -> Iterable[Any]:
+        """Return the batches of one epoch, in an order drawn from the generator."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
+        """Return the mean loss over a batch, and its size; of weight 0 if nothing counts."""
+        ...
+
+
+class PreparedBatches:
+    """Tensors in memory, in a new order per epoch: one gather into the same memory, then views.
+
+    Images lie in the format in which the model is fastest. A batch norm that would see a single
+    value per channel (a last batch of one example and 1x1 maps) has no batch statistics: there it
+    uses its running ones and leaves them alone.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Decides the format.
+    inputs : Tensor
+        ``[n, ...]``, n >= 1.
+    labels : Tensor
+        ``[n, ...]``, on the same device.
+    batch_size : int
+        >= 1; the last batch may be smaller.
+    loss_fn : callable
+        ``loss_fn(model(inputs), labels)`` -> scalar, the mean over the batch.
+
+    Raises
+    ------
+    DataError
+        If there are no examples.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        batch_size: int,
+        loss_fn: LossFunction,
+    ) -> None:
+        count = len(labels)
+        if count == 0:
+            raise DataError(NO_EXAMPLES)
+        size = min(batch_size, count)
+        smallest = count % size or size
+        self._inputs = to_memory_format(inputs, image_format(model, inputs))
+        self._labels, self._loss_fn = labels, loss_fn
+        self._single = single_value_norms(model, inputs[:1]) if smallest == 1 else []
+        self._shuffled, self._shuffled_labels = (
+            torch.empty_like(self._inputs),
+            torch.empty_like(labels),
+        )
+        self._batches = [
+            (self._shuffled[start : start + size], self._shuffled_labels[start : start + size])
+            for start in range(0, count, size)
+        ]
+
+    def epoch(self, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+        """Return all examples in a new order."""
+        order = torch.randperm(len(self._labels), generator=generator).to(self._labels.device)
+        torch.index_select(_rows(self._inputs), 0, order, out=_rows(self._shuffled))
+        torch.index_select(self._labels, 0, order, out=self._shuffled_labels)
+        return self._batches
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, BatchSize]:
+        """Return the mean loss over a batch, and the number of its examples."""
+        inputs, labels = batch
+        count = len(labels)
+        with without_batch_statistics(self._single if count == 1 else ()):
+            return self._loss_fn(model(inputs), labels), BatchSize(count, count)
+
+
+class BatchesAsTheyCome:
+    """Data of any structure, batch by batch.
+
+    Tensors and a Dataset are shuffled anew in each epoch, and cut into batches; a DataLoader, a
+    list of batches or anything else that yields batches is taken as it comes. A batch none of
+    whose targets counts for the loss is left out.
+
+    Parameters
+    ----------
+    data : Tensor, dict or tuple of Tensor, Dataset, DataLoader or iterable of batches
+        What can be gone through once for each epoch.
+    objective : Objective
+        The loss.
+    batch_size : int
+        >= 1.
+    device : torch.device
+        Where batches are moved to.
+    """
+
+    def __init__(
+        self, data: Any, objective: Objective, batch_size: int, device: torch.device
+    ) -> None:
+        self._data, self._objective = data, objective
+        self._batch_size, self._device = batch_size, device
+
+    def epoch(self, generator: torch.Generator) -> Iterator[tuple[Any, BatchSize | None]]:
+        """Yield batches on the device, each with its size where the batch alone tells it.
+
+        Raises
+        ------
+        DataError
+            If the data are none, or batches can be gone through only once.
+        """
+        is_over = isinstance(self._data, Iterator)
+        for batch in map(as_tensors, self._cut(generator)):
+            is_over = False
+            # Before it is moved: to read it on a GPU would be to wait for that.
+            self._objective.check(batch)
+            known = self._objective.known_size(batch)
+            if known is None or known.weight:  # Else the mean would be 0 / 0.
+                yield to_device(batch, self._device), known
+        if is_over:
+            raise DataError(
+                "client_data gives its batches once; local training needs them in every epoch"
+            )
+
+    def loss(
+        self, model: nn.Module, batch: tuple[Any, BatchSize | None]
+    ) -> tuple[Tensor, BatchSize]:
+        """Return the mean loss over a batch, and its size.
+
+        Raises
+        ------
+        DataError
+            If the loss is no scalar.
+        """
+        loss, size = self._objective.loss_and_size(model, *batch)
+        if loss.dim():
+            raise DataError(
+                f"{self._objective.call} gives {describe(loss)} in training; expected a scalar "
+                "tensor, the mean loss over the batch"
+            )
+        return loss, size
+
+    def _cut(self, generator: torch.Generator) -> Iterator[Any]:
+        """Yield the batches of one epoch."""
+        data, batch_size = self._data, self._batch_size
+        if isinstance(data, Tensor | Mapping | tuple):
+            order = torch.randperm(count_examples(data) or 0, generator=generator)
+            for rows in torch.split(order, batch_size) if len(order) else ():
+                yield map_tensors(lambda tensor, rows=rows: tensor[rows], data)  # type: ignore[misc]
+        elif holds_examples(data):
+            # A stream has no length, and comes in an order of its own.
+            known = hasattr(data, "__len__")
+            if not known or len(data):
+                yield from DataLoader(data, batch_size, shuffle=known, generator=generator)
+        elif isinstance(data, Iterable):
+            yield from data
+        else:
+            raise DataError(
+                f"client_data is {describe(data)}; allowed: tensors, a Dataset, a DataLoader, "
+                "batches"
+            )
+
+
+def _rows(examples: Tensor) -> Tensor:
+    """View dense examples, in whichever memory format, as ``[n, values]``."""
+    length = examples[0].numel()
+    return examples.as_strided((len(examples), length), (length, 1))

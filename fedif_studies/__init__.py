@@ -1,0 +1,1 @@
+"""Questions answered with the library: which valuation is right, which strategy holds up."""

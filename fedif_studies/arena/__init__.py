@@ -1,0 +1,1 @@
+"""Every strategy under every attack, and a page about it."""

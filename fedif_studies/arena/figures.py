@@ -1,0 +1,150 @@
+"""What a bout of the arena led to, read from the results of its runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import fmean
+
+from fedif_flower.run.attribution import CLIENTS as ATTRIBUTION
+from fedif_flower.run.attribution import ROUNDS as ATTRIBUTED_ROUNDS
+from fedif_flower.run.rows import read_rows
+from fedif_flower.statement.account import reason_against_shares
+from fedif_flower.sweeps.cells import SUMMARY, Cell, find_result
+from fedif_studies.arena.bouts import Bout
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a bout led to, mean over the seeds; ``None`` where a figure is not defined.
+
+    Attributes
+    ----------
+    accuracy : float
+        Test accuracy, mean of the last ten rounds, in [0, 1].
+    attack_success : float, optional
+        Share of triggered test images that get the target class, after the last round.
+    malicious_weight : float, optional
+        Share of all weight that malicious clients got.
+    weight_auc : float, optional
+        How well low mean weights tell malicious clients from honest ones, in [0, 1].
+    attribution_auc : float, optional
+        The same of low mean contributions.
+    attackers_gain : float, optional
+        What a malicious client is due by the statement, in what an honest one is due; ``None`` also
+        where the statement gives nobody a share.
+    aggregation_seconds : float
+        Per round.
+    """
+
+    accuracy: float
+    attack_success: float | None = None
+    malicious_weight: float | None = None
+    weight_auc: float | None = None
+    attribution_auc: float | None = None
+    attackers_gain: float | None = None
+    aggregation_seconds: float = 0.0
+
+
+def measured(cells: Mapping[tuple[Bout, int], Cell]) -> dict[Bout, Figures]:
+    """Return what the complete bouts led to; a bout counts once all of its seeds are there."""
+    found: dict[Bout, list[Figures | None]] = {}
+    for (bout, _), cell in cells.items():
+        run_dir = find_result(cell)
+        found.setdefault(bout, []).append(None if run_dir is None else read_figures(run_dir))
+    complete = {bout: [f for f in seeds if f is not None] for bout, seeds in found.items()}
+    return {bout: _mean(own) for bout, own in complete.items() if len(own) == len(found[bout])}
+
+
+def read_figures(run_dir: Path) -> Figures:
+    """Return one run's figures."""
+    summary = json.loads((run_dir / SUMMARY).read_text())
+    replies = read_rows(run_dir / "clients.csv")
+    malicious = {row["client_id"]: row["malicious"] == "1" for row in replies}
+    weights = by_client(replies, "weight")
+    attributed = run_dir / ATTRIBUTION
+    contributions = by_client(read_rows(attributed), "contribution") if attributed.is_file() else {}
+    return Figures(
+        accuracy=summary["test_accuracy_last_ten"],
+        attack_success=summary["attack_success"],
+        malicious_weight=summary["malicious_weight_share"],
+        weight_auc=low_means_auc(weights, malicious),
+        attribution_auc=low_means_auc(contributions, malicious),
+        attackers_gain=(
+            attackers_gain(contributions, malicious)
+            if contributions and not _unpaid(run_dir, contributions)
+            else None
+        ),
+        aggregation_seconds=summary["aggregation_seconds_per_round"],
+    )
+
+
+def _unpaid(run_dir: Path, contributions: Mapping[str, Sequence[float]]) -> str:
+    """Return why the statement of a run gives nobody a share; empty: it does."""
+    rounds = read_rows(run_dir / ATTRIBUTED_ROUNDS)
+    decrease, remainder = (
+        math.fsum(float(row[column]) for row in rounds) for column in ("decrease", "remainder")
+    )
+    return reason_against_shares(decrease, remainder, list(map(math.fsum, contributions.values())))
+
+
+def by_client(rows: Iterable[Mapping[str, str]], column: str) -> dict[str, list[float]]:
+    """Return the finite values of a column by client; a client without any is left out."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row[column] and math.isfinite(float(row[column])):
+            found.setdefault(row["client_id"], []).append(float(row[column]))
+    return found
+
+
+def low_means_auc(
+    values: Mapping[str, Sequence[float]], malicious: Mapping[str, bool]
+) -> float | None:
+    """Return how well a low mean over the rounds tells malicious clients, in [0, 1].
+
+    Parameters
+    ----------
+    values : mapping of str to sequence of float
+        By client, one per round that it took part in, as :func:`by_client` returns them.
+    malicious : mapping of str to bool
+        By client. ``None`` is returned where only one kind of client has values.
+    """
+    kinds = [malicious[client] for client in values]
+    if len(set(kinds)) < 2:
+        return None
+    # Imported here: it takes a second, of every client and command line.
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(kinds, [-fmean(own) for own in values.values()]))
+
+
+def attackers_gain(
+    contributions: Mapping[str, Sequence[float]], malicious: Mapping[str, bool]
+) -> float | None:
+    """Return the mean pay of malicious clients, as a multiple of honest clients' mean pay.
+
+    A statement pays by the sum of a client's contributions, and nothing where that is negative.
+
+    Parameters
+    ----------
+    contributions, malicious
+        As in :func:`low_means_auc`. ``None`` is returned where one kind of client is missing, or
+        no honest client is due anything.
+    """
+    pays: dict[bool, list[float]] = {True: [], False: []}
+    for client, own in contributions.items():
+        pays[malicious[client]].append(max(math.fsum(own), 0.0))
+    if not all(pays.values()) or not any(pays[False]):
+        return None
+    return fmean(pays[True]) / fmean(pays[False])
+
+
+def _mean(seeds: Sequence[Figures]) -> Figures:
+    def mean(name: str) -> float | None:
+        values = [getattr(figures, name) for figures in seeds]
+        return None if None in values else fmean(values)
+
+    return Figures(**{field.name: mean(field.name) for field in fields(Figures)})  # type: ignore[arg-type]

@@ -1,0 +1,219 @@
+"""The arena's page: who holds up under which attack, worst case first, with a heat map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+
+from fedif_flower.run.plots import new_figure, save_figure
+from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.sweeps.tables import ResultTable
+from fedif_studies.arena.bouts import CLEAN, Bout, Ground
+from fedif_studies.arena.figures import Figures
+
+Found = Mapping[Bout, Figures]
+
+
+def write_page(found: Found, path: Path, title: str, about: Sequence[str]) -> None:
+    """Write the page, and beside it its heat map, ``<name>.png``.
+
+    Parameters
+    ----------
+    found : mapping of Bout to Figures
+        What was measured; strategies and attacks are shown in its order.
+    path : Path
+        The page, ``*.md``.
+    title : str
+        The data set's name.
+    about : sequence of str
+        Paragraphs on how it was measured, and by which command.
+    """
+    make_folder(path.parent)
+    picture = path.with_suffix(".png")
+    draw_heat_map(found, picture)
+    lines = [f"# Arena: {title}", ""]
+    for paragraph in about:
+        lines += [*wrap(paragraph, 120, break_on_hyphens=False), ""]
+    lines += [f"![accuracy under attack]({picture.name})", "", "## Worst cases", ""]
+    lines += headline(found).to_markdown()
+    if len(_shares(found)) > 1:
+        shares = " / ".join(f"{share:.0%}" for share in _shares(found))
+        lines += ["", f"In the tables below: malicious clients {shares}."]
+    for measure, name, shown in _MEASURES:
+        table = details(found, measure, name, shown)
+        if table.lines:
+            lines += ["", f"## {measure}", "", *table.to_markdown()]
+    write_atomically(path, "\n".join(lines) + "\n")
+
+
+def about(ground: Ground, bouts: Sequence[Bout], seeds: int, command: str) -> list[str]:
+    """Return what a reader must know of the measurement."""
+    settings, shares = ground.settings, _shares(bouts)
+    model = f", {settings['model']}" if "model" in settings else ""
+    return [
+        f"{ground.title}{model}, {settings['num-clients']} clients of which "
+        f"{ground.clients_per_round} train in a round, {settings['num-server-rounds']} rounds, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}; {' or '.join(f'{s:.0%}' for s in shares)} of the "
+        "clients are malicious. Settings are those of each strategy's defaults, the same under "
+        "every attack; rules that expect a share of malicious clients are told "
+        f"{settings['assumed-malicious-fraction']:.0%}. Accuracy is the mean of the last ten "
+        "rounds, a backdoor's success the share of test images with the trigger that get its class "
+        "after the last round. Colluders know their accomplices' updates alone. A rule by "
+        "coordinates gives no weights, and nothing can be attributed to its clients. "
+        "Contributions are attributed by Simpson's rule; a client is due the sum of its own, and "
+        "nothing where that is negative.",
+        f"Written by `{command}`, which can be interrupted and goes on where it was.",
+    ]
+
+
+def headline(found: Found) -> ResultTable:
+    """Return a line per strategy: without an attack, and at its worst over the attacks."""
+    shares = _shares(found)
+    heading = ["strategy", "no attack"]
+    heading += [f"worst at {share:.0%}, by" for share in shares]
+    heading += [f"backdoor at {share:.0%}" for share in shares]
+    lines = []
+    for strategy in _strategies(found):
+        clean = found.get(Bout(strategy, CLEAN, 0.0))
+        line = [strategy, _percent(clean.accuracy if clean else None)]
+        line += [_worst(found, strategy, share) for share in shares]
+        line += [_percent(_most_success(found, strategy, share)) for share in shares]
+        lines.append(line)
+    return ResultTable("Worst cases", heading, lines, num_labels=1)
+
+
+def details(
+    found: Found, title: str, name: str, shown: Callable[[float | None], str]
+) -> ResultTable:
+    """Return a line per attack with one figure of each strategy for which it is defined.
+
+    Where there are several shares of malicious clients, a cell has a figure for each.
+    """
+
+    def values(strategy: str, attack: str) -> list[float | None]:
+        shares = [0.0] if attack == CLEAN else _shares(found)
+        own = [found.get(Bout(strategy, attack, share)) for share in shares]
+        return [getattr(figures, name) if figures else None for figures in own]
+
+    def known(row: list[float | None]) -> bool:
+        return any(value is not None for value in row)
+
+    attacks = dict.fromkeys(bout.attack for bout in found)
+    rows = {a: {s: values(s, a) for s in _strategies(found)} for a in attacks}
+    rows = {attack: row for attack, row in rows.items() if any(map(known, row.values()))}
+    columns = [s for s in _strategies(found) if any(known(row[s]) for row in rows.values())]
+    lines = []
+    for attack, row in rows.items():
+        cells = [" / ".join(map(shown, row[s])) if known(row[s]) else shown(None) for s in columns]
+        lines.append(["no attack" if attack == CLEAN else attack, *cells])
+    return ResultTable(title, ["attack", *columns], lines, num_labels=1)
+
+
+def draw_heat_map(found: Found, path: Path) -> None:
+    """Draw accuracy by strategy and attack, and beside it the backdoor's success."""
+    strategies, points = _strategies(found), _points(found)
+    backdoors = [
+        point
+        for point in points
+        if any(
+            f.attack_success is not None and (b.attack, b.share) == point for b, f in found.items()
+        )
+    ]
+    panels = [
+        ("test accuracy, %", points, "accuracy", "RdYlGn"),
+        ("backdoor\nsuccess, %", backdoors, "attack_success", "RdYlGn_r"),
+    ]
+    panels = [panel for panel in panels if panel[1]]
+    figure = new_figure(1.9 + 0.3 * len(strategies))
+    figure.set_size_inches(4 + 0.5 * (len(points) + len(backdoors)), figure.get_figheight())
+    axes = figure.subplots(
+        1, len(panels), squeeze=False, width_ratios=[len(panel[1]) for panel in panels]
+    )[0]
+    for axis, (title, columns, name, colours) in zip(axes, panels, strict=True):
+        values = [
+            [_value(found.get(Bout(strategy, *point)), name) for point in columns]
+            for strategy in strategies
+        ]
+        axis.imshow(values, vmin=0, vmax=100, cmap=colours, aspect="auto")
+        axis.set_title(title, fontsize=9)
+        axis.set_xticks(range(len(columns)), map(_label, columns), rotation=60, ha="right")
+        first = axis is axes[0]
+        axis.set_yticks(range(len(strategies)), strategies if first else [""] * len(strategies))
+        axis.tick_params(labelsize=8)
+        for row, line in enumerate(values):
+            for column, value in enumerate(line):
+                if value == value:  # NaN: not measured
+                    axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8)
+    save_figure(figure, path)
+
+
+def _value(figures: Figures | None, name: str) -> float:
+    value = getattr(figures, name) if figures else None
+    return float("nan") if value is None else 100 * float(value)
+
+
+def _strategies(found: Found) -> list[str]:
+    return list(dict.fromkeys(bout.strategy for bout in found))
+
+
+def _points(found: Found) -> list[tuple[str, float]]:
+    return list(dict.fromkeys((bout.attack, bout.share) for bout in found))
+
+
+def _shares(bouts: Iterable[Bout]) -> list[float]:
+    return sorted({bout.share for bout in bouts if bout.attack != CLEAN})
+
+
+def _of(found: Found, strategy: str, share: float) -> dict[str, Figures]:
+    """Return a strategy's figures by attack, at one share."""
+    return {
+        bout.attack: figures
+        for bout, figures in found.items()
+        if bout.strategy == strategy and bout.attack != CLEAN and bout.share == share
+    }
+
+
+def _worst(found: Found, strategy: str, share: float) -> str:
+    own = _of(found, strategy, share)
+    if not own:
+        return "-"
+    attack = min(own, key=lambda name: own[name].accuracy)
+    return f"{_percent(own[attack].accuracy)}, {attack}"
+
+
+def _most_success(found: Found, strategy: str, share: float) -> float | None:
+    own = [f.attack_success for f in _of(found, strategy, share).values()]
+    return max((success for success in own if success is not None), default=None)
+
+
+def _label(point: tuple[str, float]) -> str:
+    attack, share = point
+    return "no attack" if attack == CLEAN else f"{attack}, {share:.0%}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{1000 * value:.1f}"
+
+
+_MEASURES: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
+    ("Test accuracy, %, mean of the last ten rounds", "accuracy", _percent),
+    ("Backdoor's success, %", "attack_success", _percent),
+    ("Weight of malicious clients, %", "malicious_weight", _percent),
+    ("AUC of low weight as a sign of malice", "weight_auc", _ratio),
+    ("AUC of low contribution as a sign of malice", "attribution_auc", _ratio),
+    ("What a malicious client is due, in an honest client's", "attackers_gain", _ratio),
+    (
+        "Aggregation, ms per round (other work on the machine counts)",
+        "aggregation_seconds",
+        _milliseconds,
+    ),
+)

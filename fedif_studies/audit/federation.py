@@ -1,0 +1,264 @@
+"""Federations in this process, all members in every round, with valuations that look on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedif_flower.aggregators.geometric_median import geometric_median_weights
+from fedif_flower.attacks import ClientRound, Colluder
+from fedif_flower.client.training import train_local
+from fedif_flower.errors import ValuationError
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, combine
+from fedif_flower.seeding import torch_generator
+from fedif_flower.strategies.fedavg import FedAvg
+from fedif_flower.strategies.fedif import FedIF
+from fedif_flower.strategies.influence_descent import InfluenceDescent
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.modules import trainable_names
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.influence import Projections, influence_from, project_updates
+from fedif_flower.valuation.ledger import ScoreLedger, min_max
+from fedif_flower.valuation.past_steps import PastSteps
+from fedif_flower.valuation.path import QUADRATURES
+from fedif_studies.audit.members import AuditTask, Member
+
+
+@dataclass(frozen=True)
+class AuditStep:
+    """A round: its updates, the weights and coefficients they were given, and held-out data.
+
+    ``past`` are the global steps before it; ``paying`` is held-out data by which nothing was
+    weighed.
+    """
+
+    updates: RoundUpdates
+    weights: Tensor  # [m], float64
+    coefficients: Tensor  # [m], float64
+    validation: Validation
+    paying: Validation
+    past: PastSteps
+
+    @cached_property
+    def projections(self) -> Projections:
+        """Inner products and squared norms, from one gradient that all valuations share."""
+        gradient = self.validation.gradient(self.updates.global_params)
+        return project_updates(self.updates.client_updates, gradient, self.updates.squared_norms)
+
+    @cached_property
+    def mean_gradient(self) -> Tensor:
+        """Simpson's mean of the gradient along the step, ``[d]``."""
+        return self._mean_gradient(self.validation)
+
+    @cached_property
+    def mean_paying_gradient(self) -> Tensor:
+        """The same on the data that pay, ``[d]``."""
+        return self._mean_gradient(self.paying)
+
+    def _mean_gradient(self, data: Validation) -> Tensor:
+        start, rule = self.updates.global_params, QUADRATURES["simpson"]
+        step = combine(torch.zeros_like(start), self.updates.client_updates, self.coefficients)
+        gradients = [data.gradient(start + node * step).double() for node in rule.nodes]
+        weighted = (w * g for w, g in zip(rule.weights, gradients, strict=True))
+        return torch.stack(list(weighted)).sum(dim=0)
+
+
+class Watcher(Protocol):
+    """Looks at every round of a federation and values its members."""
+
+    def take(self, step: AuditStep) -> None:
+        """Look at a round."""
+        ...
+
+    @property
+    def values(self) -> Tensor:
+        """The members' values so far, ``[m]``; more is better."""
+        ...
+
+
+Rule = Callable[[RoundUpdates, Validation], Aggregation]
+"""Gives a round's updates weights ``[m]``; without ``applied`` they are what is applied."""
+
+
+def by_examples(updates: RoundUpdates, validation: Validation) -> Aggregation:  # noqa: ARG001
+    """Return FedAvg's weights."""
+    return Aggregation(updates.num_examples / updates.num_examples.sum())
+
+
+def geometric_median(updates: RoundUpdates, validation: Validation) -> Aggregation:
+    """Return RFA's weights."""
+    shares = by_examples(updates, validation).weights
+    return Aggregation(geometric_median_weights(updates.client_updates, shares).double())
+
+
+class ByInfluence:
+    """FedIF's weights, with a ledger of its own."""
+
+    def __init__(self, gamma: float = 0.3) -> None:
+        self.ledger = ScoreLedger(gamma)
+
+    def __call__(self, updates: RoundUpdates, validation: Validation) -> Aggregation:
+        """Return the weights of a round."""
+        gradient = validation.gradient(updates.global_params)
+        influence = influence_from(project_updates(updates.client_updates, gradient))
+        self.ledger.update(updates.client_ids, min_max(influence))
+        return Aggregation(self.ledger.weights(updates.client_ids))
+
+
+class AsRun:
+    """A strategy's coefficients as a run of it applies them, with its bounds."""
+
+    def __init__(self, strategy: ScreenedStrategy) -> None:
+        self._strategy = strategy
+
+    def __call__(self, updates: RoundUpdates, validation: Validation) -> Aggregation:  # noqa: ARG002
+        """Return the weights, and what updates are multiplied by in the end."""
+        try:
+            _, aggregation = self._strategy.merge(updates, ())
+        except ValuationError:  # The round fails and the model stays.
+            return Aggregation(torch.zeros(updates.num_clients, dtype=torch.float64))
+        return aggregation
+
+
+STRATEGIES: Mapping[str, Callable[[Validation], Rule]] = {
+    "FedAvg": lambda validation: AsRun(FedAvg(device=validation.device)),
+    "FedIF": lambda validation: AsRun(FedIF(validation, device=validation.device)),
+    "influence descent": lambda validation: AsRun(
+        InfluenceDescent(validation, device=validation.device)
+    ),
+    "influence descent, relative weights": lambda validation: AsRun(
+        InfluenceDescent(validation, relative_weights=True, device=validation.device)
+    ),
+}
+
+RULES: Mapping[str, Callable[[], Rule]] = {
+    "FedAvg": lambda: by_examples,
+    "FedIF": ByInfluence,
+    "RFA": lambda: geometric_median,
+}
+
+
+def federate(
+    task: AuditTask,
+    members: Sequence[Member],
+    *,
+    seed: int,
+    rule: Rule = by_examples,
+    watchers: Sequence[Watcher] = (),
+) -> Tensor:
+    """Train a federation from scratch and return its last parameters ``[d]``.
+
+    Parameters
+    ----------
+    task : AuditTask
+        Model, splits, rounds and local training.
+    members : sequence of Member
+        All of them take part in every round; empty: nobody trains.
+    seed : int
+        The model's first parameters and the order of the members' examples.
+    rule : callable
+        How a round is combined.
+    watchers : sequence of Watcher
+        Look at every round.
+    """
+    config = task.config
+    model = task.new_model(seed)
+    params = vector_of(model)
+    trainers = [Trainer(task, member, model, seed) for member in members]
+    claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
+    past = PastSteps()
+    for server_round in range(1, config.num_server_rounds + 1) if trainers else ():
+        rows = torch.stack([trainer.update(params, server_round) for trainer in trainers])
+        collude(members, params, rows, torch_generator("audit-collusion", seed, server_round))
+        updates = RoundUpdates(
+            server_round=server_round,
+            client_ids=tuple(range(len(members))),
+            num_examples=claimed,
+            model=ModelVectors(params, params.new_zeros(0)),
+            client_updates=rows,
+            squared_norms=rows.double().square().sum(dim=1),
+            buffer_updates=rows.new_zeros(len(members), 0),
+            counters=({},) * len(members),
+        )
+        found = rule(updates, task.server.validation)
+        weights = found.weights.double().cpu()
+        coefficients = weights if found.applied is None else found.applied.double().cpu()
+        step = AuditStep(updates, weights, coefficients, task.server.validation, task.paying, past)
+        for watcher in watchers:
+            watcher.take(step)
+        before, params = params, combine(params, rows, coefficients)
+        past = past.after(params - before)
+    return params
+
+
+def collude(
+    members: Sequence[Member], received: Tensor, rows: Tensor, generator: torch.Generator
+) -> None:
+    """Replace the updates ``[m, d]`` of members in league, who share one behaviour, in place."""
+    leagues: dict[int, list[int]] = {}
+    for index, member in enumerate(members):
+        if isinstance(member.behaviour, Colluder):
+            leagues.setdefault(id(member.behaviour), []).append(index)
+    for own in leagues.values():
+        acting = members[own[0]].behaviour
+        assert isinstance(acting, Colluder)
+        rows[own] = acting.collude(received, rows[own], generator)
+
+
+class Trainer:
+    """A member's side: what it trains on, and what it sends."""
+
+    def __init__(self, task: AuditTask, member: Member, model: nn.Module, seed: int) -> None:
+        self._member, self._model, self._seed = member, model, seed
+        self._normalize, classes = task.transformed, task.dataset.num_classes
+        self._training = task.config.part(TrainingConfig)
+        self._memory: dict[str, Tensor] = {}
+        acting = member.behaviour
+        ids = (task.config.seed, member.identity)
+        labels = acting.poison_labels(member.labels, classes, torch_generator("audit-labels", *ids))
+        self.pixels, self.labels = acting.poison_examples(
+            member.pixels, labels, classes, torch_generator("audit-examples", *ids)
+        )
+
+    def generator(self, server_round: int) -> torch.Generator:
+        """Return what decides the order of its examples in a round."""
+        return torch_generator("audit-training", self._seed, self._member.identity, server_round)
+
+    def update(self, params: Tensor, server_round: int) -> Tensor:
+        """Return the member's update ``[d]`` of ``params`` [d]."""
+        vector_to_parameters(params.clone(), _trained(self._model))
+        acting, ids = self._member.behaviour, (self._seed, self._member.identity, server_round)
+        pixels = acting.poison_inputs(
+            self._model,
+            self.pixels,
+            self.labels,
+            self._normalize,
+            torch_generator("audit-inputs", *ids),
+        )
+        generator = torch_generator("audit-training", *ids)
+        train_local(self._model, self._normalize(pixels), self.labels, self._training, generator)
+        own = ClientRound(
+            received=params,
+            trained=vector_of(self._model),
+            server_round=server_round,
+            generator=torch_generator("audit-update", *ids),
+            memory=self._memory,
+        )
+        return acting.poison_update(own) - params
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    named = dict(model.named_parameters())
+    return [named[name] for name in trainable_names(model)]
+
+
+def vector_of(model: nn.Module) -> Tensor:
+    """Return a copy of a model's trainable parameters, ``[d]``."""
+    return parameters_to_vector(_trained(model)).detach().clone()

@@ -1,0 +1,168 @@
+"""The valuations that an audit compares, each on the rounds of one and the same federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from fedif_flower.valuation.credit import CreditBounds, RoundGeometry, credited
+from fedif_flower.valuation.influence import influence_from
+from fedif_flower.valuation.ledger import ScoreLedger, min_max
+from fedif_flower.valuation.path import path_attribution
+from fedif_flower.valuation.shapley import exact_shapley
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_studies.audit.federation import AuditStep, Watcher
+
+
+class Summed:
+    """A valuation that is the sum of a value of each round."""
+
+    def __init__(self, value: Callable[[AuditStep], Tensor]) -> None:
+        self._value = value
+        self._sum: Tensor | float = 0.0
+
+    def take(self, step: AuditStep) -> None:
+        """Add a round's values."""
+        self._sum = self._sum + self._value(step)
+
+    @property
+    def values(self) -> Tensor:
+        """The sums, ``[m]``."""
+        return torch.as_tensor(self._sum)
+
+
+class Smoothed:
+    """Min-max over the round's clients, smoothed over rounds: Omega of FedIF and AFedSV."""
+
+    def __init__(
+        self, score: Callable[[AuditStep], Tensor], *, gamma: float = 0.3, initial: float = 0.0
+    ) -> None:
+        self._score = score
+        self._ledger = ScoreLedger(gamma, initial=initial)
+        self._values = torch.zeros(0)
+
+    def take(self, step: AuditStep) -> None:
+        """Smooth a round's scores."""
+        self._values = self._ledger.update(step.updates.client_ids, min_max(self._score(step)))
+
+    @property
+    def values(self) -> Tensor:
+        """Omega, ``[m]``."""
+        return self._values
+
+
+def influence(step: AuditStep) -> Tensor:
+    """Return FedIF's round influence Phi."""
+    return influence_from(step.projections)
+
+
+def accumulative_influence(step: AuditStep) -> Tensor:
+    """Return FedIF's un-normalised influence, which INF sums up."""
+    return step.projections.inner
+
+
+def own_decrease(step: AuditStep) -> Tensor:
+    """Return by how much each member's own model lowers the validation loss."""
+    before = step.validation.loss(step.updates.global_params)
+    after = [step.validation.loss(params) for params in step.updates.client_params()]
+    return before - torch.tensor(after, dtype=torch.float64)
+
+
+def exact_in_run(step: AuditStep) -> Tensor:
+    """Return the Shapley values of the game in which members' parts of the step are put in."""
+
+    def utility(masks: Tensor) -> Tensor:
+        start, updates = step.updates.global_params, step.updates.client_updates
+        parts = masks.to(updates) * step.coefficients.to(updates)  # [c, m]
+        losses = [step.validation.loss(start + row @ updates) for row in parts]
+        return -torch.tensor(losses, dtype=torch.float64)
+
+    return exact_shapley(utility, step.updates.num_clients).values
+
+
+def path(rule: str) -> Callable[[AuditStep], Tensor]:
+    """Return path attribution by a quadrature rule."""
+
+    def value(step: AuditStep) -> Tensor:
+        updates = step.updates
+        return path_attribution(
+            step.validation.gradient,
+            updates.global_params,
+            updates.client_updates,
+            step.coefficients,
+            rule,
+        )
+
+    return value
+
+
+class PaidPath:
+    """Path attribution by Simpson's rule, on the data that weigh or pay, bounded or not."""
+
+    def __init__(self, bounds: CreditBounds | None = None, *, secret: bool = False) -> None:
+        self._bounds, self._secret = bounds, secret
+        self._sum: Tensor | float = 0.0
+
+    def take(self, step: AuditStep) -> None:
+        """Add a round's values."""
+        gradient = step.mean_paying_gradient if self._secret else step.mean_gradient
+        updates = step.updates.client_updates.double()
+        found = -step.coefficients * (updates @ gradient)  # [m]
+        if self._bounds is not None:
+            credit = self._bounds.bound(
+                RoundGeometry(
+                    client_ids=step.updates.client_ids,
+                    examples=step.updates.num_examples,
+                    gram=updates @ updates.T,
+                    weights=step.weights,
+                    applied=step.coefficients,
+                    shares=step.past.shares(updates),
+                )
+            )
+            along = credit.returned @ step.past.shares(gradient[None])[0]  # [m]
+            borrowed = -step.coefficients * along
+            found = credited(found, credit.kept, borrowed)
+        self._sum = self._sum + found
+
+    @property
+    def values(self) -> Tensor:
+        """The sums, ``[m]``."""
+        return torch.as_tensor(self._sum)
+
+
+def coalition_values(estimator: str, utility: str) -> Callable[[AuditStep], Tensor]:
+    """Return a Shapley estimator's values; coalitions are unweighted means of models."""
+    valuations: dict[int, ShapleyValuation] = {}
+
+    def value(step: AuditStep) -> Tensor:
+        known = valuations.get(id(step.validation))
+        if known is None:
+            known = valuations[id(step.validation)] = ShapleyValuation(
+                step.validation,
+                estimator=estimator,
+                utility=utility,  # type: ignore[arg-type]
+            )
+        return known.score(step.updates).values
+
+    return value
+
+
+VALUATIONS: Mapping[str, Callable[[], Watcher]] = {
+    "FedIF Omega": lambda: Smoothed(influence),
+    "accumulative influence": lambda: Summed(accumulative_influence),
+    "path attribution (simpson)": lambda: Summed(path("simpson")),
+    "path attribution (trapezoid)": lambda: Summed(path("trapezoid")),
+    "path attribution, bounded": lambda: PaidPath(CreditBounds()),
+    "path attribution, bounded, secret data": lambda: PaidPath(CreditBounds(), secret=True),
+    "AFedSV Omega": lambda: Smoothed(coalition_values("complementary", "accuracy"), initial=0.5),
+    "own loss decrease": lambda: Summed(own_decrease),
+    "leave-one-out": lambda: Summed(coalition_values("leave-one-out", "loss")),
+}
+EXACT = "exact in-run Shapley"
+# What others are measured against, beside them.
+WATCHERS: Mapping[str, Callable[[], Watcher]] = {
+    **VALUATIONS,
+    EXACT: lambda: Summed(exact_in_run),
+}

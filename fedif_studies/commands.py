@@ -1,0 +1,94 @@
+"""The command ``fedif`` as it is installed: the package's own commands, ``arena`` and ``audit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedif_flower.cli import (
+    Config,
+    Jobs,
+    OutputDir,
+    cli,
+    finish,
+    launcher,
+    main,
+    parse_config,
+)
+
+__all__ = ["arena", "audit", "cli", "main"]
+
+# What an audit's federations differ in from a run's: ten members, of whom all coalitions train.
+AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
+
+
+@cli.command()
+def arena(
+    dataset: Annotated[str, typer.Option(help="digits, or any data set of images")] = "digits",
+    data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
+    strategies: Annotated[str, typer.Option(help="by their names on the page: FedAvg,Krum")] = "",
+    attacks: Annotated[str, typer.Option(help="by their names on the page: ALIE,mimic")] = "",
+    shares: Annotated[str, typer.Option(help="of malicious clients; default: 0.2,0.4")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ...")] = 1,
+    output_dir: OutputDir = Path("runs/arena"),
+    page: Annotated[
+        Path | None, typer.Option(help="the page, *.md; default: arena.md beside the results")
+    ] = None,
+    jobs: Jobs = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="one client after the other, without Ray")
+    ] = False,
+) -> None:
+    """Set every strategy against every attack; write a page with a heat map."""
+    from fedif_flower.client.app import app
+    from fedif_flower.run.config import default_run_config
+    from fedif_flower.sweeps.engine import LocalLauncher, run_cells
+    from fedif_studies.arena.bouts import arena_cells, choose_bouts, find_ground
+    from fedif_studies.arena.figures import measured
+    from fedif_studies.arena.page import about, headline, write_page
+
+    console = Console()
+    wanted = choose_bouts(strategies, attacks, shares)
+    ground = find_ground(dataset, data_dir)
+    cells = arena_cells(wanted, seeds, default_run_config(), output_dir, ground)
+    launch = LocalLauncher(app) if in_process else launcher(1, 0.0)
+    complete = run_cells(list(cells.values()), launch, console, jobs=1 if in_process else jobs)
+    found = measured(cells)
+    path = page or output_dir / "arena.md"
+    given = {"data-dir": data_dir and "DIR", "strategies": strategies, "attacks": attacks}
+    given |= {"dataset": "" if dataset == "digits" else dataset, "shares": shares}
+    given |= {"seeds": "" if seeds == 1 else str(seeds)}
+    options = [f"--{name} {quote(value)}" for name, value in given.items() if value]
+    command = " ".join(["fedif arena", *options, *(["--in-process"] if in_process else [])])
+    write_page(found, path, ground.title, about(ground, wanted, seeds, command))
+    headline(found).print(console)
+    console.print(f"Page: {path.absolute()}", soft_wrap=True, highlight=False)
+    finish(complete)
+
+
+@cli.command()
+def audit(
+    config: Config = None,
+    output_dir: OutputDir = Path("runs/audit"),
+    seeds: Annotated[int, typer.Option(min=1, help="trainings of each federation")] = 5,
+    retrain: Annotated[
+        bool, typer.Option(help="also train every coalition from scratch: 2^members federations")
+    ] = True,
+) -> None:
+    """Measure which valuations are right: agreement, removal, detection, manipulation."""
+    from fedif_flower.devices import torch_threads
+    from fedif_studies.audit.measure import Measurements, measure
+    from fedif_studies.audit.members import AuditTask
+    from fedif_studies.audit.page import write_audit
+
+    console = Console()
+    parsed = parse_config([AUDITED, *(config or [])], {})
+    measurements = Measurements(output_dir.expanduser().absolute(), parsed)
+    with torch_threads(1):  # Models as small as these are slower on more.
+        task = AuditTask(parsed)
+        measure(task, measurements, console, seeds=seeds, retrain=retrain)
+    console.print(f"Audit: {write_audit(measurements, task.config)}", soft_wrap=True)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from fedif_flower.client.training import train_batches, train_local
+from fedif_flower.errors import DataError, ValuationError
+from fedif_flower.tasks.batches import count_examples, tensor_pair
+from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.valuation.objective import objective_of
+from tests.tolerance import rounding
+
+CONFIG = TrainingConfig(local_epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
+MSE = objective_of(functional.mse_loss, None)
+
+
+class Scale(nn.Module):
+    """f(x) = w x."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([weight]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.weight
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+def test_one_step_by_hand():
+    # loss = (w x - y)^2 with w = 1, x = 2, y = 5: gradient -12; w = 1 + 0.1 * 12 = 2.2
+    model = Scale(1.0)
+    config = CONFIG.replace(local_epochs=1, batch_size=1)
+    data = [(torch.tensor([[2.0]]), torch.tensor([[5.0]]))]
+    loss, count = train_batches(model, iter([data[0]]), MSE, config, generator())
+    assert (loss, count) == (9.0, 1)
+    assert float(model.weight) == pytest.approx(2.2)
+
+
+def test_the_proximal_term_pulls_back():
+    # Second step: v = 0.5 * -12 + g(2.2) + mu * (2.2 - 1) = -6 + 2 * 2 * (4.4 - 5) + 10 * 1.2 = 3.6
+    model, batch = Scale(1.0), (torch.tensor([[2.0]]), torch.tensor([[5.0]]))
+    train_batches(model, [batch], MSE, CONFIG, generator(), proximal_mu=10.0)
+    assert float(model.weight) == pytest.approx(2.2 - 0.1 * 3.6, rel=1e-5)
+
+
+def test_tensors_cut_as_they_come_train_as_prepared_ones():
+    inputs = torch.randn(10, 3, generator=generator(), dtype=torch.float64)
+    targets = inputs.sum(1, keepdim=True)
+    torch.manual_seed(0)
+    plain = nn.Linear(3, 1).double()
+    fast = copy.deepcopy(plain)
+    loss, count = train_batches(plain, (inputs, targets), MSE, CONFIG, generator())
+    expected = train_local(fast, inputs, targets, CONFIG, generator(), loss_fn=functional.mse_loss)
+    assert count == 10
+    assert loss == pytest.approx(expected, rel=rounding(torch.float32))
+    tolerance = rounding(torch.float64, steps=6)
+    torch.testing.assert_close(plain.weight, fast.weight, atol=tolerance, rtol=tolerance)
+
+
+def test_the_same_generator_gives_the_same_bits_whatever_the_process_drew():
+    data = DataLoader(TensorDataset(torch.randn(9, 3), torch.randn(9, 1)), 4, shuffle=True)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    found = []
+    for seed in (1, 2):
+        trained = copy.deepcopy(model)
+        torch.manual_seed(seed)
+        train_batches(trained, data, MSE, CONFIG, generator())
+        found.append(trained[0].weight.detach())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ([], "needs at least one example; this client has none"),
+        ((torch.zeros(0, 1), torch.zeros(0, 1)), "needs at least one example"),
+        (iter([(torch.ones(1, 1), torch.ones(1, 1))]), "gives its batches once"),
+        ((torch.zeros(2, 1), torch.zeros(3, 1)), "needs one number of examples, got tuple"),
+        (3, "client_data is int; allowed: tensors, a Dataset, a DataLoader, batches"),
+    ],
+    ids=["list", "tensors", "iterator", "lengths", "number"],
+)
+def test_data_that_cannot_be_trained_on_are_one_sentence(data, sentence):
+    with pytest.raises(DataError, match=sentence):
+        train_batches(Scale(1.0), data, MSE, CONFIG, generator())
+
+
+def test_a_list_holds_batches_as_they_come():
+    inputs = torch.randn(10, 3, generator=generator())
+    targets = inputs.sum(1, keepdim=True)
+    batches = list(zip(inputs.split(4), targets.split(4), strict=True))  # 4, 4 and 2
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    other = copy.deepcopy(model)
+    found = train_batches(model, batches, MSE, CONFIG, generator())
+    in_order = DataLoader(TensorDataset(inputs, targets), 4)
+    assert found == train_batches(other, in_order, MSE, CONFIG, generator())
+    assert found[1] == count_examples(batches) == 10
+    assert torch.equal(model.weight, other.weight)
+    in_numpy = [(x.numpy(), y.numpy()) for x, y in batches]
+    assert train_batches(copy.deepcopy(other), in_numpy, MSE, CONFIG, generator())[1] == 10
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(TensorDataset(torch.ones(5, 1), torch.ones(5, 1)))
+
+
+def test_a_data_set_that_is_a_stream_comes_in_batches():
+    assert train_batches(Scale(1.0), Stream(), MSE, CONFIG, generator()) == (0.0, 5)
+
+
+def test_single_examples_are_not_taken_for_batches():
+    examples = [(torch.ones(1), torch.tensor(1.0))] * 3
+    with pytest.raises(ValuationError, match="which is a single example"):
+        train_batches(Scale(1.0), examples, MSE, CONFIG, generator())
+
+
+PAD = -100
+
+
+def test_a_batch_of_ignored_targets_is_left_out():
+    rows = torch.randn(6, 3, generator=generator())
+    labels = torch.tensor([PAD, PAD, 0, 1, PAD, 1])
+    batches = list(zip(rows.split(2), labels.split(2), strict=True))
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    expected = copy.deepcopy(model)
+    entropy = objective_of(None, None)
+    config = CONFIG.replace(local_epochs=1, momentum=0.0)
+    loss, count = train_batches(model, batches, entropy, config, generator())
+    theirs, _ = train_batches(expected, batches[1:], entropy, config, generator())
+    assert torch.equal(model.weight, expected.weight)
+    assert count == 3
+    assert loss == theirs  # A mean over the three targets, in batches of two and one.
+    with pytest.raises(DataError, match="needs at least one example"):
+        train_batches(model, batches[:1], entropy, config, generator())
+
+
+def test_a_mean_training_loss_is_weighed_as_the_loss_is():
+    weights = torch.tensor([1.0, 3.0])
+    loss_fn = nn.CrossEntropyLoss(weight=weights)
+    rows = torch.randn(6, 3, generator=generator())
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    expected = loss_fn(model(rows), labels).item()
+    config = CONFIG.replace(local_epochs=1, learning_rate=1e-30)  # The model stays as it is.
+    batches = list(zip(rows.split(2), labels.split(2), strict=True))
+    loss, count = train_batches(model, batches, objective_of(loss_fn, None), config, generator())
+    assert loss == pytest.approx(expected, rel=rounding(torch.float32))
+    assert count == 6
+
+
+def test_a_loss_that_is_no_scalar_is_named():
+    each = objective_of(lambda outputs, targets: (outputs - targets).square(), None)
+    with pytest.raises(DataError, match=r"gives float32 \[2, 1\] in training; expected a scalar"):
+        train_batches(Scale(1.0), (torch.ones(2, 1), torch.ones(2, 1)), each, CONFIG, generator())
+
+
+def test_examples_are_counted_where_that_needs_no_reading():
+    pair = torch.zeros(5, 2), torch.zeros(5)
+    assert count_examples(pair) == count_examples(TensorDataset(*pair)) == 5
+    assert count_examples(DataLoader(TensorDataset(*pair), 2)) == 5
+    assert count_examples({"x": pair[0]}) == 5
+    assert count_examples(iter([])) is None
+    assert tensor_pair(TensorDataset(*pair)) == pair
+    assert tensor_pair(list(pair)) is None  # two batches, not inputs and targets

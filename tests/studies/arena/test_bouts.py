@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+
+from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import default_run_config
+from fedif_flower.strategies.registry import STRATEGIES as REGISTERED_STRATEGIES
+from fedif_studies.arena.bouts import (
+    ATTACKS,
+    SHARES,
+    STRATEGIES,
+    Bout,
+    arena_cells,
+    bouts,
+    choose_bouts,
+    find_ground,
+)
+from tests.sweeps.small import make_cifar10_folder
+
+
+def test_every_strategy_meets_every_attack_at_every_share():
+    wanted = bouts()
+    assert len(set(wanted)) == len(wanted)
+    assert len(wanted) == len(STRATEGIES) * (1 + len(ATTACKS) * len(SHARES))
+    assert {s["strategy"] for s in STRATEGIES.values()} <= set(REGISTERED_STRATEGIES)
+    assert {a["attack"] for a in ATTACKS.values()} <= set(REGISTERED_ATTACKS)
+    assert choose_bouts() == wanted
+
+
+def test_bouts_are_chosen_by_name_and_share():
+    assert choose_bouts("NNM + RFA, Krum", "ALIE", "0.3") == [
+        Bout("NNM + RFA", "none", 0.0),
+        Bout("Krum", "none", 0.0),
+        Bout("NNM + RFA", "ALIE", 0.3),
+        Bout("Krum", "ALIE", 0.3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lists", "words"),
+    [
+        (("FedAvg,Kram", "", ""), "strategies = 'Kram'; allowed: FedAvg, FedIF"),
+        (("", "alie", ""), "attacks = 'alie'; allowed: label noise"),
+        (("", "", "0.2;0.4"), "shares = '0.2;0.4'; allowed: numbers above 0 and below 1"),
+        (("", "", "0.2,1"), "shares = '0.2,1'; allowed: numbers above 0 and below 1"),
+        (("", "", "0"), "shares = '0'; allowed: numbers above 0 and below 1"),
+    ],
+)
+def test_a_name_or_share_that_is_not_known_is_refused(lists, words):
+    with pytest.raises(ConfigError, match=words):
+        choose_bouts(*lists)
+
+
+def test_a_cells_settings_are_those_of_its_bout(tmp_path):
+    wanted = bouts(["NNM + RFA"], ["ALIE"], [0.4])
+    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_ground())
+    assert [(bout.attack, seed) for bout, seed in cells] == [
+        ("none", 0),
+        ("ALIE", 0),
+        ("none", 1),
+        ("ALIE", 1),
+    ]
+    config = cells[Bout("NNM + RFA", "ALIE", 0.4), 1].config
+    assert (config.strategy, config.attack, config.seed) == ("rfa", "alie", 1)
+    assert config.neighbour_mixing
+    assert config.malicious_fraction == 0.4
+    assert (config.dataset, config.num_clients, config.clients_per_round) == ("digits", 50, 10)
+    # Told beforehand, whatever the true share is.
+    assert cells[Bout("NNM + RFA", "none", 0.0), 0].config.assumed_malicious_fraction == 0.4
+
+
+def test_contributions_are_attributed_where_a_strategy_has_coefficients(tmp_path):
+    wanted = bouts(attacks=[])
+    cells = arena_cells(wanted, 1, default_run_config(), tmp_path, find_ground())
+    rules = {bout.strategy: cell.config.attribution for (bout, _), cell in cells.items()}
+    assert rules.pop("median") == "off"
+    assert set(rules.values()) == {"simpson"}
+
+
+def test_other_data_sets_are_fought_for_by_a_hundred_clients(tmp_path):
+    ground = find_ground("cifar10", str(make_cifar10_folder(tmp_path)))
+    assert (ground.title, ground.clients_per_round) == ("CIFAR-10 (JPEG)", 10)
+    wanted = bouts(["FedIF"], [], [])
+    (cell,) = arena_cells(wanted, 1, default_run_config(), tmp_path, ground).values()
+    assert cell.config.dataset == "image-folder"
+    assert (cell.config.num_clients, cell.config.model) == (100, "lenet5")
+    assert cell.data == "CIFAR-10 (JPEG)"

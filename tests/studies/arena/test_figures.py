@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedif_flower.run.config import default_run_config
+from fedif_studies.arena import figures
+from fedif_studies.arena.bouts import Bout, arena_cells, bouts, find_ground
+from fedif_studies.arena.figures import (
+    Figures,
+    attackers_gain,
+    by_client,
+    low_means_auc,
+    measured,
+    read_figures,
+)
+
+MALICIOUS = {"1": False, "2": True, "3": False, "4": True}
+
+
+def test_values_are_sorted_by_client_and_gaps_left_out():
+    def row(client: str, weight: str) -> dict[str, str]:
+        return {"client_id": client, "weight": weight}
+
+    rows = [row("1", "0.9"), row("2", "0.1"), row("2", "0.7"), row("4", ""), row("3", "nan")]
+    assert by_client(rows, "weight") == {"1": [0.9], "2": [0.1, 0.7]}
+
+
+def test_malicious_clients_are_found_by_low_means():
+    values = {"1": [0.9], "2": [0.1, 0.7], "3": [0.3]}  # the second's mean is 0.4
+    assert low_means_auc(values, MALICIOUS) == 0.5
+    assert low_means_auc({"1": [0.9], "2": [0.1, 0.7]}, MALICIOUS) == 1
+    assert low_means_auc({"1": [0.9], "3": [0.3]}, MALICIOUS) is None
+    assert low_means_auc({}, MALICIOUS) is None
+
+
+def test_attackers_are_paid_the_sum_of_what_they_contributed_and_never_less_than_nothing():
+    contributions = {"1": [3.0, -1.0], "2": [0.5, 0.5], "3": [-4.0], "4": [-2.0, 1.0]}
+    # Malicious: 1 and 0; honest: 2 and 0.
+    assert attackers_gain(contributions, MALICIOUS) == 0.5
+    assert attackers_gain({"1": [1.0], "2": [0.0]}, MALICIOUS) == 0
+    assert attackers_gain({"1": [-1.0], "2": [1.0]}, MALICIOUS) is None
+    assert attackers_gain({"2": [1.0]}, MALICIOUS) is None
+
+
+@pytest.mark.parametrize(
+    ("decrease", "remainder", "gain"), [(3.0, 0.0, 0.5), (-1.0, -4.0, None), (None, None, None)]
+)
+def test_a_runs_figures_are_read_from_its_files(decrease, remainder, gain, tmp_path):
+    summary = {
+        "test_accuracy_last_ten": 0.8,
+        "attack_success": None,
+        "malicious_weight_share": 0.25,
+        "aggregation_seconds_per_round": 0.003,
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "clients.csv").write_text(
+        "round,client_id,malicious,weight\n1,1,0,0.75\n1,2,1,0.25\n"
+    )
+    if decrease is not None:
+        (tmp_path / "attribution_rounds.csv").write_text(
+            f"round,decrease,remainder\n1,{decrease},{remainder}\n"
+        )
+        (tmp_path / "attribution.csv").write_text("round,client_id,contribution\n1,1,2\n1,2,1\n")
+    assert read_figures(tmp_path) == Figures(
+        accuracy=0.8,
+        malicious_weight=0.25,
+        weight_auc=1.0,
+        attribution_auc=None if decrease is None else 1.0,
+        attackers_gain=gain,
+        aggregation_seconds=0.003,
+    )
+
+
+def test_a_bout_counts_once_all_of_its_seeds_are_there(tmp_path, monkeypatch):
+    wanted = bouts(["FedAvg"], ["sign flip"], [0.2])
+    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_ground())
+    assert measured(cells) == {}
+    done = {cell.name for (bout, seed), cell in cells.items() if seed == 0 or bout.share == 0}
+    monkeypatch.setattr(figures, "find_result", lambda c: tmp_path if c.name in done else None)
+    monkeypatch.setattr(figures, "read_figures", lambda _: Figures(0.5, malicious_weight=0.2))
+    assert measured(cells) == {Bout("FedAvg", "none", 0.0): Figures(0.5, malicious_weight=0.2)}
+
+
+@pytest.mark.parametrize("values", [(0.2, 0.4), (None, 0.4)])
+def test_figures_are_means_over_the_seeds(values, monkeypatch, tmp_path):
+    wanted = bouts(["FedAvg"], [], [])
+    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_ground())
+    ready = iter(Figures(a, malicious_weight=w) for a, w in zip((0.5, 0.7), values, strict=True))
+    monkeypatch.setattr(figures, "find_result", lambda _: tmp_path)
+    monkeypatch.setattr(figures, "read_figures", lambda _: next(ready))
+    (found,) = measured(cells).values()
+    assert found.accuracy == pytest.approx(0.6)
+    expected = None if None in values else pytest.approx(0.3)
+    assert found.malicious_weight == expected

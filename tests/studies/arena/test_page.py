@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from fedif_studies.arena.bouts import Bout, find_ground
+from fedif_studies.arena.figures import Figures
+from fedif_studies.arena.page import about, details, headline, write_page
+
+
+def figures(accuracy: float, success: float | None = None, weight: float | None = None) -> Figures:
+    return Figures(accuracy, success, weight)
+
+
+FOUND = {
+    Bout("A", "none", 0.0): figures(0.9),
+    Bout("B", "none", 0.0): figures(0.8),
+    Bout("A", "flip", 0.2): figures(0.5, weight=0.1),
+    Bout("B", "flip", 0.2): figures(0.7),
+    Bout("A", "trigger", 0.2): figures(0.85, success=1.0, weight=0.3),
+    Bout("B", "trigger", 0.2): figures(0.6, success=0.25),
+    Bout("A", "flip", 0.4): figures(0.1, weight=0.4),
+}
+
+
+def test_the_headline_is_the_worst_case():
+    table = headline(FOUND)
+    assert table.heading == [
+        "strategy",
+        "no attack",
+        *("worst at 20%, by", "worst at 40%, by", "backdoor at 20%", "backdoor at 40%"),
+    ]
+    assert table.lines == [
+        ["A", "90.0", "50.0, flip", "10.0, flip", "100.0", "-"],
+        ["B", "80.0", "60.0, trigger", "-", "25.0", "-"],
+    ]
+
+
+def test_a_table_has_the_attacks_and_strategies_for_which_a_figure_is_defined():
+    table = details(FOUND, "Weight", "malicious_weight", lambda v: "-" if v is None else f"{v}")
+    assert table.heading == ["attack", "A"]
+    assert table.lines == [["flip", "0.1 / 0.4"], ["trigger", "0.3 / -"]]
+    clean = details(FOUND, "Accuracy", "accuracy", lambda v: "-" if v is None else f"{v}").lines
+    assert clean[0] == ["no attack", "0.9", "0.8"]
+    assert clean[1] == ["flip", "0.5 / 0.1", "0.7 / -"]
+
+
+def test_the_page_has_its_picture_and_its_command(tmp_path):
+    page = tmp_path / "pages" / "arena.md"
+    told = about(find_ground(), list(FOUND), 1, "fedif arena --seeds 1")
+    write_page(FOUND, page, "Digits", told)
+    text = page.read_text()
+    assert text.startswith("# Arena: Digits\n")
+    assert "50 clients of which 10 train in a round, 40 rounds, 1 seed; 20% or 40%" in " ".join(
+        text.split()
+    )
+    assert "![accuracy under attack](arena.png)" in text
+    assert (page.parent / "arena.png").read_bytes().startswith(b"\x89PNG")
+    assert "| A | 90.0 | 50.0, flip | 10.0, flip | 100.0 | - |" in text
+    assert "malicious clients 20% / 40%." in text
+    assert "`fedif arena --seeds 1`" in text

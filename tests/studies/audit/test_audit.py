@@ -1,0 +1,195 @@
+"""The audit: figures worked out by hand, and a small real one from start to page."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.rows import read_rows
+from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES
+from fedif_studies.audit.federation import federate
+from fedif_studies.audit.findings import Values, curve, findings, random_curve
+from fedif_studies.audit.measure import (
+    Measurements,
+    RetrainedLine,
+    ValueLine,
+    coalition_utilities,
+    measure,
+)
+from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.page import write_audit
+from fedif_studies.audit.retraining import train_coalitions
+from fedif_studies.audit.valuations import EXACT, VALUATIONS, WATCHERS
+from tests.tolerance import assert_same_step, rounding
+
+MEMBERS, ROUNDS = 4, 2
+
+
+def run_config(**overrides) -> RunConfig:
+    settings = {
+        "num-clients": MEMBERS,
+        "num-server-rounds": ROUNDS,
+        "local-epochs": 1,
+        "device": "cpu",
+        "dirichlet-alpha": 100.0,
+    }
+    return RunConfig.from_run_config(default_run_config() | settings | overrides)
+
+
+@pytest.fixture(scope="module")
+def task() -> AuditTask:
+    return AuditTask(run_config())
+
+
+def watched(task: AuditTask, case: str, *names: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    watchers = {name: WATCHERS[name]() for name in names}
+    federate(task, CASES[case](task, seed), seed=seed, watchers=list(watchers.values()))
+    return {name: watcher.values for name, watcher in watchers.items()}
+
+
+def test_coalitions_side_by_side_are_those_trained_alone(task):
+    members = CASES["label noise"](task, 0)
+    masks = all_coalitions(MEMBERS)[[0, 5, 15]]
+    together = train_coalitions(task, members, masks, seed=3)
+    for mask, params in zip(masks.tolist(), together, strict=True):
+        chosen = [member for member, is_in in zip(members, mask, strict=True) if is_in]
+        alone = federate(task, chosen, seed=3)
+        if not chosen:
+            assert torch.equal(params, alone)
+            continue
+        start = federate(task, [], seed=3)
+        assert_same_step(params, alone, start, rounding(torch.float32, ROUNDS))
+
+
+def test_a_model_with_dropout_is_not_trained_side_by_side():
+    task = AuditTask(run_config(model="resnet18"))
+    with pytest.raises(ConfigError, match="model = 'resnet18' has buffers or dropout"):
+        train_coalitions(task, task.members, all_coalitions(MEMBERS), seed=0)
+
+
+def test_path_attribution_is_the_exact_value_within_the_run(task):
+    found = watched(task, HONEST, "path attribution (simpson)", EXACT)
+    path, exact = found.values()
+    torch.testing.assert_close(path, exact, rtol=0.0, atol=0.02 * float(exact.sum()))
+
+
+def test_five_identities_share_what_their_owner_had(task):
+    name = "path attribution (simpson)"
+    whole = watched(task, HONEST, name)[name]
+    split = watched(task, "five identities", name)[name]
+    assert len(split) == MEMBERS - 1 + IDENTITIES
+    torch.testing.assert_close(split[-IDENTITIES:].sum(), whole[0], rtol=1e-3, atol=0.0)
+    omega = watched(task, "five identities", "FedIF Omega")["FedIF Omega"]
+    assert len(set(omega[-IDENTITIES:].tolist())) == 1  # Each counts as much as the owner alone.
+
+
+def test_who_returns_the_model_contributes_exactly_nothing(task):
+    marked = task.marked(0)
+    found = watched(task, "returns the model", *VALUATIONS)
+    assert found["path attribution (trapezoid)"][marked].tolist() == [0.0]
+    assert found["path attribution (simpson)"][marked].tolist() == [0.0]
+
+
+def line(member: int, value: float, *, case=HONEST, valuation="v", marked=0, seed=0, rule="FedAvg"):
+    return ValueLine(case, rule, seed, valuation, member, marked, value)
+
+
+def figures(lines: list[ValueLine], retrained: list[RetrainedLine] | None = None):
+    found = findings(Values(lines), retrained or [])
+    return {(f.question, f.case, f.valuation): f.value for f in found}
+
+
+def test_detection_by_hand():
+    # Of the two pairs of an honest and the marked member, one is in the right order.
+    lines = [
+        line(member, value, case="label noise", marked=marked)
+        for member, (value, marked) in enumerate([(0.1, 0), (0.5, 0), (0.3, 1)])
+    ]
+    assert figures(lines)["detection, ROC-AUC", "label noise", "v"] == pytest.approx(0.5)
+
+
+def test_manipulation_by_hand():
+    # Member 0 has 1 of 4 before; its identities 3 of 6 after, negative values counting as nothing.
+    before = [line(0, 1.0), line(1, 3.0), line(2, -5.0)]
+    after = [
+        line(member, value, case="five identities", marked=marked)
+        for member, (value, marked) in enumerate([(3.0, 0), (-1.0, 0), (2.0, 1), (1.0, 1)])
+    ]
+    found = figures(before + after)
+    assert found["share after / before", "five identities", "v"] == pytest.approx(2.0)
+
+
+def test_stability_by_hand():
+    first = [line(0, 1.0), line(1, 2.0), line(2, 3.0)]
+    second = [line(0, 3.0, seed=1), line(1, 2.0, seed=1), line(2, 1.0, seed=1)]
+    other = [line(0, 1.0, rule="RFA"), line(1, 20.0, rule="RFA"), line(2, 30.0, rule="RFA")]
+    found = figures(first + second + other)
+    question = "stability, Spearman"
+    assert found[question, "between seeds", "v"] == pytest.approx(-1.0)
+    assert found[question, "between aggregation rules", "v"] == pytest.approx(1.0)
+
+
+def test_agreement_with_retraining_by_hand():
+    # An additive game: member i is worth 1, 2 and 4; so are its Shapley values.
+    retrained = [RetrainedLine(HONEST, 0, c, -float(c), c / 10) for c in range(8)]
+    lines = [line(0, 10.0), line(1, 20.0), line(2, 40.0)]
+    found = figures(lines, retrained)
+    assert found["retraining, Pearson", HONEST, "v"] == pytest.approx(1.0)
+    # Lowest first leaves .6, .4; highest first .3, .1.
+    area = found["area between removal curves", HONEST, "v"]
+    assert area == pytest.approx(((0.6 - 0.3) + (0.4 - 0.1)) / 2)
+
+
+def test_removal_curves_by_hand():
+    accuracy = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    assert curve(torch.tensor([3.0, 1.0, 2.0]), accuracy).tolist() == pytest.approx([0.5, 0.1])
+    assert random_curve(accuracy).tolist() == pytest.approx([1.4 / 3, 0.7 / 3])
+
+
+def test_half_a_table_of_coalitions_is_none():
+    lines = [RetrainedLine(HONEST, 0, c, 0.0, 0.0) for c in range(7)]
+    assert coalition_utilities(lines, "test_loss") == {}
+
+
+def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path):
+    told = StringIO()
+    measurements = Measurements(tmp_path, task.config)
+    names = ["FedIF Omega", "path attribution (simpson)"]
+    for _ in range(2):
+        measure(task, measurements, Console(file=told), valuations=names, seeds=1)
+    assert told.getvalue().count(f"valued: {HONEST}, FedAvg, seed 0") == 1
+    assert told.getvalue().count(f"trained {2**MEMBERS} coalitions: {HONEST}, seed 1") == 1
+    page = write_audit(measurements, task.config)
+    text = page.read_text()
+    for title in ("within the run", "from scratch", "Removal", "Detection", "Manipulation"):
+        assert title in text
+    assert "| path attribution (simpson) |" in text
+    assert (tmp_path / "removal-honest.png").stat().st_size > 1000
+    figures = {
+        (row["question"], row["case"], row["valuation"]): float(row["value"])
+        for row in read_rows(tmp_path / "findings.csv")
+    }
+    gain = figures["share after / before", "five identities", "path attribution (simpson)"]
+    assert gain == pytest.approx(1.0, abs=0.01)
+    assert figures["share after / before", "five identities", "FedIF Omega"] > 1.5
+
+
+def test_an_audit_of_other_settings_is_not_mixed_in(tmp_path):
+    Measurements(tmp_path, run_config())
+    Measurements(tmp_path, run_config())
+    with pytest.raises(ConfigError, match="holds an audit of other settings"):
+        Measurements(tmp_path, run_config(**{"local-epochs": 2}))
+
+
+def test_too_many_members_are_refused(tmp_path):
+    task = AuditTask(run_config(**{"num-clients": 13}))
+    measurements = Measurements(Path(tmp_path), task.config)
+    with pytest.raises(ConfigError, match="num-clients = 13; allowed: at most 12"):
+        measure(task, measurements, Console(file=StringIO()))
