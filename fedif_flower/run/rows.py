@@ -9,25 +9,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
-# What a run writes, and a new run in the same place removes; nothing else there is touched.
-RESULT_FILES = (
-    "summary.json",
-    "config.json",
-    "provenance.json",
-    "names.csv",
-    "rounds.csv",
-    "clients.csv",
-    "attribution.csv",
-    "attribution_rounds.csv",
-    "quarantine.csv",
-    "model.pt",
-    "accuracy.png",
-    "attribution.png",
-    "metric.png",
-    "weight-scores.png",
-    "report.md",
-)
-
 
 @dataclass(frozen=True)
 class RoundRow:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedif_flower.run.members import member_table
+from fedif_flower.run.report import member_table
 from fedif_flower.run.rows import ClientRow
 
 
