@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 KEPT = 2
 JOURNAL = "records.jsonl"
-_MAGIC = b"fedif-flower checkpoint 2 sha256 "
+_MAGIC = b"fedif-flower checkpoint 3 sha256 "
 # What a file holds; its lines are where they end in the file beside it.
 _KINDS = {
     "server_round": int,

@@ -227,7 +227,7 @@ def member_table(
             "partition": str(last.partition_id),
             "node": str(last.client_id),
             "rounds": str(len(rows)),
-            "refused": str(sum(bool(row.rejection) for row in rows)),
+            "refused": str(sum(row.status != "accepted" for row in rows)),
             "contributed": f"{(contributed or {}).get(last.client_id, 0.0):.4f}",
             "weight score": _shown(_last(rows, "weight_score")),
             "accumulative influence": _shown(_last(rows, "accumulative_influence")),

@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.screening import Status
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
 from fedif_flower.strategies.scoring import Scoring
 
 UNKNOWN_PARTITION = -1
 MAX_NAME = 80
-# How ``messages/screening.py`` begins the reason of a client that failed or was away.
-AWAY = ("no reply before the deadline", "client error ")
 _CLASS = "contribution_class_"
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
@@ -65,12 +64,13 @@ class Reply:
     client_id: int
     weight_score: float | None
     num_examples: float | None
+    status: Status
     rejection: str
 
     @property
     def away(self) -> bool:
         """Whether no reply came, as opposed to one that was refused."""
-        return self.rejection.startswith(AWAY)
+        return self.status in ("failed", "away")
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,15 @@ def _reply(row: Mapping[str, str]) -> Reply:
         client_id=int(row["client_id"]),
         weight_score=_finite(row["weight_score"]) if row["weight_score"] else None,
         num_examples=_finite(row["num_examples"]) if row["num_examples"] else None,
+        status=_status(row["status"]),
         rejection=row["rejection"],
     )
+
+
+def _status(text: str) -> Status:
+    if text not in get_args(Status):
+        raise ValueError(f"status = {text!r}; allowed: {', '.join(get_args(Status))}")
+    return cast(Status, text)
 
 
 def _scoring(summary: JsonFile) -> Scoring | None:

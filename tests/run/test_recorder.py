@@ -33,7 +33,7 @@ def report(server_round: int, contributions: dict[int, float], rejected: str = "
         for p, c in contributions.items()
     ]
     if rejected:
-        clients.append(ClientReport(ClientNode(9, 109), rejected))
+        clients.append(ClientReport(ClientNode(9, 109), "refused", rejected))
     return RoundReport(
         server_round=server_round,
         clients=tuple(clients),
@@ -75,6 +75,7 @@ def test_lines_are_written_as_the_run_goes(tmp_path):
     assert [row["rejected"] for row in rounds] == ["0", "1", "0"]
     assert [row["partition_id"] for row in clients] == ["0", "1", "2", "9", "0", "1", "3"]
     assert clients[3]["rejection"] == "NaN, of course"
+    assert [row["status"] for row in clients[2:5]] == ["accepted", "refused", "accepted"]
     assert clients[1]["malicious"] == "1"
     assert not (recorder.run_dir / "summary.json").exists()
     assert json.loads((recorder.run_dir / "config.json").read_text())["seed"] == 0
@@ -170,7 +171,7 @@ def test_a_cell_that_a_spreadsheet_would_execute_is_quoted(tmp_path, start):
     formula = f"{start}HYPERLINK(1)"
     clients = (
         ClientReport(ClientNode(0, 100), score=-0.5, weight=-0.25, note=formula),
-        ClientReport(ClientNode(1, 101), rejection=formula),
+        ClientReport(ClientNode(1, 101), "refused", formula),
     )
     recorder.on_round(RoundReport(1, clients, 1, 1, 0, False, 1.0, 0.1, 0))
     accepted, refused = read_rows(recorder.run_dir / "clients.csv")
