@@ -52,8 +52,9 @@ def server_app(task: Task | None = None) -> ServerApp:
     from flwr.serverapp import ServerApp
 
     from fedif_flower.run.federation import run_federation
+    from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.nodes import read_config
-    from fedif_flower.run.report import REPORT, require_last_round
+    from fedif_flower.run.report import require_last_round
     from fedif_flower.statement.delivery import deliver, state_and_deliver
 
     app = ServerApp()
@@ -66,7 +67,7 @@ def server_app(task: Task | None = None) -> ServerApp:
         config = read_config(grid, {**context.run_config, **own})
         deliver(grid, config.run_dir.parent)  # To nodes that were away after earlier runs.
         run_dir = run_federation(grid, config, on_row=_log_row, task=task)
-        logger.info("Report: %s", run_dir / REPORT)
+        logger.info("Report: %s", RunFolder(run_dir).report)
         state_and_deliver(grid, config, run_dir)
         # Flower reports a run as failed only if its ServerApp raises.
         require_last_round(run_dir)

@@ -23,7 +23,7 @@ from fedif_flower.client import reply
 from fedif_flower.client.app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.quarantine import DECISIONS
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
@@ -109,7 +109,7 @@ def measure(case: str, strategy: str, seed: int) -> dict[str, object]:
         rows = read_rows(within / "clients.csv")
         malicious = {row["client_id"] for row in rows if row["malicious"] == "1"}
         honest = {row["client_id"] for row in rows} - malicious
-        decisions = read_rows(within / DECISIONS)
+        decisions = RunFolder(within).quarantine.read()
         left_out = {row["client_id"] for row in decisions}
         first = [int(row["server_round"]) for row in decisions if row["client_id"] in malicious]
         return {

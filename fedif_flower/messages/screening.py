@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from flwr.app import ArrayRecord, Message
@@ -32,6 +33,10 @@ MAX_MAGNITUDE = 1e15
 _APP_RAISED = 2  # Flower's code for it.
 NO_REPLY = "no reply before the deadline"
 
+# What became of a client in a round: its reply was used or refused, its app raised an error, or
+# nothing came that could be its reply.
+Status = Literal["accepted", "refused", "failed", "away"]
+
 
 @dataclass(frozen=True)
 class AcceptedReply:
@@ -52,15 +57,11 @@ class AcceptedReply:
 
 @dataclass(frozen=True)
 class RefusedReply:
-    """A client without a usable reply: it ``failed``, or its reply was refused for ``reason``.
-
-    ``raised`` says that its app raised an error, as opposed to being away or too late.
-    """
+    """A client without a usable reply, and why."""
 
     node: ClientNode
     reason: str
-    failed: bool = False
-    raised: bool = False
+    status: Status = "refused"
 
     def __post_init__(self) -> None:
         """Make the reason fit for logs and tables, whatever the client put in it."""
@@ -78,7 +79,7 @@ class Screening:
     @property
     def num_failed(self) -> int:
         """Clients that failed or did not answer (as opposed to: answered nonsense)."""
-        return sum(reply.failed for reply in self.refused)
+        return sum(reply.status != "refused" for reply in self.refused)
 
 
 class Workspace:
@@ -175,8 +176,8 @@ def screen_replies(
         answered.add(node.node_id)
         if reply.has_error():
             reason = f"client error {reply.error.code}: {reply.error.reason}"
-            raised = reply.error.code == _APP_RAISED
-            refused.append(RefusedReply(node, reason, failed=True, raised=raised))
+            status: Status = "failed" if reply.error.code == _APP_RAISED else "away"
+            refused.append(RefusedReply(node, reason, status))
             return
         row = rows[node.node_id]
         try:
@@ -205,7 +206,7 @@ def screen_replies(
             logger.warning("%s: %s: not believed", accepted[row].node.label, reason)
             accepted[row] = replace(accepted[row], counters=received.counters)
     silent = asked.keys() - answered
-    refused.extend(RefusedReply(asked[i], NO_REPLY, failed=True) for i in silent)
+    refused.extend(RefusedReply(asked[i], NO_REPLY, "away") for i in silent)
     workspace.compact(sorted(accepted))
     refused.sort(key=lambda reply: reply.node)
     ordered = [accepted[row] for row in sorted(accepted)]

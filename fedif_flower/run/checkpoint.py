@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import CheckpointError, StorageError
+from fedif_flower.run.folder import file_of_round, files_of_rounds, round_of_file
 from fedif_flower.run.journal import Journal, JournalEnd, JournalError, Lines, read_lines
 from fedif_flower.storage import temporary_siblings, write_atomically, writing
 
@@ -31,13 +31,12 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 KEPT = 2
 JOURNAL = "records.jsonl"
-_MAGIC = b"fedif-flower checkpoint 2 sha256 "
+_MAGIC = b"fedif-flower checkpoint 3 sha256 "
 # What a file holds; its lines are where they end in the file beside it.
 _KINDS = {
     "server_round": int,
     **dict.fromkeys(("settings", "arrays", "strategy", "records", "lines"), dict),
 }
-_NAME = re.compile(r"round-(\d{6,})\.pt")
 
 
 class _DamagedError(CheckpointError):
@@ -99,7 +98,7 @@ class CheckpointFolder:
         CheckpointError
             If it cannot be written; earlier ones are as they were.
         """
-        path = self.folder / f"round-{checkpoint.server_round:06d}.pt"
+        path = file_of_round(self.folder, checkpoint.server_round)
         try:
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +111,7 @@ class CheckpointFolder:
                 digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
                 write_atomically(path, b"".join((_MAGIC, digest, b"\n", buffer.getbuffer())))
                 self._journal.keep(end)
-                for old in self._paths()[:-KEPT]:
+                for old in list(files_of_rounds(self.folder).values())[:-KEPT]:
                     old.unlink()
         except StorageError as error:
             raise CheckpointError(str(error)) from error
@@ -136,7 +135,7 @@ class CheckpointFolder:
             return None
         if resume != AUTO:
             return self._checked(Path(resume).expanduser())
-        paths = self._paths()
+        paths = list(files_of_rounds(self.folder).values())
         for path in reversed(paths):
             try:
                 return self._checked(path)
@@ -152,7 +151,7 @@ class CheckpointFolder:
 
     def begin(self) -> None:
         """Remove the checkpoints of an earlier run."""
-        for path in (*self._paths(), self._journal.path):
+        for path in (*files_of_rounds(self.folder).values(), self._journal.path):
             path.unlink(missing_ok=True)
 
     def go_on(self, checkpoint: Checkpoint) -> None:
@@ -166,8 +165,8 @@ class CheckpointFolder:
         assert checkpoint.source is not None
         path, end = checkpoint.source
         own = path.parent.resolve() == self.folder.resolve()
-        for other in self._paths():
-            if not own or _round_of(other) > checkpoint.server_round:
+        for number, other in files_of_rounds(self.folder).items():
+            if not own or number > checkpoint.server_round:
                 other.unlink()
         try:
             with writing(self.folder):
@@ -175,11 +174,6 @@ class CheckpointFolder:
             self._journal.go_on(path.with_name(JOURNAL), end)
         except (JournalError, StorageError) as error:
             raise CheckpointError(str(error)) from error
-
-    def _paths(self) -> list[Path]:
-        """Return the folder's checkpoints, the oldest first."""
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_round_of)
 
     def _checked(self, path: Path) -> Checkpoint:
         checkpoint = read_checkpoint(path)
@@ -219,7 +213,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except Exception as error:  # as above
         raise _DamagedError(f"the checkpoint {path} is of no use: {error}") from error
     checkpoint = Checkpoint(**content, lines=lines, source=(path, end))
-    if (name := _NAME.fullmatch(path.name)) and int(name[1]) != checkpoint.server_round:
+    if round_of_file(path) not in (None, checkpoint.server_round):
         raise _DamagedError(f"the checkpoint {path} is of round {checkpoint.server_round}")
     return checkpoint
 
@@ -240,9 +234,3 @@ def _misfit(content: object) -> str:
         if not isinstance(name, str) or not isinstance(array, Tensor):
             return f"arrays[{name!r}] is no tensor under a name"
     return ""
-
-
-def _round_of(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None  # only such paths are asked for
-    return int(match[1])

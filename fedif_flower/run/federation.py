@@ -14,31 +14,34 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
-from fedif_flower.run.attribution import RecordedAttribution
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.evaluation import ServerEvaluation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.nodes import require_simulated, wait_for_clients
 from fedif_flower.run.preflight import try_clients
-from fedif_flower.run.provenance import PROVENANCE, provenance
-from fedif_flower.run.quarantine import RecordedQuarantine
-from fedif_flower.run.recorder import RunRecorder, write_json
-from fedif_flower.run.report import troubles, write_report
+from fedif_flower.run.provenance import provenance
+from fedif_flower.run.recorder import RunRecorder
+from fedif_flower.run.report import troubles
 from fedif_flower.run.resume import ResumableRun, require_space
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, paying_part, salt_for
 from fedif_flower.run.server import Server, build_server, tensors_in
+from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.trackers import build_trackers
-from fedif_flower.run.updates import KeptUpdates, kept_copies
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import identify_clients
+from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Task
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.credit import CreditBounds
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,37 @@ def malicious_marker(config: RunConfig) -> Callable[[ClientNode], bool]:
     return is_malicious
 
 
+def credit_bounds(config: RunConfig) -> CreditBounds:
+    """Return the bounds of credit that a run's settings name."""
+    return CreditBounds(config.credit_length, config.credit_borrowed, config.credit_weight)
+
+
+def build_attribution(
+    config: RunConfig, validation: Validation, folder: RunFolder
+) -> PathAttribution | None:
+    """Return the run's attribution, which is written as rounds are attributed; ``None``: off."""
+    if config.attribution == "off":
+        return None
+    attribution = PathAttribution(
+        validation,
+        config.attribution,
+        per_class=config.attribution_per_class,
+        bounds=credit_bounds(config),
+        on_attribution=folder.add_attribution,
+    )
+    folder.begin_attribution(attribution.num_classes)
+    return attribution
+
+
+def recorded_quarantine(attribution: PathAttribution, folder: RunFolder) -> Quarantine:
+    """Return a quarantine whose decisions are written.
+
+    A resumed run decides again what was decided before, from the attribution in the checkpoint.
+    """
+    folder.quarantine.begin()
+    return Quarantine(attribution, lambda decision: folder.quarantine.append([vars(decision)]))
+
+
 def run_federation(
     grid: Grid,
     config: RunConfig,
@@ -146,43 +180,41 @@ def _run_federation(
     """Run one federation in a directory of its own."""
     config = server.config
     settings = {**config.identity(), "data": server.fingerprint}
-    checkpoints = CheckpointFolder(config.run_dir / "checkpoints", settings)
+    checkpoints = CheckpointFolder(RunFolder(config.run_dir).checkpoints, settings)
     checkpoint = checkpoints.find(config.resume)
     if checkpoint is None:  # A run that goes on does so without members that do not come back.
         wait_for_clients(grid, config)
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
     )
-    recorder = RunRecorder(config, malicious_marker(config), on_row, server.task.metrics)
+    metrics = server.task.metrics
+    evaluation = ServerEvaluation(server.validation, server.test, metrics, server.triggered)
+    recorder = RunRecorder(config, malicious_marker(config), on_row, metrics, evaluation)
     origin = provenance(config, server.fingerprint, tensors_in(server.validation_data))
     paying = server.validation
     if config.secret_validation:
-        salt = salt_for(recorder.run_dir / PROVENANCE)
+        salt = salt_for(recorder.folder)
         origin |= {NONCE: salt.nonce, COMMITMENT: salt.commitment}
         paying = paying_part(server, salt.value)
         logger.info("contributions are measured on secret data, commitment %s", salt.commitment)
-    write_json(recorder.run_dir / PROVENANCE, origin)
+    recorder.folder.provenance.write(origin)
     arrays = model_arrays(server.model)
     done = checkpoint.server_round if checkpoint else 0
     rounds_to_keep = config.num_server_rounds - done if config.keep_updates else 0
     kept = kept_copies(rounds_to_keep, config.clients_per_round)
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
     strategy = build_strategy(server)
-    attributed = config.attribution != "off"
-    attribution = RecordedAttribution(config, paying) if attributed else None
+    attribution = build_attribution(config, paying, recorder.folder)
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
-    )
-    recorder.evaluation = ServerEvaluation(
-        server.validation, server.test, recorder, server.triggered
     )
     own: list[Callback] = [recorder]
     if attribution is not None:
         own.append(attribution)
         if config.policy == "quarantine":
-            own.append(RecordedQuarantine(config, attribution))
+            own.append(recorded_quarantine(attribution, recorder.folder))
     if config.keep_updates:
-        own.append(KeptUpdates(config.run_dir, after=done))
+        own.append(KeptUpdates(recorder.folder, after=done))
     strategy.callbacks += [*own, *trackers, *callbacks, run]
     if checkpoint is None:
         checkpoints.begin()
@@ -205,10 +237,8 @@ def _run_federation(
         run.stopped()
         raise
     final = result.arrays if len(result.arrays) else arrays
-    summary = recorder.finish(final.to_torch_state_dict())
-    if attribution is not None:
-        summary["attribution"] = attribution.sums()
-    write_report(recorder, summary, attribution.rounds if attribution else ())
+    attributed = None if attribution is None else attribution.rounds
+    summary = recorder.finish(final.to_torch_state_dict(), attributed)
     for what, count in troubles(summary):
         logger.warning("%s: %s", what, count)
     return recorder.run_dir

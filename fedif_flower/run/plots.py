@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution
@@ -25,7 +26,7 @@ _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 
 def plot_progress(
-    rounds: Sequence[RoundRow], metrics: Sequence[Metric], run_dir: Path, title: str
+    rounds: Sequence[RoundRow], metrics: Sequence[Metric], folder: RunFolder, title: str
 ) -> Path:
     """Draw test and validation accuracy over the rounds, or what a task has in its place."""
     has_accuracy = any(
@@ -39,7 +40,7 @@ def plot_progress(
         name = key = "loss"
     else:
         name = key = "accuracy"
-    path = run_dir / ("accuracy.png" if key == "accuracy" else "metric.png")
+    path = folder.accuracy_picture if key == "accuracy" else folder.metric_picture
     figure = new_figure()
     axes = figure.subplots()
     for split, style in (("test", "-"), ("validation", ":")):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from fedif_flower.run.config import RunConfig
 
-PROVENANCE = "provenance.json"
 PACKAGE = Path(__file__).resolve().parents[1]
 # What a run's bundle leaves out: a server that got one has the same hash as a checkout.
 _NOT_IN_BUNDLES = ("cli.py", "runtime", "scaffold.py", "sweeps")

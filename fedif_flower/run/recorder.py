@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,18 +18,15 @@ from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.figures import describe_machine, summarize
 from fedif_flower.run.journal import Lines
-from fedif_flower.run.report import run_title
-from fedif_flower.run.rows import RESULT_FILES, ClientRow, RoundRow, checked_row, rows_between
-from fedif_flower.run.summary import describe_machine, summarize
+from fedif_flower.run.report import run_title, write_report
+from fedif_flower.run.rows import ClientRow, RoundRow, checked_row, rows_between
+from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.storage import write_atomically
+from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.tasks.task import Metric
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object atomically."""
-    write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
 class RunRecorder(RunWriter):
@@ -45,6 +42,8 @@ class RunRecorder(RunWriter):
         Called with each line of ``rounds.csv``.
     metrics : sequence of Metric
         What is evaluated beside loss and accuracy: a column each for test and validation.
+    evaluation : ServerEvaluation, optional
+        Measures the models that are due; ``None``: nothing is measured.
 
     Raises
     ------
@@ -52,14 +51,13 @@ class RunRecorder(RunWriter):
         If ``output-dir`` cannot be written to.
     """
 
-    files = RESULT_FILES
-
     def __init__(
         self,
         config: RunConfig,
         is_malicious: Callable[[ClientNode], bool],
         on_row: OnRow | None = None,
         metrics: Sequence[Metric] = (),
+        evaluation: ServerEvaluation | None = None,
     ) -> None:
         self.config = config
         super().__init__(
@@ -70,6 +68,7 @@ class RunRecorder(RunWriter):
             on_row=on_row,
             metrics=metrics,
         )
+        self.evaluation = evaluation or self.evaluation
 
     @property
     def _place(self) -> str:
@@ -87,8 +86,10 @@ class RunRecorder(RunWriter):
     def on_end(self) -> None:
         """Leave the report to whoever finishes the run: it needs the summary."""
 
-    def _write_settings(self) -> None:
-        write_json(self.run_dir / "config.json", self.config.to_mapping())
+    def _begin(self) -> None:
+        self.folder.begin()
+        self.folder.config.write(self.config.to_mapping())
+        self._write_tables()
 
     def lines(self, after: int, last_round: int) -> dict[str, list[dict[str, Any]]]:
         """Return the lines of the rounds after one, up to another, by table."""
@@ -122,11 +123,16 @@ class RunRecorder(RunWriter):
         self._write_tables()
         self._add_names({int(key): str(name) for key, name in state.get("names", {}).items()})
 
-    def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Write the model, and ``summary.json`` last; return the summary."""
+    def finish(
+        self, state_dict: Mapping[str, Tensor], attributed: Sequence[RoundAttribution] | None = None
+    ) -> dict[str, Any]:
+        """Write model, report and, last of all, ``summary.json``; return the summary.
+
+        ``attributed`` are the run's rounds, where it attributed them.
+        """
         buffer = BytesIO()
         torch.save(dict(state_dict), buffer)
-        write_atomically(self.run_dir / "model.pt", buffer.getvalue())
+        write_atomically(self.folder.model, buffer.getvalue())
         summary = {
             "config": self.config.to_mapping(),
             **summarize(self.rounds, self.clients, self.metrics),
@@ -134,8 +140,11 @@ class RunRecorder(RunWriter):
         }
         summary["seconds"] = round(time.perf_counter() - self._started, 3)
         summary["machine"] = describe_machine(self.config.device)
+        if attributed is not None:
+            summary["attribution"] = {
+                name: math.fsum(getattr(found, name) for found in attributed)
+                for name in ("decrease", "attributed", "remainder")
+            }
+        write_report(self.folder, replace(self.reported, attributed=attributed or ()), summary)
+        self.folder.summary.write(summary)
         return summary
-
-    def complete(self, summary: Mapping[str, Any]) -> None:
-        """Mark the run as completed."""
-        write_json(self.run_dir / "summary.json", summary)

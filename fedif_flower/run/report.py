@@ -2,59 +2,77 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import wrap
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from fedif_flower.errors import TrainingFailedError
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION
 from fedif_flower.run.config import subject_of
-from fedif_flower.run.members import member_table
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import plot_attribution, plot_progress, plot_scores
+from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution, sums_by_client
-
-if TYPE_CHECKING:
-    from fedif_flower.run.recorder import RunRecorder
-    from fedif_flower.run.writer import RunWriter
-
-REPORT, SUMMARY = "report.md", "summary.json"
+from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.tasks.task import Metric
 
 
-def write_report(
-    recorder: RunRecorder, summary: Mapping[str, Any], attributed: Sequence[RoundAttribution] = ()
-) -> None:
-    """Write pictures, ``report.md`` and, last of all, ``summary.json``.
+@dataclass(frozen=True)
+class ReportedRun:
+    """What a report tells of a run.
 
-    ``attributed`` are the run's rounds, where it attributed them.
+    Attributes
+    ----------
+    title : str
+        Of the page.
+    rounds, clients : sequence of RoundRow and of ClientRow
+        The lines of its tables.
+    last_round : int
+        How far pictures reach.
+    metrics : sequence of Metric
+        What was evaluated beside loss and accuracy.
+    names : mapping of int to str
+        What the operator calls members, by client id.
+    scoring : Scoring, optional
+        How weight scores come about.
+    attributed : sequence of RoundAttribution
+        The rounds, where they were attributed.
     """
-    write_pages(recorder, summary, attributed)
-    recorder.complete(summary)
+
+    title: str
+    rounds: Sequence[RoundRow]
+    clients: Sequence[ClientRow]
+    last_round: int
+    metrics: Sequence[Metric] = ()
+    names: Mapping[int, str] = field(default_factory=dict)
+    scoring: Scoring | None = None
+    attributed: Sequence[RoundAttribution] = ()
 
 
-def write_pages(
-    writer: RunWriter, summary: Mapping[str, Any], attributed: Sequence[RoundAttribution] = ()
-) -> None:
+def write_report(folder: RunFolder, run: ReportedRun, summary: Mapping[str, Any]) -> None:
     """Write pictures and ``report.md``."""
-    run_dir, clients, last = writer.run_dir, writer.clients, writer.last_round
-    by_score = plot_scores(clients, last, run_dir / "weight-scores.png")
-    by_loss = plot_attribution(attributed, clients, last, run_dir / "attribution.png")
-    lines = [f"# {writer.title}", "", "| figure | value |", "| --- | --- |"]
+    clients, last = run.clients, run.last_round
+    by_score = plot_scores(clients, last, folder.score_picture)
+    by_loss = plot_attribution(run.attributed, clients, last, folder.attribution_picture)
+    lines = [f"# {run.title}", "", "| figure | value |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_rows(summary)]
     lines += [""]
-    if any(row.test_loss is not None or row.validation_loss is not None for row in writer.rounds):
-        picture = plot_progress(writer.rounds, writer.metrics, run_dir, writer.title)
+    if any(row.test_loss is not None or row.validation_loss is not None for row in run.rounds):
+        picture = plot_progress(run.rounds, run.metrics, folder, run.title)
         lines += [f"![{picture.stem} over rounds]({picture.name})", ""]
     if by_loss:
         lines += ["![attributed contributions over rounds](attribution.png)", ""]
     if by_score:
         lines += ["![weight scores over rounds](weight-scores.png)", ""]
-    contributed = sums_by_client(attributed) if attributed else None
-    lines += member_table(clients, contributed, writer.scoring, writer.names)
-    write_atomically(run_dir / REPORT, "\n".join(lines) + "\n")
+    contributed = sums_by_client(run.attributed) if run.attributed else None
+    lines += member_table(clients, contributed, run.scoring, run.names)
+    write_atomically(folder.report, "\n".join(lines) + "\n")
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -104,7 +122,7 @@ def run_title(settings: Mapping[str, Any], subject: str) -> str:
 
 def require_last_round(run_dir: Path) -> None:
     """Raise TrainingFailedError if the last round of a run that came to its end failed."""
-    summary = json.loads((run_dir / SUMMARY).read_text())
+    summary = RunFolder(run_dir).summary.read()
     if summary.get("last_round_failed"):
         raise TrainingFailedError(
             f"the last round failed, as {summary['failed_rounds']} of {summary['rounds']} did; "
@@ -114,8 +132,8 @@ def require_last_round(run_dir: Path) -> None:
 
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
     """Print a completed run's table and where its report lies."""
-    console = console or Console()
-    summary = json.loads((run_dir / SUMMARY).read_text())
+    console, folder = console or Console(), RunFolder(run_dir)
+    summary = folder.summary.read()
     config = summary["config"]
     table = Table(title=run_title(config, subject_of(config)))
     table.add_column("figure")
@@ -123,7 +141,7 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
     for name, value in summary_rows(summary):
         table.add_row(name, value)
     console.print(table)
-    console.print(f"Report: {(run_dir / REPORT).absolute()}", soft_wrap=True, highlight=False)
+    console.print(f"Report: {folder.report}", soft_wrap=True, highlight=False)
 
 
 def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -151,3 +169,99 @@ def _percent(value: float | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def member_table(
+    clients: Sequence[ClientRow],
+    contributed: Mapping[int, float] | None = None,
+    scores: Scoring | None = None,
+    names: Mapping[int, str] | None = None,
+) -> list[str]:
+    """Return a Markdown table of the members, the largest contribution first.
+
+    Parameters
+    ----------
+    clients : sequence of ClientRow
+        The lines of ``clients.csv``.
+    contributed : mapping of int to float, optional
+        What each client contributed by path attribution, in nats, by its id; ``None``: the run did
+        not attribute, and the weight score decides the order.
+    scores : Scoring, optional
+        How weight scores come about.
+    names : mapping of int to str, optional
+        What the operator calls members, by client id.
+    """
+    members: dict[int, list[ClientRow]] = {}
+    for row in clients:
+        members.setdefault(row.client_id, []).append(row)
+
+    def rank(rows: Sequence[ClientRow]) -> tuple[float, int, int]:
+        last = rows[-1]
+        by_loss = None if contributed is None else contributed.get(last.client_id, 0.0)
+        value = _last(rows, "weight_score") if by_loss is None else by_loss
+        return -(float("-inf") if value is None else value), last.partition_id, last.client_id
+
+    columns = ["member"] if names else []
+    columns += ["partition", "node", "rounds", "refused", "contributed", "weight score"]
+    columns += ["accumulative influence", "weight", "marked"]
+    is_scored, has_influence = (
+        any(getattr(row, name) is not None for row in clients)
+        for name in ("weight_score", "accumulative_influence")
+    )
+    for column, is_there in (
+        ("contributed", contributed is not None),
+        ("weight score", is_scored),
+        ("accumulative influence", has_influence),
+    ):
+        if not is_there:
+            columns.remove(column)
+    # A node of an app of one's own has no partition but its id.
+    if all(row.partition_id in (UNKNOWN_PARTITION, row.client_id) for row in clients):
+        columns.remove("partition")
+    lines = ["## Members", "", *wrap(_column_words(columns, scores), 100), ""]
+    lines += [_line(columns), _line(["---"] * len(columns))]
+    for rows in sorted(members.values(), key=rank):
+        last = rows[-1]
+        cells = {
+            "member": (names or {}).get(last.client_id, "").replace("|", "\\|"),
+            "partition": str(last.partition_id),
+            "node": str(last.client_id),
+            "rounds": str(len(rows)),
+            "refused": str(sum(row.status != "accepted" for row in rows)),
+            "contributed": f"{(contributed or {}).get(last.client_id, 0.0):.4f}",
+            "weight score": _shown(_last(rows, "weight_score")),
+            "accumulative influence": _shown(_last(rows, "accumulative_influence")),
+            "weight": f"{sum(row.weight or 0.0 for row in rows):.3f}",
+            "marked": "malicious" if last.malicious else "",
+        }
+        lines.append(_line([cells[column] for column in columns]))
+    return lines
+
+
+def _column_words(columns: Sequence[str], scores: Scoring | None) -> str:
+    """Return what the columns mean."""
+    meanings = {
+        "contributed": "Contributed is by how much the member's updates lowered the validation "
+        "loss over the run, by path attribution, in nats for a cross-entropy. It adds up over "
+        "rounds and over members.",
+        "weight score": "Weight score is the strategy's score (Omega) after the member's last "
+        "round. It is no contribution, and nobody should be paid by it. "
+        + (scores.words() if scores else ""),
+        "accumulative influence": "Accumulative influence is the paper's INF.",
+        "weight": "Weight is the sum of the member's aggregation weights over its rounds.",
+    }
+    return " ".join(meanings[column].strip() for column in columns if column in meanings)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _last(rows: Sequence[ClientRow], name: str) -> float | None:
+    """Return the last value that there is in a column."""
+    values = [value for row in rows if (value := getattr(row, name)) is not None]
+    return float(values[-1]) if values else None
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

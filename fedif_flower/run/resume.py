@@ -13,11 +13,10 @@ from flwr.serverapp import Grid
 
 from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
-from fedif_flower.run.attribution import RecordedAttribution
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.recorder import RunRecorder
+from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.screened import ScreenedStrategy
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ class ResumableRun(Callback):
         Its lines are kept: a run that goes on has each round once.
     every : int
         Save every so many rounds, and after the last; 0: never.
-    attribution : RecordedAttribution, optional
+    attribution : PathAttribution, optional
         Its rounds are kept as the records are.
     """
 
@@ -47,7 +46,7 @@ class ResumableRun(Callback):
         recorder: RunRecorder,
         *,
         every: int,
-        attribution: RecordedAttribution | None = None,
+        attribution: PathAttribution | None = None,
     ) -> None:
         self.folder = folder
         self.strategy = strategy
@@ -101,15 +100,17 @@ class ResumableRun(Callback):
         logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
         return arrays
 
-    def _restore_attribution(
-        self, checkpoint: Checkpoint, attribution: RecordedAttribution
-    ) -> None:
+    def _restore_attribution(self, checkpoint: Checkpoint, attribution: PathAttribution) -> None:
         """Go on with the rounds attributed so far."""
         state = checkpoint.records.get("attribution")
         if state is None:
             raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
         lines = checkpoint.lines.get("attribution", ())
         attribution.load_state_dict(state, lines, checkpoint.server_round)
+        folder = self.recorder.folder
+        folder.begin_attribution(attribution.num_classes)
+        for found in attribution.rounds:
+            folder.add_attribution(found)
 
     def _read_arrays(self, checkpoint: Checkpoint, initial: ArrayRecord) -> ArrayRecord:
         """Return a checkpoint's model if it is one of this run."""
@@ -131,9 +132,9 @@ class ResumableRun(Callback):
                     )
         return arrays
 
-    def on_model(self, server_round: int, model: GlobalModel) -> None:
+    def on_round_end(self, server_round: int) -> None:
         """Take note of a round whose lines are written; save it if it is due."""
-        self._last = server_round, model.record, self.strategy.state_dict()
+        self._last = server_round, self.strategy.model.record, self.strategy.state_dict()
         last = server_round == self.num_rounds
         if self.every and server_round and (last or server_round % self.every == 0):
             self._save()
@@ -147,10 +148,8 @@ class ResumableRun(Callback):
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure
         server_round, arrays, strategy = self._last
-        records, lines = (
-            self.recorder.state_dict(),
-            self.recorder.lines(self._saved, server_round),
-        )
+        records = self.recorder.state_dict()
+        lines = self.recorder.lines(self._saved, server_round)
         if self.attribution is not None:
             # Rounds are attributed from the first on.
             lines["attribution"] = self.attribution.lines(max(self._saved, 0), server_round)

@@ -7,26 +7,9 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-# What a run writes, and a new run in the same place removes; nothing else there is touched.
-RESULT_FILES = (
-    "summary.json",
-    "config.json",
-    "provenance.json",
-    "names.csv",
-    "rounds.csv",
-    "clients.csv",
-    "attribution.csv",
-    "attribution_rounds.csv",
-    "quarantine.csv",
-    "model.pt",
-    "accuracy.png",
-    "attribution.png",
-    "metric.png",
-    "weight-scores.png",
-    "report.md",
-)
+from fedif_flower.messages.screening import Status
 
 
 @dataclass(frozen=True)
@@ -72,7 +55,10 @@ class RoundRow:
 
 @dataclass(frozen=True)
 class ClientRow:
-    """A line of ``clients.csv``: one client in one round."""
+    """A line of ``clients.csv``: one client in one round.
+
+    ``status`` is what became of it, ``rejection`` why it is not ``"accepted"``.
+    """
 
     round: int
     partition_id: int
@@ -86,6 +72,7 @@ class ClientRow:
     num_examples: int | float | None
     train_seconds: float | None
     train_loss: float | None
+    status: Status
     rejection: str
     note: str = ""
 
@@ -123,8 +110,13 @@ def checked_row(kind: type[_Row], values: Mapping[str, Any]) -> _Row:
     """Return a line of a file from its values by column, every one of the column's type."""
     row = kind(**values)
     for name, wanted in get_type_hints(kind).items():
-        if not isinstance(getattr(row, name), dict if get_origin(wanted) is dict else wanted):
-            raise ValueError(f"its records have {name} = {getattr(row, name)!r}")
+        value = getattr(row, name)
+        if get_origin(wanted) is Literal:
+            fits = value in get_args(wanted)
+        else:
+            fits = isinstance(value, dict if get_origin(wanted) is dict else wanted)
+        if not fits:
+            raise ValueError(f"its records have {name} = {value!r}")
     return row
 
 

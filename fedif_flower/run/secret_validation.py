@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import secrets
 from pathlib import Path
 from typing import NamedTuple
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.server import Server
 from fedif_flower.seeding import torch_generator
 from fedif_flower.storage import config_folder, make_folder, writing
@@ -78,11 +78,11 @@ def salt_of(nonce: str, path: Path | None = None) -> Salt:
     return Salt(nonce, hmac.new(secret, nonce.encode(), hashlib.sha256).hexdigest())
 
 
-def salt_for(provenance: Path) -> Salt:
+def salt_for(folder: RunFolder) -> Salt:
     """Return a run's salt: that of its nonce if it has begun before, else a new one."""
     try:
-        nonce = str(json.loads(provenance.read_text())[NONCE])
-    except (OSError, ValueError, KeyError, TypeError):
+        nonce = str(folder.provenance.read()[NONCE])
+    except (OSError, ValueError, KeyError):
         nonce = secrets.token_hex(16)
     return salt_of(nonce)
 

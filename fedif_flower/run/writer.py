@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from io import StringIO
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run.evaluation import ServerEvaluation
-from fedif_flower.run.report import write_pages
-from fedif_flower.run.rows import ClientRow, RoundRow, cell
-from fedif_flower.run.summary import summarize
-from fedif_flower.storage import write_atomically, writing
+from fedif_flower.run.figures import summarize
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.report import ReportedRun, write_report
+from fedif_flower.run.rows import ClientRow, RoundRow
+from fedif_flower.run.server_evaluation import Evaluated, ServerEvaluation, metric_name
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport, client_line, round_line
 from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.tasks.task import Metric
-from fedif_flower.valuation import Evaluation, Validation
+from fedif_flower.valuation import Validation
 
-if TYPE_CHECKING:
-    from fedif_flower.strategies.screened import ScreenedStrategy
-
-NAMES = "names.csv"  # Client ids and what the operator calls them.
 OnRow = Callable[[RoundRow], None]
 
 
@@ -57,6 +50,8 @@ class RunWriter(Callback):
 
     Attributes
     ----------
+    folder : RunFolder
+        Its files.
     rounds : list of RoundRow
         The lines of ``rounds.csv``.
     clients : list of ClientRow
@@ -73,7 +68,7 @@ class RunWriter(Callback):
     files: Sequence[str] = (
         "rounds.csv",
         "clients.csv",
-        NAMES,
+        "names.csv",
         "accuracy.png",
         "metric.png",
         "weight-scores.png",
@@ -92,16 +87,17 @@ class RunWriter(Callback):
         on_row: OnRow | None = None,
         metrics: Sequence[Metric] = (),
     ) -> None:
-        self.run_dir = Path(directory).expanduser().absolute()
+        self.folder = RunFolder(directory)
         self.title = title
         self.metrics = metrics
+        self.evaluation = ServerEvaluation(validation, test, metrics)
         self._strategy: ScreenedStrategy | None = None
-        self.evaluation = ServerEvaluation(validation, test, self)
         self._every = every
         self._is_malicious = is_malicious or (lambda _: False)
         self._on_row = on_row
         self._started = time.perf_counter()
         self._report: RoundReport | None = None
+        self._evaluated = Evaluated()
         self.rounds: list[RoundRow] = []
         self.clients: list[ClientRow] = []
         self.names: dict[int, str] = {}
@@ -109,6 +105,11 @@ class RunWriter(Callback):
             self._begin()
         except (OSError, StorageError) as error:
             raise ConfigError(f"{self._place} cannot write: {error}") from error
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory, absolute."""
+        return self.folder.path
 
     @property
     def _place(self) -> str:
@@ -129,12 +130,25 @@ class RunWriter(Callback):
         """How the strategy's weight scores come about, as far as that is known."""
         return None if self._strategy is None else self._strategy.scoring
 
+    @property
+    def reported(self) -> ReportedRun:
+        """What the report tells of the rounds so far."""
+        return ReportedRun(
+            self.title,
+            self.rounds,
+            self.clients,
+            self.last_round,
+            self.metrics,
+            self.names,
+            self.scoring,
+        )
+
     def on_start(self, strategy: ScreenedStrategy) -> None:
         """Note whose weight scores are written."""
         self._strategy = strategy
 
     def on_round(self, report: RoundReport) -> None:
-        """Take in a strategy's report of a round."""
+        """Take in a strategy's report of a round, and write its clients' lines."""
         self._report = report
         rows = [
             ClientRow(
@@ -144,103 +158,73 @@ class RunWriter(Callback):
             for client in report.clients
         ]
         self.clients.extend(rows)
-        self._append("clients.csv", rows)
+        self.folder.clients.append(map(vars, rows))
         self._add_names({c.node.client_id: c.node.name for c in report.clients if c.node.name})
 
-    def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float] | None:
-        """Evaluate a round's model where it is due, and write the round's line."""
-        return self.evaluation.on_model(server_round, model)
+    def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
+        """Return the metrics of a round's model, where it is to be evaluated."""
+        if self.is_due(server_round):
+            self._evaluated = self.evaluation.evaluate(server_round, model)
+        return self._evaluated.metrics
 
-    def on_evaluation(
-        self,
-        server_round: int,
-        test: Evaluation | None = None,
-        validation: Evaluation | None = None,
-        *,
-        attack_success: float | None = None,
-        metrics: Mapping[str, float] | None = None,
-        evaluation_seconds: float = 0.0,
-        reason: str = "",
-    ) -> None:
-        """Write a round's line once its model is evaluated; without, where it is not its turn.
-
-        ``metrics`` are the task's by column; ``reason`` says why there is no evaluation although
-        there should be one.
-        """
+    def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Write a round's line, with the metrics of its model."""
+        evaluated, self._evaluated = self._evaluated, Evaluated()
         report = self._report
         if report is None or report.server_round != server_round:
             report = RoundReport(server_round, (), 0, 0, 0, False, 0.0, 0.0, 0)
         line = round_line(report)
-        line["reason"] = "; ".join(filter(None, (report.reason, reason)))
+        line["reason"] = "; ".join(filter(None, (report.reason, evaluated.reason)))
+        own = {
+            f"{split}_{metric.key}": metrics[name]
+            for metric in self.metrics
+            for split in ("test", "validation")
+            if (name := metric_name(split, metric.key)) in metrics
+        }
         row = RoundRow(
             **line,
-            test_accuracy=_defined(test.accuracy) if test else None,
-            test_loss=test.loss if test else None,
-            validation_accuracy=_defined(validation.accuracy) if validation else None,
-            validation_loss=validation.loss if validation else None,
-            evaluation_seconds=evaluation_seconds,
-            attack_success=attack_success,
+            test_accuracy=_defined(metrics.get("test-accuracy")),
+            test_loss=metrics.get("test-loss"),
+            validation_accuracy=_defined(metrics.get("validation-accuracy")),
+            validation_loss=metrics.get("validation-loss"),
+            evaluation_seconds=evaluated.seconds,
+            attack_success=metrics.get("attack-success"),
             losses=" ".join(f"{loss:.6g}" for loss in report.losses),
-            metrics=dict(metrics or {}),
+            metrics=own,
         )
         self.rounds.append(row)
-        self._append("rounds.csv", [row])
+        self.folder.rounds.append([row.columns()])
         if self._on_row is not None:
             self._on_row(row)
 
     def on_end(self) -> None:
         """Write the report."""
-        write_pages(self, summarize(self.rounds, self.clients, self.metrics))
+        summary = summarize(self.rounds, self.clients, self.metrics)
+        write_report(self.folder, self.reported, summary)
 
     def _begin(self) -> None:
         """Replace the files of an earlier run."""
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        for name in self.files:
-            (self.run_dir / name).unlink(missing_ok=True)
-        self._write_settings()
+        self.folder.begin(self.files)
         self._write_tables()
-
-    def _write_settings(self) -> None:
-        """Write what comes before the tables: nothing here."""
 
     def _write_tables(self) -> None:
         """Write both tables, as far as they go."""
-        for name, kind, rows in (
-            ("rounds.csv", RoundRow, self.rounds),
-            ("clients.csv", ClientRow, self.clients),
-        ):
-            write_atomically(self.run_dir / name, ",".join(self._columns(kind)) + "\n")
-            self._append(name, rows)
-
-    def _columns(self, kind: type) -> list[str]:
-        names = [field.name for field in dataclasses.fields(kind) if field.name != "metrics"]
-        return names + (_metric_columns(self.metrics) if kind is RoundRow else [])
-
-    def _append(self, name: str, rows: Iterable[RoundRow | ClientRow]) -> None:
-        path = self.run_dir / name
-        with writing(path), path.open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            for row in rows:
-                values = row.columns() if isinstance(row, RoundRow) else vars(row)
-                writer.writerow([cell(values.get(name)) for name in self._columns(type(row))])
+        splits = ("test", "validation")
+        self.folder.rounds.begin(f"{s}_{metric.key}" for metric in self.metrics for s in splits)
+        self.folder.rounds.append(row.columns() for row in self.rounds)
+        self.folder.clients.begin()
+        self.folder.clients.append(map(vars, self.clients))
 
     def _add_names(self, names: Mapping[int, str]) -> None:
         """Write what members are called, where that is new."""
         if names.items() <= self.names.items():
             return
         self.names |= names
-        file = StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("client_id", "name"))
-        writer.writerows((key, cell(name)) for key, name in sorted(self.names.items()))
-        write_atomically(self.run_dir / NAMES, file.getvalue())
+        self.folder.names.replace(
+            {"client_id": key, "name": name} for key, name in sorted(self.names.items())
+        )
 
 
-def _metric_columns(metrics: Iterable[Metric]) -> list[str]:
-    """Return the columns of ``rounds.csv`` that a task's metrics have."""
-    return [f"{split}_{metric.key}" for metric in metrics for split in ("test", "validation")]
-
-
-def _defined(value: float) -> float | None:
+def _defined(value: float | None) -> float | None:
     """Return ``None`` for NaN: what is not defined is not written."""
-    return None if math.isnan(value) else value
+    return None if value is None or math.isnan(value) else value

@@ -24,6 +24,7 @@ from rich.markup import escape
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.overrides import parse_overrides
 from fedif_flower.run.progress import RoundProgress
@@ -56,7 +57,7 @@ class Launch:
     @property
     def log_path(self) -> Path:
         """Where everything that Flower and the app print goes."""
-        return self.run_dir / "flwr.log"
+        return RunFolder(self.run_dir).log
 
 
 def prepare(
@@ -134,8 +135,8 @@ def execute(launch: Launch, console: Console) -> None:
     LaunchError
         If the run failed, whatever ``flwr run`` says.
     """
-    summary = _ResultFile(launch.run_dir / "summary.json")
-    rounds = _ResultFile(launch.run_dir / "rounds.csv")
+    folder = RunFolder(launch.run_dir)
+    summary, rounds = _ResultFile(folder.summary.path), _ResultFile(folder.rounds.path)
     with contextlib.ExitStack() as stack:
         # Two locks: the ServerApp, in a process of its own, takes the run's.
         stack.enter_context(hold_directory(launch.run_dir, "launch"))

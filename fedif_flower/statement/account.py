@@ -357,7 +357,7 @@ def _member(
     usual: Beyond,
 ) -> MemberAccount:
     away = sum(reply.away for reply in replies)
-    refused = sum(bool(reply.rejection) for reply in replies) - away
+    refused = sum(reply.status == "refused" for reply in replies)
     between = (float(interval[0]), float(interval[1])) if interval is not None else None
     taken_part = len(replies) - away - refused
     scores = [r.weight_score for r in replies if r.weight_score is not None]

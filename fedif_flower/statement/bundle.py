@@ -18,14 +18,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.provenance import code_hash
-from fedif_flower.run.rows import RESULT_FILES, cell
+from fedif_flower.run.rows import cell
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, default_secret_path, salt_of
 from fedif_flower.statement.account import Account, MemberAccount, settle
 from fedif_flower.statement.chain import chain, to_csv
 from fedif_flower.statement.manifest import (
     ACCOUNT,
     CHAIN,
-    FOLDER,
     MANIFEST,
     PAGE,
     PAGES,
@@ -41,7 +40,6 @@ from fedif_flower.statement.signing import public_bytes
 from fedif_flower.statement.verdict import Verdict
 from fedif_flower.storage import make_folder, temporary_sibling, writing
 
-UPDATES = "updates"
 _BUDGET = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2})?")
 
 
@@ -105,12 +103,13 @@ def make_statement(
         **render(account, records, manifest),
         **opened_salt(records),
     }
-    digests = {f"{FOLDER}/{name}": hashlib.sha256(c).hexdigest() for name, c in written.items()}
-    of_run = {name: file_hash(run_dir / name) for name in signed_records(run_dir)}
+    folder = records.folder.statement
+    digests = {f"{folder.name}/{n}": hashlib.sha256(c).hexdigest() for n, c in written.items()}
+    of_run = {name: file_hash(run_dir / name) for name in records.folder.results()}
     signed = Manifest(**(vars(manifest) | {"files": of_run | digests})).to_bytes()
     written |= {MANIFEST: signed, SIGNATURE: key.sign(signed)}
-    _replace_folder(run_dir / FOLDER, written)
-    return run_dir / FOLDER
+    _replace_folder(folder, written)
+    return folder
 
 
 def opened_salt(records: RunRecords) -> dict[str, bytes]:
@@ -129,17 +128,6 @@ def opened_salt(records: RunRecords) -> dict[str, bytes]:
             f"secret = {str(default_secret_path())!r} is not the one that the run began with"
         )
     return {SALT: (salt.value + "\n").encode()}
-
-
-def signed_records(run_dir: Path) -> list[str]:
-    """Return what of a run's folder a statement covers, by path below it.
-
-    All results that are there are signed; the log, the lock and checkpoints are not.
-    """
-    updates = sorted((run_dir / UPDATES).glob("*.pt"))
-    return [name for name in RESULT_FILES if (run_dir / name).is_file()] + [
-        f"{UPDATES}/{path.name}" for path in updates
-    ]
 
 
 def page_names(records: RunRecords) -> dict[int, str]:

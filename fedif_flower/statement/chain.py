@@ -14,26 +14,23 @@ import hashlib
 import json
 from collections.abc import Mapping
 from io import StringIO
-from pathlib import Path
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.statement.records import (
-    ATTRIBUTION,
-    ATTRIBUTION_ROUNDS,
-    CLIENTS,
-    PROVENANCE,
-    RunRecords,
-)
+from fedif_flower.run.folder import RunFolder, Table
+from fedif_flower.statement.records import RunRecords
 
-CHAINED = (CLIENTS, ATTRIBUTION, ATTRIBUTION_ROUNDS)
+
+def chained(folder: RunFolder) -> tuple[Table, ...]:
+    """Return the tables whose rows are chained."""
+    return folder.clients, folder.attribution, folder.attributed_rounds
 
 
 def chain(records: RunRecords) -> list[str]:
     """Return the hashes of rounds 0 to T, in hex."""
-    return chain_of(records.run_dir, len(records.rounds), records.provenance)
+    return chain_of(records.folder, len(records.rounds), records.provenance)
 
 
-def chain_of(run_dir: Path, rounds: int, provenance: Mapping[str, object]) -> list[str]:
+def chain_of(folder: RunFolder, rounds: int, provenance: Mapping[str, object]) -> list[str]:
     """Return the hashes of rounds 0 to ``rounds`` of the files in a run's folder.
 
     Raises
@@ -42,15 +39,16 @@ def chain_of(run_dir: Path, rounds: int, provenance: Mapping[str, object]) -> li
         If a row names no round.
     """
     rows: list[list[object]] = [[] for _ in range(rounds + 1)]
-    for name in CHAINED:
-        header, *body = _read(run_dir / name)
+    for table in chained(folder):
+        name = table.path.name
+        header, *body = table.cells()
         rows[0].append([name, header])
         for row in body:
             number = row[0] if row else ""  # The round is the first column.
             if not (number.isascii() and number.isdigit() and int(number) <= rounds):
-                raise ConfigError(f"{run_dir / name}: a row of round {number!r}")
+                raise ConfigError(f"{table.path}: a row of round {number!r}")
             rows[int(number)].append([name, row])
-    rows[0].append([PROVENANCE, dict(provenance)])
+    rows[0].append([folder.provenance.path.name, dict(provenance)])
     hashes = [hashlib.sha256(_canonical(rows[0])).hexdigest()]
     for of_round in rows[1:]:
         before = bytes.fromhex(hashes[-1])
@@ -64,14 +62,6 @@ def to_csv(hashes: list[str]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerows([("round", "sha256"), *enumerate(hashes)])
     return file.getvalue()
-
-
-def _read(path: Path) -> list[list[str]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.reader(file)) or [[]]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
 def _canonical(content: object) -> bytes:

@@ -18,14 +18,12 @@ from fedif_flower.errors import FedIFError
 from fedif_flower.messages.delivery import ACTION, Delivery, read_receipt
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.statement.bundle import make_statement, parse_budget
-from fedif_flower.statement.manifest import ACCOUNT, FOLDER, MANIFEST, SIGNATURE
-from fedif_flower.statement.records import ATTRIBUTION
+from fedif_flower.statement.manifest import ACCOUNT, MANIFEST, SIGNATURE
 from fedif_flower.statement.signing import default_key_path, load_or_make_key
-from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.nodes import is_simulated
 
-UNDELIVERED = "undelivered.json"
 # A node starts a process to answer; one that is slower gets its page another time.
 TIMEOUT = 60.0
 logger = logging.getLogger(__name__)
@@ -39,13 +37,15 @@ def state_and_deliver(grid: Grid, config: RunConfig, run_dir: Path) -> None:
     """
     if is_simulated(grid):
         return
-    if (run_dir / ATTRIBUTION).is_file():
+    run = RunFolder(run_dir)
+    if run.attribution.path.is_file():
         try:
             budget = parse_budget(config.statement_budget) if config.statement_budget else None
             folder = make_statement(
                 run_dir, load_or_make_key(default_key_path()), budget_cents=budget
             )
-            _address(run_dir, folder)
+            pages = {str(member["client_id"]): member["page"] for member in _members(folder)}
+            run.undelivered.write(pages)
             logger.info("Statement: %s", folder)
         except FedIFError as error:
             logger.error("the run has no statement: %s", error)
@@ -56,19 +56,14 @@ def deliver(grid: Grid, output_dir: Path) -> None:
     """Send the nodes that are online every page that they did not get yet, the oldest first."""
     if is_simulated(grid):
         return
-    waiting = sorted(output_dir.glob(f"*/{UNDELIVERED}"), key=lambda path: path.stat().st_mtime_ns)
+    name = RunFolder(output_dir).undelivered.path.name
+    waiting = sorted(output_dir.glob(f"*/{name}"), key=lambda path: path.stat().st_mtime_ns)
     silent: set[int] = set()
     for path in waiting:
         try:
-            silent |= _deliver_run(screened(grid), path, silent)
+            silent |= _deliver_run(screened(grid), RunFolder(path.parent), silent)
         except (FedIFError, OSError, ValueError, KeyError) as error:
             logger.error("%s: statements cannot be delivered: %r", path.parent, error)
-
-
-def _address(run_dir: Path, folder: Path) -> None:
-    """Note who is to get which page."""
-    pages = {str(member["client_id"]): member["page"] for member in _members(folder)}
-    write_atomically(run_dir / UNDELIVERED, json.dumps(pages, indent=2) + "\n")
 
 
 def _members(folder: Path) -> list[dict[str, Any]]:
@@ -77,10 +72,10 @@ def _members(folder: Path) -> list[dict[str, Any]]:
     return members
 
 
-def _deliver_run(grid: Grid, path: Path, silent: set[int]) -> set[int]:
+def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
     """Send one run's pages; return the nodes that did not answer."""
-    left = {int(key): name for key, name in json.loads(path.read_text()).items()}
-    folder = path.parent / FOLDER
+    left = {int(key): name for key, name in run.undelivered.read().items()}
+    folder = run.statement
     names = {member["client_id"]: member["name"] for member in _members(folder)}
     manifest, signature = (folder / MANIFEST).read_bytes(), (folder / SIGNATURE).read_bytes()
     online = (set(grid.get_node_ids()) & left.keys()) - silent
@@ -104,7 +99,7 @@ def _deliver_run(grid: Grid, path: Path, silent: set[int]) -> set[int]:
         if not receipt.kept:
             logger.info("%s did not keep its statement: %s", names.get(node_id), receipt.reason)
     if left:
-        write_atomically(path, json.dumps({str(k): v for k, v in left.items()}, indent=2) + "\n")
+        run.undelivered.write({str(key): name for key, name in left.items()})
     else:
-        path.unlink()
+        run.undelivered.path.unlink()
     return online - answered

@@ -16,7 +16,6 @@ from fedif_flower.errors import StatementError
 from fedif_flower.statement.signing import is_signed
 
 FORMAT = "fedif-flower statement 1"
-FOLDER = "statement"
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
 SALT = "validation-salt.txt"
 ACCOUNT, TABLE, PAGE, CHAIN, PAGES = (

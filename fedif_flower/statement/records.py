@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.rows import read_rows
+from fedif_flower.messages.screening import Status
+from fedif_flower.run.folder import JsonFile, RunFolder, Table
 from fedif_flower.strategies.scoring import Scoring
 
-CONFIG, SUMMARY, PROVENANCE, NAMES = "config.json", "summary.json", "provenance.json", "names.csv"
-ROUNDS, CLIENTS = "rounds.csv", "clients.csv"
-ATTRIBUTION, ATTRIBUTION_ROUNDS = "attribution.csv", "attribution_rounds.csv"
-NEEDED = (CONFIG, PROVENANCE, CLIENTS, ATTRIBUTION, ATTRIBUTION_ROUNDS)
 UNKNOWN_PARTITION = -1
 MAX_NAME = 80
-# How ``messages/screening.py`` begins the reason of a client that failed or was away.
-AWAY = ("no reply before the deadline", "client error ")
 _CLASS = "contribution_class_"
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
@@ -70,12 +64,13 @@ class Reply:
     client_id: int
     weight_score: float | None
     num_examples: float | None
+    status: Status
     rejection: str
 
     @property
     def away(self) -> bool:
         """Whether no reply came, as opposed to one that was refused."""
-        return self.rejection.startswith(AWAY)
+        return self.status in ("failed", "away")
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class RunRecords:
 
     Attributes
     ----------
-    run_dir : Path
+    folder : RunFolder
         Where they lie.
     config, provenance : dict
         Settings; hashes of the validation set and the code.
@@ -100,7 +95,7 @@ class RunRecords:
         How weight scores came about, where that was recorded.
     """
 
-    run_dir: Path
+    folder: RunFolder
     config: Mapping[str, Any]
     provenance: Mapping[str, Any]
     rounds: tuple[RoundLoss, ...]
@@ -112,7 +107,7 @@ class RunRecords:
     @property
     def name(self) -> str:
         """What the run is called."""
-        return self.run_dir.name
+        return self.folder.path.name
 
     @property
     def losses(self) -> list[float]:
@@ -154,44 +149,46 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     """
     if not run_dir.is_dir():
         raise ConfigError(f"{str(run_dir)!r} is no directory")
-    if not (run_dir / SUMMARY).is_file():
-        raise ConfigError(f"{str(run_dir)!r} holds no complete run: {SUMMARY} is missing")
-    if not (run_dir / ATTRIBUTION).is_file():
+    folder = RunFolder(run_dir)
+    summary = folder.summary
+    if not summary.path.is_file():
+        raise ConfigError(f"{str(run_dir)!r} holds no complete run: {summary.path.name} is missing")
+    if not folder.attribution.path.is_file():
         raise ConfigError(
             f"{str(run_dir)!r} was run without attribution: run it with attribution = 'simpson'"
         )
-    for name in NEEDED:
-        if not (run_dir / name).is_file():
-            raise ConfigError(f"{str(run_dir / name)!r} is missing")
+    needed = (folder.config, folder.provenance, folder.clients, folder.attributed_rounds)
+    for file in needed:
+        if not file.path.is_file():
+            raise ConfigError(f"{str(file.path)!r} is missing")
     if names is None:
-        own = run_dir / NAMES
-        names = read_names(own) if own.is_file() else {}
-    rounds = _parse(run_dir / ATTRIBUTION_ROUNDS, _round_loss)
-    parts = _parse(run_dir / ATTRIBUTION, _part)
-    replies = _parse(run_dir / CLIENTS, _reply)
+        names = read_names(folder.names.path) if folder.names.path.is_file() else {}
+    rounds = _parse(folder.attributed_rounds, _round_loss)
+    parts = _parse(folder.attribution, _part)
+    replies = _parse(folder.clients, _reply)
     numbers = [row.round for row in rounds]
     if not rounds:
-        raise ConfigError(f"{run_dir / ATTRIBUTION_ROUNDS} holds no round")
+        raise ConfigError(f"{folder.attributed_rounds.path} holds no round")
     if numbers != list(range(1, len(rounds) + 1)):
-        raise ConfigError(f"{run_dir / ATTRIBUTION_ROUNDS}: its rounds are not 1, 2, 3 ...")
+        raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
     # A second reply of a node is recorded too, as refused; a contribution is there once.
     if len({(part.round, part.client_id) for part in parts}) < len(parts):
-        raise ConfigError(f"{run_dir / ATTRIBUTION}: a line is there twice")
-    for name, of_rounds in (
-        (ATTRIBUTION, {part.round for part in parts}),
-        (CLIENTS, {reply.round for reply in replies}),
+        raise ConfigError(f"{folder.attribution.path}: a line is there twice")
+    for table, of_rounds in (
+        (folder.attribution, {part.round for part in parts}),
+        (folder.clients, {reply.round for reply in replies}),
     ):
         if strange := of_rounds - set(numbers):
-            raise ConfigError(f"{run_dir / name}: this run has no round {min(strange)}")
+            raise ConfigError(f"{table.path}: this run has no round {min(strange)}")
     return RunRecords(
-        run_dir=run_dir,
-        config=_read_json(run_dir / CONFIG),
-        provenance=_read_json(run_dir / PROVENANCE),
+        folder=folder,
+        config=folder.config.read(),
+        provenance=folder.provenance.read(),
         rounds=rounds,
         parts=parts,
         replies=replies,
         names=dict(names),
-        scoring=_scoring(run_dir / SUMMARY),
+        scoring=_scoring(summary),
     )
 
 
@@ -225,18 +222,14 @@ def read_names(path: Path) -> dict[int, str]:
     return names
 
 
-def _parse(path: Path, read: Callable[[Mapping[str, str]], _Row]) -> tuple[_Row, ...]:
-    """Return every line of a file as ``read`` understands it."""
+def _parse(table: Table, read: Callable[[Mapping[str, str]], _Row]) -> tuple[_Row, ...]:
+    """Return every line of a table as ``read`` understands it."""
     parsed = []
-    try:
-        rows = read_rows(path)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    for line, row in enumerate(rows, start=2):
+    for line, row in enumerate(table.read(), start=2):
         try:
             parsed.append(read(row))
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}, line {line}: {error!r}") from error
+            raise ConfigError(f"{table.path}, line {line}: {error!r}") from error
     return tuple(parsed)
 
 
@@ -270,15 +263,22 @@ def _reply(row: Mapping[str, str]) -> Reply:
         client_id=int(row["client_id"]),
         weight_score=_finite(row["weight_score"]) if row["weight_score"] else None,
         num_examples=_finite(row["num_examples"]) if row["num_examples"] else None,
+        status=_status(row["status"]),
         rejection=row["rejection"],
     )
 
 
-def _scoring(path: Path) -> Scoring | None:
+def _status(text: str) -> Status:
+    if text not in get_args(Status):
+        raise ValueError(f"status = {text!r}; allowed: {', '.join(get_args(Status))}")
+    return cast(Status, text)
+
+
+def _scoring(summary: JsonFile) -> Scoring | None:
     try:
-        return Scoring.from_record(_read_json(path).get("scoring"))
+        return Scoring.from_record(summary.read().get("scoring"))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: scoring: {error}") from error
+        raise ConfigError(f"{summary.path}: scoring: {error}") from error
 
 
 def _loss(text: str) -> float:
@@ -291,13 +291,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is not finite")
     return value + 0.0  # -0.0 is 0.0
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON object: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is no JSON object")
-    return content

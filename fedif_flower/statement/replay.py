@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +11,11 @@ import torch
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import ModelVectors
-from fedif_flower.run.attribution import credit_bounds
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import build_strategy
+from fedif_flower.run.federation import build_strategy, credit_bounds
+from fedif_flower.run.folder import files_of_rounds
+from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.provenance import code_hash, tensors_hash
-from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import (
     COMMITMENT,
     NONCE,
@@ -25,16 +24,14 @@ from fedif_flower.run.secret_validation import (
     salt_of,
 )
 from fedif_flower.run.server import Server, build_server, tensors_in
-from fedif_flower.run.updates import UPDATES, kept_rounds, read_step
-from fedif_flower.statement.manifest import FOLDER, SALT
-from fedif_flower.statement.records import ATTRIBUTION, CONFIG, ROUNDS, RunRecords, read_run
+from fedif_flower.statement.manifest import SALT
+from fedif_flower.statement.records import RunRecords, read_run
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.steps import Step
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
-from fedif_flower.valuation.credit import CreditBounds
 
 
 @dataclass(frozen=True)
@@ -67,25 +64,23 @@ def replay(run_dir: Path, task: Task | None = None) -> Replayed:
         If the run kept no updates, or had a task of its app's own and none is given.
     """
     records = read_run(run_dir)
-    kept = kept_rounds(run_dir)
-    failed = {
-        int(row["round"]) for row in read_rows(run_dir / ROUNDS) if row["round_failed"] == "1"
-    }
+    folder = records.folder
+    kept = files_of_rounds(folder.updates)
+    failed = {int(row["round"]) for row in folder.rounds.read() if row["round_failed"] == "1"}
     contributed = {part.round for part in records.parts}
     if missing := contributed - kept.keys() - failed:
         raise ConfigError(
             f"{str(run_dir)!r}: the updates of round {min(missing)} were not kept: run it with "
             "keep-updates = true"
         )
-    server = _server(run_dir, records, task)
+    server = _server(records, task)
     steps = {number: read_step(path) for number, path in kept.items()}
-    bounds = credit_bounds(server.config) if _has_credit(run_dir) else None
-    return _compare(records, _attribute(server, steps, len(records.rounds), contributed, bounds))
+    return _compare(records, _attribute(server, steps, len(records.rounds), contributed))
 
 
-def _server(run_dir: Path, records: RunRecords, task: Task | None) -> Server:
+def _server(records: RunRecords, task: Task | None) -> Server:
     """Return what the run's server held: its task and validation set."""
-    config = RunConfig.from_run_config(json.loads((run_dir / CONFIG).read_text()))
+    config = RunConfig.from_run_config(records.config)
     if task is None and config.task.startswith(OWN):
         raise ConfigError(f"the run's task is its app's own, {config.task!r}: call replay with it")
     server = build_server(config, task)
@@ -93,32 +88,22 @@ def _server(run_dir: Path, records: RunRecords, task: Task | None) -> Server:
         raise StatementError("the validation set is not the one that the run had")
     if COMMITMENT not in records.provenance:
         return server
-    salt = _salt(run_dir, records)
+    salt = _salt(records)
     if commitment_of(salt) != records.provenance[COMMITMENT]:
         raise StatementError("the salt is not the one that the run committed to")
     return replace(server, validation=paying_part(server, salt))
 
 
-def _salt(run_dir: Path, records: RunRecords) -> str:
+def _salt(records: RunRecords) -> str:
     """Return the salt of a run's secret data: as its statement opens it, else the server's own."""
-    opened = run_dir / FOLDER / SALT
+    opened = records.folder.statement / SALT
     if opened.is_file():
         return opened.read_text().strip()
     return salt_of(str(records.provenance[NONCE])).value
 
 
-def _has_credit(run_dir: Path) -> bool:
-    """Tell whether a run is of a version that bounded credit."""
-    rows = read_rows(run_dir / ATTRIBUTION)
-    return not rows or "credited" in rows[0]
-
-
 def _attribute(
-    server: Server,
-    steps: Mapping[int, Step],
-    num_rounds: int,
-    contributed: set[int],
-    bounds: CreditBounds | None,
+    server: Server, steps: Mapping[int, Step], num_rounds: int, contributed: set[int]
 ) -> list[RoundAttribution]:
     """Attribute the steps as the run did; whether one was taken back is told by the records."""
     # The models that were kept have the server's momentum in them.
@@ -130,7 +115,7 @@ def _attribute(
         server.validation,
         settings.attribution,
         per_class=settings.attribution_per_class,
-        bounds=bounds,
+        bounds=credit_bounds(settings),
     )
     attribution.on_start(strategy)
     last: Step | None = None
@@ -189,9 +174,10 @@ def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:
             off = (
                 f" (relative difference {_difference(told, is_now):.1g})" if told and is_now else ""
             )
+            table, kept = records.folder.attribution.path.name, records.folder.updates.name
             raise StatementError(
-                f"{ATTRIBUTION}: round {number}, client {client_id}: {_shown(told)} is recorded, "
-                f"the updates in {UPDATES}/ give {_shown(is_now)}{off}{version}"
+                f"{table}: round {number}, client {client_id}: {_shown(told)} is recorded, the "
+                f"updates in {kept}/ give {_shown(is_now)}{off}{version}"
             )
     return Replayed(len(found), len(recorded))
 

@@ -11,21 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.secret_validation import COMMITMENT, commitment_of
 from fedif_flower.statement.account import settle
-from fedif_flower.statement.bundle import (
-    UPDATES,
-    account_json,
-    read_account,
-    render,
-    signed_records,
-)
-from fedif_flower.statement.chain import CHAINED, chain_of
+from fedif_flower.statement.bundle import account_json, read_account, render
+from fedif_flower.statement.chain import chain_of, chained
 from fedif_flower.statement.manifest import (
     ACCOUNT,
     CHAIN,
-    FOLDER,
     MANIFEST,
     SALT,
     SIGNATURE,
@@ -34,11 +28,9 @@ from fedif_flower.statement.manifest import (
     read_file,
     read_manifest,
 )
-from fedif_flower.statement.records import PROVENANCE, read_run
+from fedif_flower.statement.records import read_run
 from fedif_flower.statement.signing import fingerprint
 
-# Large files that others need not be given; where they are not there, that is said.
-OPTIONAL = ("model.pt", f"{UPDATES}/")
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 
 
@@ -81,7 +73,8 @@ def verify(path: Path, key: str = "") -> Verified:
     if not path.exists():
         raise ConfigError(f"{str(path)!r} does not exist")
     is_page = path.is_file()
-    folder = path.parent if is_page else path / FOLDER
+    run = RunFolder(path)
+    folder = path.parent if is_page else run.statement
     if not is_page and not folder.is_dir():
         raise ConfigError(f"{str(path)!r} holds no statement: make one with `fedif statement`")
     manifest = read_manifest(folder)
@@ -91,10 +84,10 @@ def verify(path: Path, key: str = "") -> Verified:
     if is_page:
         _check_page(path, manifest)
         return Verified(manifest, signer)
-    not_here = _check_files(path, manifest)
-    _check_chain(path, manifest)
-    _check_salt(path)
-    _check_account(path, manifest)
+    not_here = _check_files(run, manifest)
+    _check_chain(run, manifest)
+    _check_salt(run)
+    _check_account(run, manifest)
     return Verified(manifest, signer, not_here)
 
 
@@ -106,20 +99,23 @@ def _check_page(page: Path, manifest: Manifest) -> None:
         raise StatementError(f"{page.name} was changed: it is no page of this statement")
 
 
-def _check_files(run_dir: Path, manifest: Manifest) -> tuple[str, ...]:
+def _check_files(run: RunFolder, manifest: Manifest) -> tuple[str, ...]:
     """Return what is not there; raise StatementError for what differs, or is too much."""
+    # Large files that others need not be given; where they are not there, that is said.
+    optional = (run.model.name, f"{run.updates.name}/")
     not_here = []
     for name, digest in manifest.files.items():
-        path = run_dir / name
+        path = run.path / name
         if not path.is_file():
-            if not name.startswith(OPTIONAL):
+            if not name.startswith(optional):
                 raise StatementError(f"{name} is missing")
             not_here.append(name)
         elif _hash(path) != digest:
-            raise StatementError(f"{name} was changed{_first_round(run_dir, name)}")
-    own = [p.relative_to(run_dir).as_posix() for p in (run_dir / FOLDER).rglob("*") if p.is_file()]
-    known = {*manifest.files, f"{FOLDER}/{MANIFEST}", f"{FOLDER}/{SIGNATURE}"}
-    if unknown := sorted({*own, *signed_records(run_dir)} - known):
+            raise StatementError(f"{name} was changed{_first_round(run, name)}")
+    folder = run.statement
+    own = [p.relative_to(run.path).as_posix() for p in folder.rglob("*") if p.is_file()]
+    known = {*manifest.files, *(f"{folder.name}/{name}" for name in (MANIFEST, SIGNATURE))}
+    if unknown := sorted({*own, *run.results()} - known):
         raise StatementError(f"{unknown[0]} is no part of the statement")
     return tuple(not_here)
 
@@ -131,49 +127,48 @@ def _hash(path: Path) -> str:
         raise StatementError(f"{path.name} cannot be read: {error.strerror}") from error
 
 
-def _first_round(run_dir: Path, name: str) -> str:
+def _first_round(run: RunFolder, name: str) -> str:
     """Return from which round on a file differs, if the chain tells."""
-    if name not in CHAINED:
+    if name not in [table.path.name for table in chained(run)]:
         return ""
     try:
-        signed = _signed_chain(run_dir)
-        provenance = json.loads((run_dir / PROVENANCE).read_text())
-        found = chain_of(run_dir, len(signed) - 1, provenance)
+        signed = _signed_chain(run)
+        found = chain_of(run, len(signed) - 1, run.provenance.read())
         number = next(i for i, (a, b) in enumerate(zip(signed, found, strict=True)) if a != b)
     except (FedIFError, ValueError, StopIteration, OSError):
         return ""
     return f": the rows of round {number} are not those that were signed" if number else ""
 
 
-def _signed_chain(run_dir: Path) -> list[str]:
-    lines = (run_dir / FOLDER / CHAIN).read_text().splitlines()[1:]
+def _signed_chain(run: RunFolder) -> list[str]:
+    lines = (run.statement / CHAIN).read_text().splitlines()[1:]
     return [line.partition(",")[2] for line in lines]
 
 
-def _check_chain(run_dir: Path, manifest: Manifest) -> None:
+def _check_chain(run: RunFolder, manifest: Manifest) -> None:
     """Raise StatementError unless the chain is that of the records."""
-    signed = _signed_chain(run_dir)
-    found = chain_of(run_dir, len(signed) - 1, json.loads((run_dir / PROVENANCE).read_text()))
+    signed = _signed_chain(run)
+    found = chain_of(run, len(signed) - 1, run.provenance.read())
     if found != signed or signed[-1] != manifest.chain:
         raise StatementError(f"{CHAIN} does not follow from the records")
 
 
-def _check_salt(run_dir: Path) -> None:
+def _check_salt(run: RunFolder) -> None:
     """Raise StatementError unless the salt of secret data is the one committed to."""
-    committed = json.loads((run_dir / PROVENANCE).read_text()).get(COMMITMENT)
+    committed = run.provenance.read().get(COMMITMENT)
     if committed is None:
         return
-    salt = read_file(run_dir / FOLDER, SALT).decode("utf-8", "replace").strip()
+    salt = read_file(run.statement, SALT).decode("utf-8", "replace").strip()
     if commitment_of(salt) != committed:
         raise StatementError(f"{SALT} is not the salt that the run committed to")
 
 
-def _check_account(run_dir: Path, manifest: Manifest) -> None:
+def _check_account(run: RunFolder, manifest: Manifest) -> None:
     """Raise StatementError unless account and pages follow from the records."""
-    content = read_file(run_dir / FOLDER, ACCOUNT)
+    content = read_file(run.statement, ACCOUNT)
     try:
         account, names = read_account(content)
-        records = read_run(run_dir, names)
+        records = read_run(run.path, names)
     except (ConfigError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StatementError(f"the statement cannot be recomputed: {error}") from error
     of_rounds: dict[int, list[float]] = {row.round: [] for row in records.rounds}
@@ -184,7 +179,8 @@ def _check_account(run_dir: Path, manifest: Manifest) -> None:
         scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
         off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
         if off > 1e-6 * scale:
-            raise StatementError(f"attribution_rounds.csv: round {row.round} does not add up")
+            name = run.attributed_rounds.path.name
+            raise StatementError(f"{name}: round {row.round} does not add up")
     again = json.loads(account_json(settle(records, account.budget_cents), records))
     for where, told, found in _differences(json.loads(content), again, ACCOUNT):
         raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
@@ -192,7 +188,7 @@ def _check_account(run_dir: Path, manifest: Manifest) -> None:
     if manifest.made_with == code_hash():
         unsigned = replace(manifest, files={})
         for name, page in render(account, records, unsigned).items():
-            if read_file(run_dir / FOLDER, name) != page:
+            if read_file(run.statement, name) != page:
                 raise StatementError(f"{name} does not show what {ACCOUNT} says")
 
 

@@ -21,7 +21,10 @@ class StopTraining(Exception):  # noqa: N818 (as StopIteration: no error)
 class Callback:
     """Is told of every round; a subclass overrides what it needs.
 
-    An exception ends the run, except for :class:`StopTraining`, which ends it in good order.
+    Each is told in the order in which the strategy has them, and all of one thing before any is
+    told of the next: ``on_step`` and ``on_round``, then ``on_model``, ``on_metrics`` and
+    ``on_round_end``. An exception ends the run, except for :class:`StopTraining`, which ends it in
+    good order.
     """
 
     def on_start(self, strategy: ScreenedStrategy) -> None:
@@ -52,6 +55,9 @@ class Callback:
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Take in the metrics that evaluation and all callbacks gave for a round's model."""
+
+    def on_round_end(self, server_round: int) -> None:
+        """Be told that all have taken in a round's metrics, and none raised an error."""
 
     def on_end(self) -> None:
         """Be told that there are no more rounds, whether they ended in good order or not."""

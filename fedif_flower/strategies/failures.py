@@ -105,7 +105,7 @@ class MemberFailures:
 
     def first_errors(self, screening: Screening) -> int:
         """Return how many clients raised an error in this round that did not err before."""
-        return sum(r.raised and not self.errors(r.node) for r in screening.refused)
+        return sum(r.status == "failed" and not self.errors(r.node) for r in screening.refused)
 
     def _has_failing(self) -> bool:
         return bool((self._members.column("errors") >= self.maximum).any())

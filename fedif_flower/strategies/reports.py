@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
-from fedif_flower.messages.screening import AcceptedReply, Screening
+from fedif_flower.messages.screening import AcceptedReply, Screening, Status
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation
 
@@ -24,10 +24,12 @@ logger = logging.getLogger(__name__)
 class ClientReport:
     """One client in one round; a number is ``None`` where the rule has no such thing.
 
-    ``note`` says what is odd about a client or its reply that was accepted nevertheless.
+    ``status`` is what became of it, ``rejection`` why it is not ``"accepted"``; ``note`` says what
+    is odd about a client or its reply that was accepted nevertheless.
     """
 
     node: ClientNode
+    status: Status = "accepted"
     rejection: str = ""
     num_examples: float | None = None
     train_seconds: float | None = None
@@ -74,6 +76,7 @@ def client_line(server_round: int, client: ClientReport) -> dict[str, Any]:
         "num_examples": client.num_examples,
         "train_seconds": client.train_seconds,
         "train_loss": client.train_loss,
+        "status": client.status,
         "rejection": client.rejection,
         "note": client.note,
     }
@@ -107,7 +110,8 @@ def round_report(
 ) -> RoundReport:
     """Return the report of a round; ``reason`` says why it failed, if it did."""
     refused = [
-        ClientReport(reply.node, reply.reason, note=reply.node.note) for reply in screening.refused
+        ClientReport(reply.node, reply.status, reply.reason, note=reply.node.note)
+        for reply in screening.refused
     ]
     return RoundReport(
         server_round=server_round,

@@ -120,12 +120,20 @@ class RoundLoop(Strategy):
         server_round = flower_round + self.offset
         metrics: dict[str, float] = {**self._evaluate(server_round)}
         callbacks = (self.strategy.history, *self.strategy.callbacks)
+        stop: StopTraining | None = None
         try:
-            for callback in callbacks:
-                metrics.update(callback.on_model(server_round, self.strategy.model) or {})
-        finally:
-            for callback in callbacks:
-                callback.on_metrics(server_round, metrics)
+            try:
+                for callback in callbacks:
+                    metrics.update(callback.on_model(server_round, self.strategy.model) or {})
+            finally:
+                for callback in callbacks:
+                    callback.on_metrics(server_round, metrics)
+        except StopTraining as raised:
+            stop = raised  # The round is complete all the same.
+        for callback in callbacks:
+            callback.on_round_end(server_round)
+        if stop is not None:
+            raise stop
         if not metrics:
             return None
         record = self._so_far.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.recorder import write_json
+from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.run.server import fingerprint
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.images import settled
 
-SUMMARY, LABEL = "summary.json", "cell.json"
+LABEL = "cell.json"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Cell:
     def label(self) -> None:
         """Write into its directory what a report cannot derive from the settings."""
         content = {"group": self.group, "name": self.name, "data": self.data}
-        write_json(self.config.run_dir / LABEL, content)
+        JsonFile(self.config.run_dir / LABEL).write(content)
 
 
 def make_cell(
@@ -83,21 +82,13 @@ def make_cell(
     return Cell(group, name, config, data or config.subject)
 
 
-def is_complete(run_dir: Path) -> bool:
-    """Return whether a run came to its end: its summary is written last."""
-    try:
-        return isinstance(json.loads((run_dir / SUMMARY).read_text()), dict)
-    except (OSError, ValueError):
-        return False
-
-
 def find_result(cell: Cell) -> Path | None:
     """Return where a cell's complete result lies; another table may have needed the same cell."""
-    if is_complete(cell.config.run_dir):
+    if RunFolder(cell.config.run_dir).is_complete():
         return cell.config.run_dir
     output_dir = cell.config.run_dir.parent.parent
     same = sorted(output_dir.glob(f"*/*-{cell.digest}"))
-    return next((run_dir for run_dir in same if is_complete(run_dir)), None)
+    return next((run_dir for run_dir in same if RunFolder(run_dir).is_complete()), None)
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.run.config import RunConfig, subject_of
-from fedif_flower.run.rows import read_rows
+from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import make_folder, write_atomically
-from fedif_flower.sweeps.cells import LABEL, SUMMARY, is_complete
+from fedif_flower.sweeps.cells import LABEL
 from fedif_flower.tasks.task import metric_key
 
 # Where a run wrote and read, and how long it was patient: no part of what it measured.
@@ -128,8 +128,8 @@ def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
     found = {
         path.parent.resolve()
         for directory in directories
-        for path in [*directory.rglob(SUMMARY), directory / SUMMARY]
-        if is_complete(path.parent)
+        for path in directory.rglob(RunFolder(directory).summary.path.name)
+        if RunFolder(path.parent).is_complete()
     }
     read = (read_measurement(run_dir) for run_dir in sorted(found))
     return [measurement for measurement in read if measurement is not None]
@@ -137,7 +137,7 @@ def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
 
 def read_measurement(run_dir: Path) -> Measurement | None:
     """Return what a complete run measured; ``None`` if it never evaluated its model."""
-    summary = json.loads((run_dir / SUMMARY).read_text())
+    summary = RunFolder(run_dir).summary.read()
     metric, higher_is_better = _metric(summary)
     test, validation = (
         [v for round_, v in _curve(run_dir, f"{split}_{metric_key(metric)}") if round_ > 0]
@@ -147,7 +147,7 @@ def read_measurement(run_dir: Path) -> Measurement | None:
         return None
     config = summary["config"]
     label = run_dir / LABEL
-    data = json.loads(label.read_text())["data"] if label.exists() else subject_of(config)
+    data = JsonFile(label).read()["data"] if label.exists() else subject_of(config)
     figures = {name: summary.get(key) for name, key in _FIGURES.items()}
     return Measurement(
         config=config,
@@ -221,7 +221,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 def _curve(run_dir: Path, column: str) -> list[tuple[int, float]]:
-    rows = read_rows(run_dir / "rounds.csv")
+    rows = RunFolder(run_dir).rounds.read()
     return [(int(row["round"]), float(row[column])) for row in rows if row.get(column)]
 
 

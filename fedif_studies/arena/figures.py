@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
 
-from fedif_flower.run.attribution import CLIENTS as ATTRIBUTION
-from fedif_flower.run.attribution import ROUNDS as ATTRIBUTED_ROUNDS
-from fedif_flower.run.rows import read_rows
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.statement.account import reason_against_shares
-from fedif_flower.sweeps.cells import SUMMARY, Cell, find_result
+from fedif_flower.sweeps.cells import Cell, find_result
 from fedif_studies.arena.bouts import Bout
 
 
@@ -61,12 +58,11 @@ def measured(cells: Mapping[tuple[Bout, int], Cell]) -> dict[Bout, Figures]:
 
 def read_figures(run_dir: Path) -> Figures:
     """Return one run's figures."""
-    summary = json.loads((run_dir / SUMMARY).read_text())
-    replies = read_rows(run_dir / "clients.csv")
+    folder = RunFolder(run_dir)
+    summary, replies = folder.summary.read(), folder.clients.read()
     malicious = {row["client_id"]: row["malicious"] == "1" for row in replies}
     weights = by_client(replies, "weight")
-    attributed = run_dir / ATTRIBUTION
-    contributions = by_client(read_rows(attributed), "contribution") if attributed.is_file() else {}
+    contributions = by_client(folder.attribution.read(), "contribution")
     return Figures(
         accuracy=summary["test_accuracy_last_ten"],
         attack_success=summary["attack_success"],
@@ -75,16 +71,16 @@ def read_figures(run_dir: Path) -> Figures:
         attribution_auc=low_means_auc(contributions, malicious),
         attackers_gain=(
             attackers_gain(contributions, malicious)
-            if contributions and not _unpaid(run_dir, contributions)
+            if contributions and not _unpaid(folder, contributions)
             else None
         ),
         aggregation_seconds=summary["aggregation_seconds_per_round"],
     )
 
 
-def _unpaid(run_dir: Path, contributions: Mapping[str, Sequence[float]]) -> str:
+def _unpaid(folder: RunFolder, contributions: Mapping[str, Sequence[float]]) -> str:
     """Return why the statement of a run gives nobody a share; empty: it does."""
-    rounds = read_rows(run_dir / ATTRIBUTED_ROUNDS)
+    rounds = folder.attributed_rounds.read()
     decrease, remainder = (
         math.fsum(float(row[column]) for row in rounds) for column in ("decrease", "remainder")
     )

@@ -30,7 +30,7 @@ def test_the_hospitals_statement_finds_each(tmp_path):
         assert "same contribution" in verdicts[copied].reason
     found = {hospitals.UNIT_ERROR, FREE_RIDER, hospitals.COPY, hospitals.ORIGINAL}
     assert {i for i, verdict in verdicts.items() if verdict.level != "accept"} == found
-    last = read_rows(records.run_dir / "rounds.csv")[-1]
+    last = records.folder.rounds.read()[-1]
     assert float(last["test_accuracy"]) > 0.9
 
 

@@ -34,7 +34,7 @@ def crafted(run_dir: Path, change) -> RunConfig:
     torch.save(content, buffer)
     digest = hashlib.sha256(buffer.getvalue()).hexdigest().encode()
     path = run_dir / "crafted.pt"
-    path.write_bytes(b"fedif-flower checkpoint 2 sha256 " + digest + b"\n" + buffer.getvalue())
+    path.write_bytes(b"fedif-flower checkpoint 3 sha256 " + digest + b"\n" + buffer.getvalue())
     own = {"num_server_rounds": 3, "checkpoint_every": 1, "resume": str(path)}
     return run_config(run_dir.parent, **own)
 
@@ -69,6 +69,7 @@ def crafted(run_dir: Path, change) -> RunConfig:
         (lambda c: c["lines"]["rounds"].pop(), "records are not those of the rounds 0 to 2"),
         (lambda c: c["lines"]["rounds"][1].update(round="1"), "records have round = '1'"),
         (lambda c: c["lines"]["rounds"][1].update(extra=1), "does not fit this run: TypeError"),
+        (lambda c: c["lines"]["clients"][0].update(status="gone"), "records have status = 'gone'"),
         (lambda c: c["lines"]["clients"][0].update(weight="all"), "records have weight = 'all'"),
         (lambda c: c["lines"]["clients"][0].update(round=7), "rounds that were not run"),
     ],

@@ -18,6 +18,7 @@ def row(client_id: int, contribution: float, *, partition_id: int, malicious=Fal
         client_id=client_id,
         malicious=malicious,
         weight_score=contribution,
+        status="accepted",
         rejection="",
     )
 

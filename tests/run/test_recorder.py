@@ -10,12 +10,11 @@ import torch
 from fedif_flower.errors import ConfigError, StorageError, TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.figures import detection_auc, summarize
 from fedif_flower.run.recorder import RunRecorder
-from fedif_flower.run.report import print_summary, require_last_round, troubles, write_report
+from fedif_flower.run.report import print_summary, require_last_round, troubles
 from fedif_flower.run.rows import read_rows
-from fedif_flower.run.summary import detection_auc, summarize
 from fedif_flower.strategies.reports import ClientReport, RoundReport
-from fedif_flower.valuation import Evaluation
 
 PROJECT = Path(__file__).parents[2]
 
@@ -34,7 +33,7 @@ def report(server_round: int, contributions: dict[int, float], rejected: str = "
         for p, c in contributions.items()
     ]
     if rejected:
-        clients.append(ClientReport(ClientNode(9, 109), rejected))
+        clients.append(ClientReport(ClientNode(9, 109), "refused", rejected))
     return RoundReport(
         server_round=server_round,
         clients=tuple(clients),
@@ -48,13 +47,24 @@ def report(server_round: int, contributions: dict[int, float], rejected: str = "
     )
 
 
+def measured(
+    test_loss: float, test_accuracy: float, validation_loss: float, validation_accuracy: float
+) -> dict[str, float]:
+    return {
+        "test-loss": test_loss,
+        "test-accuracy": test_accuracy,
+        "validation-loss": validation_loss,
+        "validation-accuracy": validation_accuracy,
+    }
+
+
 def recorded(tmp_path: Path) -> RunRecorder:
     recorder = RunRecorder(run_config(tmp_path), lambda node: node.partition_id % 2 == 1)
-    recorder.on_evaluation(0, Evaluation(2.0, 0.1), Evaluation(2.0, 0.1), evaluation_seconds=0.1)
+    recorder.on_metrics(0, measured(2.0, 0.1, 2.0, 0.1))
     recorder.on_round(report(1, {0: 0.3, 1: 0.0, 2: 0.2}, rejected="NaN, of course"))
-    recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), evaluation_seconds=0.1)
+    recorder.on_metrics(1, measured(1.0, 0.6, 1.0, 0.5))
     recorder.on_round(report(2, {0: 0.4, 1: 0.1, 3: 0.35}))
-    recorder.on_evaluation(2, Evaluation(0.5, 0.8), Evaluation(0.5, 0.7), evaluation_seconds=0.1)
+    recorder.on_metrics(2, measured(0.5, 0.8, 0.5, 0.7))
     return recorder
 
 
@@ -65,6 +75,7 @@ def test_lines_are_written_as_the_run_goes(tmp_path):
     assert [row["rejected"] for row in rounds] == ["0", "1", "0"]
     assert [row["partition_id"] for row in clients] == ["0", "1", "2", "9", "0", "1", "3"]
     assert clients[3]["rejection"] == "NaN, of course"
+    assert [row["status"] for row in clients[2:5]] == ["accepted", "refused", "accepted"]
     assert clients[1]["malicious"] == "1"
     assert not (recorder.run_dir / "summary.json").exists()
     assert json.loads((recorder.run_dir / "config.json").read_text())["seed"] == 0
@@ -110,7 +121,7 @@ def test_auc_is_undefined_without_both_kinds(tmp_path):
 def test_report_is_complete_and_summary_comes_last(tmp_path, capsys):
     recorder = recorded(tmp_path)
     model = torch.nn.Linear(2, 2)
-    write_report(recorder, recorder.finish(model.state_dict()))
+    recorder.finish(model.state_dict())
     names = {path.name for path in recorder.run_dir.iterdir()}
     assert names == {
         "config.json",
@@ -148,9 +159,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, name):
 
     def a_round() -> None:
         recorder.on_round(report(1, {0: 0.3}))
-        recorder.on_evaluation(
-            1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), evaluation_seconds=0.1
-        )
+        recorder.on_metrics(1, measured(1.0, 0.6, 1.0, 0.5))
 
     with pytest.raises(StorageError, match=rf"^cannot write .*/{name}: No space left on device$"):
         a_round()
@@ -162,7 +171,7 @@ def test_a_cell_that_a_spreadsheet_would_execute_is_quoted(tmp_path, start):
     formula = f"{start}HYPERLINK(1)"
     clients = (
         ClientReport(ClientNode(0, 100), score=-0.5, weight=-0.25, note=formula),
-        ClientReport(ClientNode(1, 101), rejection=formula),
+        ClientReport(ClientNode(1, 101), "refused", formula),
     )
     recorder.on_round(RoundReport(1, clients, 1, 1, 0, False, 1.0, 0.1, 0))
     accepted, refused = read_rows(recorder.run_dir / "clients.csv")
@@ -172,16 +181,15 @@ def test_a_cell_that_a_spreadsheet_would_execute_is_quoted(tmp_path, start):
 
 def test_failed_rounds_and_unnamed_members_are_counted_and_shown(tmp_path, capsys):
     recorder = RunRecorder(run_config(tmp_path), lambda node: False)
-    recorder.on_evaluation(0, Evaluation(2.0, 0.1), Evaluation(2.0, 0.1), evaluation_seconds=0.1)
+    recorder.on_metrics(0, measured(2.0, 0.1, 2.0, 0.1))
     recorder.on_round(report(1, {-1: 0.3, 1: 0.1}))
-    recorder.on_evaluation(1, Evaluation(1.0, 0.6), Evaluation(1.0, 0.5), evaluation_seconds=0.1)
+    recorder.on_metrics(1, measured(1.0, 0.6, 1.0, 0.5))
     # One of three answered: the model moved on, but most clients failed.
     recorder.on_round(dataclasses.replace(report(2, {1: 0.4}), num_failed=2))
-    recorder.on_evaluation(2, Evaluation(0.5, 0.8), Evaluation(0.5, 0.7), evaluation_seconds=0.1)
+    recorder.on_metrics(2, measured(0.5, 0.8, 0.5, 0.7))
     summary = recorder.finish({"w": torch.zeros(1)})
     counted = {k: summary[k] for k in ("failed_rounds", "last_round_failed", "unnamed_members")}
     assert counted == {"failed_rounds": 1, "last_round_failed": True, "unnamed_members": 1}
-    write_report(recorder, summary)
     print_summary(recorder.run_dir)
     printed = " ".join(capsys.readouterr().out.split())
     assert "rounds that failed │ 1, the last among them" in printed
@@ -197,20 +205,19 @@ def test_failed_rounds_and_unnamed_members_are_counted_and_shown(tmp_path, capsy
 def test_nothing_is_said_where_all_went_well(tmp_path):
     recorder = recorded(tmp_path)
     summary = recorder.finish({"w": torch.zeros(1)})
-    write_report(recorder, summary)
     assert troubles(summary) == []
     require_last_round(recorder.run_dir)
 
 
 def test_names_are_kept_beside_the_records_and_in_the_report(tmp_path):
     recorder = RunRecorder(run_config(tmp_path), lambda node: False)
-    recorder.on_evaluation(0)
+    recorder.on_metrics(0, {})
     assert not (recorder.run_dir / "names.csv").exists()
     for server_round, name in ((1, "hospital-1"), (2, "hospital-2")):
         node = ClientNode(server_round, 100 + server_round, name=name)
         own = dataclasses.replace(report(server_round, {0: 0.5}), clients=(ClientReport(node),))
         recorder.on_round(own)
-        recorder.on_evaluation(server_round)
+        recorder.on_metrics(server_round, {})
     written = "client_id,name\n101,hospital-1\n102,hospital-2\n"
     assert (recorder.run_dir / "names.csv").read_text() == written
     state, lines = recorder.state_dict(), recorder.lines(-1, 2)
@@ -218,5 +225,5 @@ def test_names_are_kept_beside_the_records_and_in_the_report(tmp_path):
     assert not (again.run_dir / "names.csv").exists()
     again.load_state_dict(state, lines, 2)
     assert (again.run_dir / "names.csv").read_text() == written
-    write_report(again, again.finish({"w": torch.zeros(1)}))
+    again.finish({"w": torch.zeros(1)})
     assert "| hospital-2 | 2 | 102 | 1 |" in (again.run_dir / "report.md").read_text()

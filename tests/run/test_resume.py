@@ -132,10 +132,10 @@ def test_a_resumed_run_goes_on_without_nodes_that_do_not_come_back(tmp_path):
     first = resumable()
     first.strategy.nodes.online(grid, CLIENTS)
     for server_round in (0, 1):
-        first.recorder.on_evaluation(server_round)
+        first.recorder.on_metrics(server_round, {})
     model = ArrayRecord([torch.zeros(2).numpy()])
     first.strategy.model.receive(model)
-    first.on_model(1, first.strategy.model)
+    first.on_round_end(1)
     second = resumable(node_timeout=0.01)
     del grid.contexts[1003]
     arrays = second.restore(CheckpointFolder(tmp_path, {}).find("auto"), grid, model)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import stat
 
 import pytest
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.secret_validation import (
     NONCE,
     commitment_of,
@@ -40,11 +40,11 @@ def test_another_servers_secret_gives_another_salt(tmp_path):
 
 
 def test_a_run_that_goes_on_keeps_its_salt(tmp_path):
-    path = tmp_path / "provenance.json"
-    first = salt_for(path)
-    path.write_text(json.dumps({NONCE: first.nonce}))
-    assert salt_for(path) == first
-    assert salt_for(tmp_path / "nothing.json") != first
+    folder = RunFolder(tmp_path)
+    first = salt_for(folder)
+    folder.provenance.write({NONCE: first.nonce})
+    assert salt_for(folder) == first
+    assert salt_for(RunFolder(tmp_path / "nothing")) != first
 
 
 def test_a_secret_that_others_may_read_is_refused(tmp_path):

@@ -21,6 +21,7 @@ CLIENT_COLUMNS = (
     "num_examples",
     "train_seconds",
     "train_loss",
+    "status",
     "rejection",
     "note",
 )
@@ -39,6 +40,7 @@ def make_run(
     contributions: Sequence[Mapping[int, float]],
     *,
     rejections: Mapping[tuple[int, int], str] | None = None,
+    statuses: Mapping[tuple[int, int], str] | None = None,
     remainder: float = 0.0,
     names: Mapping[int, str] | None = None,
     by_class: int = 0,
@@ -48,7 +50,8 @@ def make_run(
 ) -> Path:
     """Write a run: contributions by partition, a mapping for each round.
 
-    ``rejections`` are reasons by round (from 1) and partition. Omega is 0.5, examples are 100 more
+    ``rejections`` are reasons by round (from 1) and partition, ``statuses`` what became of those
+    that were not refused. Omega is 0.5, examples are 100 more
     than the partition. ``credited`` is the share of its contributions that a partition is credited
     with; left out: the file has no such column, as runs of before.
     """
@@ -67,7 +70,7 @@ def make_run(
             clients.append(
                 who
                 | {"malicious": 0, "weight_score": 0.5, "weight": 1 / len(values)}
-                | {"num_examples": float(100 + partition)}
+                | {"num_examples": float(100 + partition), "status": "accepted"}
             )
             classes = {f"contribution_class_{k}": value / by_class for k in range(by_class)}
             part = who | {"coefficient": 1 / len(values), "contribution": value} | classes
@@ -81,7 +84,9 @@ def make_run(
                     "partition_id": partition,
                     "client_id": ids.get(partition, partition),
                 }
-                clients.append(who | {"malicious": 0, "weight": 0.0, "rejection": reason})
+                status = (statuses or {}).get((number, partition), "refused")
+                why = {"status": status, "rejection": reason}
+                clients.append(who | {"malicious": 0, "weight": 0.0} | why)
         attributed = math.fsum(values.values())
         decrease = attributed + remainder
         rounds.append(

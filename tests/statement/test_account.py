@@ -79,21 +79,15 @@ def test_credit_is_read_from_the_records(tmp_path):
 def test_refusals_and_absence_are_told_apart(tmp_path):
     away = {(1, 1): "no reply before the deadline", (2, 1): "client error 2: out of memory"}
     refused = {(1, 2): "array 'w' is not finite", (2, 2): "array 'w' is not finite"}
-    found = by_name(account(tmp_path, [{0: 1.0}, {0: 1.0, 1: 0.0}], rejections=away | refused))
+    rounds, reasons = [{0: 1.0}, {0: 1.0, 1: 0.0}], away | refused
+    statuses = {(1, 1): "away", (2, 1): "failed"}
+    found = by_name(account(tmp_path, rounds, rejections=reasons, statuses=statuses))
     absent, nonsense = found["partition 1"], found["partition 2"]
     assert (absent.asked, absent.taken_part, absent.refused, absent.away) == (3, 1, 0, 2)
     assert (nonsense.asked, nonsense.taken_part, nonsense.refused) == (2, 0, 2)
     assert nonsense.refusals == (("array 'w' is not finite", 2),)
     assert nonsense.contribution == 0.0
     assert nonsense.verdict.level == "quarantine"
-
-
-def test_what_means_away_is_what_screening_says():
-    from fedif_flower.messages.screening import NO_REPLY
-    from fedif_flower.statement.records import AWAY
-
-    assert AWAY[0] == NO_REPLY
-    assert AWAY[1] == "client error "  # tests/messages/test_screening checks the whole sentence
 
 
 def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):

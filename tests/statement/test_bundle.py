@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fedif_flower.errors import ConfigError, StorageError
-from fedif_flower.run.rows import RESULT_FILES
+from fedif_flower.run.folder import RESULT_FILES
 from fedif_flower.statement.account import settle
 from fedif_flower.statement.bundle import (
     account_json,

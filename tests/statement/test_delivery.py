@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.statement.delivery import UNDELIVERED, deliver, state_and_deliver
+from fedif_flower.statement.delivery import deliver, state_and_deliver
 from fedif_flower.statement.verify import verify
 from tests.statement.runs import make_run
 
@@ -53,7 +53,7 @@ def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir, caplog)
         assert "57.14" in pages(tmp_path, 0)[0].read_text()
         assert not any(other in page.read_text() for other in NAMES.values() if other != name)
         assert verify(page).manifest.run == "run"
-    assert not (run_dir / UNDELIVERED).exists()  # The third wants none.
+    assert not (run_dir / "undelivered.json").exists()  # The third wants none.
     assert "hospital-3 did not keep its statement: this node has no statement-dir" in caplog.text
     assert verify(run_dir).manifest.run == "run"
 
@@ -61,7 +61,7 @@ def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir, caplog)
 def test_a_node_that_is_away_gets_its_page_the_next_time_once(tmp_path, run_dir):
     state_and_deliver(grid(tmp_path, silent=[1]), config(), run_dir)
     assert pages(tmp_path, 1) == []
-    assert json.loads((run_dir / UNDELIVERED).read_text()) == {"1001": "members/002.html"}
+    assert json.loads((run_dir / "undelivered.json").read_text()) == {"1001": "members/002.html"}
     deliver(grid(tmp_path), run_dir.parent)
     assert len(pages(tmp_path, 1)) == 1
     deliver(grid(tmp_path), run_dir.parent)
@@ -95,7 +95,7 @@ def test_a_hostile_node_stops_nothing(tmp_path, run_dir, answer):
 
     state_and_deliver(grid(tmp_path, odd), config(), run_dir)
     assert len(pages(tmp_path, 0)) == 1
-    assert set(json.loads((run_dir / UNDELIVERED).read_text())) == {"1001"}
+    assert set(json.loads((run_dir / "undelivered.json").read_text())) == {"1001"}
 
 
 def test_a_run_without_a_statement_says_why_and_goes_on(tmp_path, run_dir, caplog):
@@ -106,7 +106,7 @@ def test_a_run_without_a_statement_says_why_and_goes_on(tmp_path, run_dir, caplo
 
 
 def test_pages_that_are_gone_are_named_and_stop_nothing(tmp_path, run_dir, caplog):
-    (run_dir / UNDELIVERED).write_text('{"1000": "members/001.html"}')
+    (run_dir / "undelivered.json").write_text('{"1000": "members/001.html"}')
     deliver(grid(tmp_path), run_dir.parent)
     assert "statements cannot be delivered" in caplog.text
 

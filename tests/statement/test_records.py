@@ -61,6 +61,13 @@ def test_a_line_that_is_not_as_it_should_be_is_named(run_dir, old, new, said):
     assert said in str(caught.value)
 
 
+def test_a_status_that_there_is_not_is_refused(run_dir):
+    path = run_dir / "clients.csv"
+    path.write_text(path.read_text().replace("accepted", "absent", 1))
+    with pytest.raises(ConfigError, match=r"clients\.csv, line 2: .*status = 'absent'"):
+        read_run(run_dir)
+
+
 def test_a_round_that_is_missing_is_refused(run_dir):
     path = run_dir / "attribution_rounds.csv"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[::2]))

@@ -11,9 +11,10 @@ from client_app import app as client_app
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import files_of_rounds
+from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import salt_of
-from fedif_flower.run.updates import kept_rounds, read_step
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.statement.bundle import make_statement
 from fedif_flower.statement.records import read_run
@@ -94,7 +95,7 @@ def test_the_statement_of_a_real_run_adds_up_and_free_riders_get_nothing(copy, k
 
 def test_kept_updates_are_signed(copy, key):
     make_statement(copy, key)
-    path = kept_rounds(copy)[2]
+    path = files_of_rounds(copy / "updates")[2]
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(StatementError, match=r"updates/round-000002.pt was changed"):
@@ -104,7 +105,7 @@ def test_kept_updates_are_signed(copy, key):
 
 
 def test_a_changed_update_is_found_by_its_round_and_client(copy):
-    path = kept_rounds(copy)[2]
+    path = files_of_rounds(copy / "updates")[2]
     step = read_step(path)
     updates = step.updates.client_updates.clone()
     updates[3] *= 1.001
@@ -134,13 +135,13 @@ def test_another_validation_set_is_named(copy):
 
 
 def test_a_file_that_is_no_round_is_named(copy):
-    kept_rounds(copy)[1].write_bytes(b"nothing")
+    files_of_rounds(copy / "updates")[1].write_bytes(b"nothing")
     with pytest.raises(StatementError, match=r"round-000001.pt is no kept round"):
         replay(copy)
 
 
 def test_updates_that_were_not_kept_are_named(copy):
-    kept_rounds(copy)[4].unlink()
+    files_of_rounds(copy / "updates")[4].unlink()
     with pytest.raises(ConfigError, match="the updates of round 4 were not kept"):
         replay(copy)
 
@@ -169,7 +170,7 @@ def test_a_round_that_failed_kept_nothing_and_is_passed_over(tmp_path):
 
     settings = config(tmp_path, num_server_rounds=4)
     run_dir = run_federation(Fickle(client_app, 5), settings)
-    assert list(kept_rounds(run_dir)) == [1, 3, 4]
+    assert list(files_of_rounds(run_dir / "updates")) == [1, 3, 4]
     assert replay(run_dir).rounds == 4
 
 
@@ -182,7 +183,7 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path):
 
     settings = config(tmp_path, num_server_rounds=5, fraction_train=1.0)
     run_dir = run_federation(LocalGrid(failing, 5), settings)
-    assert list(kept_rounds(run_dir)) == [1, 2, 4, 5]
+    assert list(files_of_rounds(run_dir / "updates")) == [1, 2, 4, 5]
     records = read_run(run_dir)
     undone = {p.client_id: p.contribution for p in records.parts if p.round == 3}
     assert {p.client_id: -p.contribution for p in records.parts if p.round == 2} == undone

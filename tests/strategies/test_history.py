@@ -30,6 +30,9 @@ class Counting(Callback):
     def on_metrics(self, server_round, metrics):
         self.told.append((server_round, dict(metrics)))
 
+    def on_round_end(self, server_round):
+        self.told.append(server_round)
+
     def on_end(self):
         self.told.append("end")
 
@@ -78,11 +81,23 @@ def test_metrics_and_the_end_are_told_even_where_a_callback_ends_the_run():
     counting = Counting()
     played(counting)
     assert counting.told == [
-        (0, {"rounds-so-far": 0.0}),
-        (1, {"rounds-so-far": 1.0}),
-        (2, {}),
+        *((0, {"rounds-so-far": 0.0}), 0),
+        *((1, {"rounds-so-far": 1.0}), 1),
+        *((2, {}), 2),
         "end",
     ]
+
+
+def test_a_round_in_which_a_callback_fails_does_not_end():
+    class Failing(Counting):
+        def on_model(self, server_round, model):
+            if server_round == 1:
+                raise RuntimeError("broken")
+
+    counting = Failing()
+    with pytest.raises(RuntimeError, match="broken"):
+        played(counting)
+    assert counting.told == [(0, {}), 0, (1, {}), "end"]
 
 
 def test_pandas_is_imported_by_to_pandas_alone():

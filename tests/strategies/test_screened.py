@@ -81,6 +81,8 @@ def test_a_client_that_raises_or_is_silent_counts_as_failed():
     strategy = FedAvg(fraction_evaluate=0.0, callbacks=[OnRound(reports.append)])
     start(strategy, Clients({0: explode}), num_nodes=5, silent=[4])
     assert (reports[0].num_accepted, reports[0].num_failed) == (3, 2)
+    statuses = [client.status for client in reports[0].clients]
+    assert statuses == ["accepted"] * 3 + ["failed", "away"]
     reasons = [client.rejection for client in reports[0].clients[-2:]]
     assert "boom" in reasons[0]
     assert reasons[1] == "no reply before the deadline"
@@ -117,6 +119,7 @@ def test_second_reply_and_stranger_are_refused():
 
     result = strategy.start(Doubling(Clients(), 4), model_arrays(model()), num_rounds=1)
     rejections = sorted(client.rejection for client in reports[0].clients if client.rejection)
+    assert {c.status for c in reports[0].clients if c.rejection} == {"refused"}
     assert rejections == ["reply from a node that was not asked", "second reply from the same node"]
     assert step_of(result) <= 4.0
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.sweeps.cells import by_num_clients, distinct, find_result, is_complete
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.sweeps.cells import by_num_clients, distinct, find_result
 from tests.sweeps.small import small_cell
 
 
@@ -65,7 +66,7 @@ def test_wrong_settings_are_refused_before_anything_runs(tmp_path):
 def test_complete_means_a_readable_summary(tmp_path):
     cell = small_cell(tmp_path)
     run_dir = cell.config.run_dir
-    assert not is_complete(run_dir)
+    assert not RunFolder(run_dir).is_complete()
     run_dir.mkdir(parents=True)
     (run_dir / "rounds.csv").write_text("round\n")
     assert find_result(cell) is None

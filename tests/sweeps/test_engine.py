@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.devices import torch_threads
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
-from fedif_flower.sweeps.cells import is_complete
 from fedif_flower.sweeps.engine import default_jobs, run_cells, server_bytes
 from tests.sweeps.small import CountingGrid, printed, silent_console, small_cell
 
@@ -79,7 +79,7 @@ def test_a_failed_cell_is_named_and_stops_no_other(tmp_path):
     bad.config.run_dir.write_text("in the way")
     console = silent_console()
     assert not run_cells([bad, good], Launches(), console, jobs=1)
-    assert is_complete(good.config.run_dir)
+    assert RunFolder(good.config.run_dir).is_complete()
     assert "failed: bad: output-dir" in printed(console)
     # What failed is tried again, and only that.
     bad.config.run_dir.unlink()
@@ -109,7 +109,7 @@ def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path):
     with pytest.raises(GridInterrupted, match="the same command goes on from here"):
         run_cells(cells, Launches(InterruptedGrid), silent_console(), jobs=1)
     assert signal.getsignal(signal.SIGINT) is handler
-    assert [is_complete(cell.config.run_dir) for cell in cells] == [True, False]
+    assert [RunFolder(cell.config.run_dir).is_complete() for cell in cells] == [True, False]
     launches = Launches()
     assert run_cells(cells, launches, silent_console(), jobs=1)
     assert rounds(cells[1].config.run_dir) == ["0", "1", "2", "3"]
@@ -190,7 +190,7 @@ def test_a_cell_whose_last_round_failed_is_named_every_time(tmp_path):
         console = silent_console()
         assert not run_cells([cell], launches, console, jobs=1)
         assert "failed: cell: the last round failed, as 1 of 2 did" in printed(console)
-    assert is_complete(cell.config.run_dir)
+    assert RunFolder(cell.config.run_dir).is_complete()
 
 
 def test_a_label_that_cannot_be_written_is_one_sentence(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -14,13 +12,10 @@ from torch import Tensor
 
 from fedif_flower.errors import StatementError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
 from fedif_flower.storage import make_folder, write_atomically, writing
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.steps import Step
-
-UPDATES = "updates"
-_NAME = re.compile(r"round-(\d{6,})\.pt")
-logger = logging.getLogger(__name__)
 
 
 class KeptUpdates(Callback):
@@ -28,17 +23,17 @@ class KeptUpdates(Callback):
 
     Parameters
     ----------
-    run_dir : Path
-        The run's folder.
+    folder : RunFolder
+        The run's.
     after : int
         Files of later rounds, of an earlier attempt, are removed.
     """
 
-    def __init__(self, run_dir: Path, after: int) -> None:
-        self.folder = run_dir / UPDATES
+    def __init__(self, folder: RunFolder, after: int) -> None:
+        self.folder = folder.updates
         make_folder(self.folder)
         with writing(self.folder):
-            for number, path in kept_rounds(run_dir).items():
+            for number, path in files_of_rounds(self.folder).items():
                 if number > after:
                     path.unlink()
 
@@ -58,8 +53,7 @@ class KeptUpdates(Callback):
         }
         buffer = BytesIO()
         torch.save(content, buffer)
-        path = self.folder / f"round-{step.updates.server_round:06d}.pt"
-        write_atomically(path, buffer.getvalue())
+        write_atomically(file_of_round(self.folder, step.updates.server_round), buffer.getvalue())
 
 
 @dataclass(frozen=True)
@@ -73,12 +67,6 @@ class KeptNode:
 def kept_copies(num_rounds: int, clients_per_round: int) -> int:
     """Return how many copies of the model the kept updates of so many rounds weigh at most."""
     return num_rounds * (clients_per_round + 2)  # The models before and after a step, too.
-
-
-def kept_rounds(run_dir: Path) -> dict[int, Path]:
-    """Return the files of kept steps by round, in order."""
-    found = ((_NAME.fullmatch(path.name), path) for path in sorted((run_dir / UPDATES).glob("*")))
-    return {int(match[1]): path for match, path in found if match}
 
 
 def read_step(path: Path) -> Step:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedif_flower.run.members import member_table
+from fedif_flower.run.report import member_table
 from fedif_flower.run.rows import ClientRow
 
 
@@ -22,6 +22,7 @@ def row(partition_id: int, client_id: int, weight_score: float = 0.25) -> Client
         num_examples=10,
         train_seconds=0.1,
         train_loss=1.0,
+        status="accepted",
         rejection="",
     )
 

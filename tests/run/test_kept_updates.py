@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.updates import KeptUpdates, kept_copies, kept_rounds
+from fedif_flower.run.folder import RunFolder, files_of_rounds
+from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
 from tests.statement.test_replay import config, run
 
 PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
@@ -20,7 +21,7 @@ def test_what_keeping_costs_is_said_before_it_starts_and_is_not_exceeded(tmp_pat
     size = 18 * 4 * PARAMETERS
     said = f"keep-updates: the updates will take up to {size / 2**20:.1f} MiB"
     assert said in caplog.text
-    files = list(kept_rounds(run_dir).values())
+    files = list(files_of_rounds(run_dir / "updates").values())
     assert len(files) == 3
     overhead = 8192  # Of a file, beside its tensors.
     assert sum(path.stat().st_size for path in files) < size + 3 * overhead
@@ -43,8 +44,8 @@ def test_what_an_earlier_attempt_left_of_later_rounds_is_removed(tmp_path):
     run_dir = run(config(tmp_path, num_server_rounds=3))
     other = run_dir / "updates" / "notes.txt"
     other.write_text("mine")
-    KeptUpdates(run_dir, after=1)
-    assert list(kept_rounds(run_dir)) == [1]
+    KeptUpdates(RunFolder(run_dir), after=1)
+    assert list(files_of_rounds(run_dir / "updates")) == [1]
     assert other.exists()
 
 

@@ -1,0 +1,246 @@
+"""A run's folder: every file in it, what it is called, and how it is written and read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.rows import ClientRow, RoundRow, cell, read_rows
+from fedif_flower.storage import write_atomically, writing
+from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
+from fedif_flower.strategies.quarantine import Decision
+
+# What a run writes, and a new run in the same place removes; nothing else there is touched.
+RESULT_FILES = (
+    "summary.json",
+    "config.json",
+    "provenance.json",
+    "names.csv",
+    "rounds.csv",
+    "clients.csv",
+    "attribution.csv",
+    "attribution_rounds.csv",
+    "quarantine.csv",
+    "model.pt",
+    "accuracy.png",
+    "attribution.png",
+    "metric.png",
+    "weight-scores.png",
+    "report.md",
+)
+_ATTRIBUTION = ("round", "partition_id", "client_id", "coefficient", "contribution")
+_ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
+_OF_ROUND = re.compile(r"round-(\d{6,})\.pt")
+
+
+class JsonFile:
+    """A JSON object in a file, written whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Replace the file."""
+        write_atomically(self.path, json.dumps(content, indent=2) + "\n")
+
+    def read(self) -> dict[str, Any]:
+        """Return the object.
+
+        Raises
+        ------
+        ConfigError
+            If the file holds no JSON object.
+        """
+        try:
+            content = json.loads(self.path.read_text())
+        except ValueError as error:
+            raise ConfigError(f"{self.path} is no JSON object: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{self.path} is no JSON object")
+        return content
+
+
+class Table:
+    """A CSV file that grows by whole lines; a last line cut off by a crash is not read.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    columns : sequence of str
+        Those that it always has.
+    """
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        self.path = path
+        self.columns = tuple(columns)
+        self._columns = self.columns
+
+    def begin(self, more: Iterable[str] = ()) -> None:
+        """Replace the file by a header, with this run's additional columns at its end."""
+        self._columns = (*self.columns, *more)
+        write_atomically(self.path, ",".join(self._columns) + "\n")
+
+    def append(self, lines: Iterable[Mapping[str, object]]) -> None:
+        """Add lines, each given by its values by column; what is not there stays empty."""
+        with writing(self.path), self.path.open("a", newline="") as file:
+            self._write(file, lines)
+
+    def replace(self, lines: Iterable[Mapping[str, object]]) -> None:
+        """Write header and lines, whole or not at all."""
+        file = StringIO()
+        file.write(",".join(self._columns) + "\n")
+        self._write(file, lines)
+        write_atomically(self.path, file.getvalue())
+
+    def _write(self, file: Any, lines: Iterable[Mapping[str, object]]) -> None:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([cell(line.get(name)) for name in self._columns] for line in lines)
+
+    def read(self) -> list[dict[str, str]]:
+        """Return the lines, each as texts by column; none where there is no file.
+
+        Raises
+        ------
+        ConfigError
+            If the file is no CSV file.
+        """
+        try:
+            return read_rows(self.path)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.path} cannot be read: {error}") from error
+
+    def cells(self) -> list[list[str]]:
+        """Return header and lines as they stand there.
+
+        Raises
+        ------
+        ConfigError
+            If the file is no CSV file.
+        """
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                return list(csv.reader(file)) or [[]]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.path} cannot be read: {error}") from error
+
+
+class RunFolder:
+    """The files of one run.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder; it need not exist.
+
+    Attributes
+    ----------
+    config, provenance, summary : JsonFile
+        The settings; hashes of what the result depends on; the result in a few figures. The summary
+        comes last: where it is, the run is complete.
+    rounds, clients : Table
+        A line for each round (:class:`RoundRow`), and for each client in it (:class:`ClientRow`).
+    attribution, attributed_rounds : Table
+        What each client contributed to each round, and what the round gained.
+    quarantine, names : Table
+        Who was left out, when and why; what the operator calls members.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self.config = JsonFile(self.path / "config.json")
+        self.provenance = JsonFile(self.path / "provenance.json")
+        self.summary = JsonFile(self.path / "summary.json")
+        of_rounds = [field.name for field in fields(RoundRow) if field.name != "metrics"]
+        self.rounds = Table(self.path / "rounds.csv", of_rounds)
+        self.clients = Table(self.path / "clients.csv", _names(ClientRow))
+        credit = (*_ATTRIBUTION, *_names(MemberCredit))
+        self.attribution = Table(self.path / "attribution.csv", credit)
+        self.attributed_rounds = Table(self.path / "attribution_rounds.csv", _ATTRIBUTED_ROUND)
+        self.quarantine = Table(self.path / "quarantine.csv", _names(Decision))
+        self.names = Table(self.path / "names.csv", ("client_id", "name"))
+        self.model = self.path / "model.pt"
+        self.report = self.path / "report.md"
+        self.accuracy_picture = self.path / "accuracy.png"
+        self.metric_picture = self.path / "metric.png"
+        self.attribution_picture = self.path / "attribution.png"
+        self.score_picture = self.path / "weight-scores.png"
+        self.checkpoints = self.path / "checkpoints"
+        self.updates = self.path / "updates"
+        self.statement = self.path / "statement"
+        self.undelivered = JsonFile(self.path / "undelivered.json")
+        self.log = self.path / "flwr.log"
+
+    def begin(self, replaced: Iterable[str] = RESULT_FILES) -> None:
+        """Make the folder, and remove an earlier run's files of these names."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name in replaced:
+            (self.path / name).unlink(missing_ok=True)
+
+    def is_complete(self) -> bool:
+        """Tell whether the run came to its end."""
+        try:
+            self.summary.read()
+        except (OSError, ConfigError):
+            return False
+        return True
+
+    def results(self) -> list[str]:
+        """Return the results that are there, by path below the folder.
+
+        The log, locks and checkpoints are none.
+        """
+        updates = sorted(self.updates.glob("*.pt"))
+        there = [name for name in RESULT_FILES if (self.path / name).is_file()]
+        return there + [path.relative_to(self.path).as_posix() for path in updates]
+
+    def begin_attribution(self, num_classes: int) -> None:
+        """Begin both tables of the attribution, with a column for each class."""
+        self.attribution.begin(f"contribution_class_{c}" for c in range(num_classes))
+        self.attributed_rounds.begin()
+
+    def add_attribution(self, found: RoundAttribution) -> None:
+        """Write a round's attribution.
+
+        The round's own line comes last: where it is, the clients' are complete.
+        """
+        self.attribution.append(
+            {
+                "round": found.server_round,
+                **{name: getattr(client, name) for name in _ATTRIBUTION[1:]},
+                **vars(client.credit or MemberCredit(client.contribution)),
+                **{f"contribution_class_{c}": value for c, value in enumerate(client.classes)},
+            }
+            for client in found.clients
+        )
+        figures = {name: getattr(found, name) for name in _ATTRIBUTED_ROUND[1:]}
+        self.attributed_rounds.append([{"round": found.server_round, **figures}])
+
+
+def file_of_round(folder: Path, server_round: int) -> Path:
+    """Return where a folder of checkpoints or updates holds what is of one round."""
+    return folder / f"round-{server_round:06d}.pt"
+
+
+def round_of_file(path: Path) -> int | None:
+    """Return the round that a file's name says, if it is named so."""
+    match = _OF_ROUND.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def files_of_rounds(folder: Path) -> dict[int, Path]:
+    """Return a folder's files by round, in order; other files there are left out."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    named = ((round_of_file(path), path) for path in paths)
+    return dict(sorted((number, path) for number, path in named if number is not None))
+
+
+def _names(kind: type) -> Sequence[str]:
+    return [field.name for field in fields(kind)]
