@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
+from fedif_flower.seeding import torch_generator
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class RoundUpdates:
     ----------
     server_round : int
         The round t, from 1.
+    seed : int
+        The run's; see :meth:`generator`.
     client_ids : tuple of int
         The m clients' lasting ids: the key of every score that is kept.
     num_examples : Tensor
@@ -88,6 +91,11 @@ class RoundUpdates:
     names: BufferNames = field(default_factory=NoBuffers)
     summed: Callable[[Tensor], Tensor] | None = None
     notes: Tensor | None = None
+    seed: int = 0
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return a CPU generator of this round's own, for one purpose."""
+        return torch_generator(purpose, self.seed, self.server_round)
 
     @property
     def global_params(self) -> Tensor:
@@ -160,6 +168,8 @@ class Aggregation:
         How often the model was evaluated on the validation set, or on a part of it.
     losses : tuple of float
         Where the weights descend the validation loss: at the start and after each step taken.
+    noise : Tensor, optional
+        ``[d]``, on the CPU: what is added to the parameters besides.
     applied : Tensor, optional
         ``[m]``: what the updates were multiplied by in the end, bounds included; ``None`` where the
         round's step is no sum of updates times coefficients.
@@ -172,6 +182,7 @@ class Aggregation:
     accumulative: Tensor | None = None
     evaluations: int = 0
     losses: tuple[float, ...] = ()
+    noise: Tensor | None = None
     applied: Tensor | None = None
 
 

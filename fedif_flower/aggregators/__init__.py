@@ -1,20 +1,31 @@
-"""Aggregators: from the clients' updates ``[m, d]`` to coefficients ``[m]``. Pure maths."""
+"""Robust rules: from the clients' updates ``[m, d]`` to weights ``[m]`` or a step ``[d]``."""
 
-from fedif_flower.aggregators.align_ins import align_ins_coefficients
-from fedif_flower.aggregators.centred_clipping import centred_clipping
+from fedif_flower.aggregators.align_ins import AlignIns, align_ins_coefficients
+from fedif_flower.aggregators.byzfl import ByzFL
+from fedif_flower.aggregators.centred_clipping import CentredClipping, centred_clipping
 from fedif_flower.aggregators.clipping import LengthMemory, clipping_factors
-from fedif_flower.aggregators.coordinates import coordinate_median, trimmed_mean
-from fedif_flower.aggregators.dnc import dnc_weights
+from fedif_flower.aggregators.dnc import DnC, dnc_weights
 from fedif_flower.aggregators.fedadp import FedAdp
-from fedif_flower.aggregators.flame import flame_coefficients
+from fedif_flower.aggregators.flame import Flame, flame_coefficients
 from fedif_flower.aggregators.fltrust import TrustedCoefficients, fltrust_coefficients
-from fedif_flower.aggregators.geometric_median import geometric_median_weights
-from fedif_flower.aggregators.krum import krum_scores, krum_weights, select_lowest
+from fedif_flower.aggregators.krum import Krum, krum_scores, krum_weights, select_lowest
+from fedif_flower.aggregators.median import Median, coordinate_median
 from fedif_flower.aggregators.neighbour_mixing import neighbour_mixing
+from fedif_flower.aggregators.rfa import RFA, geometric_median_weights
+from fedif_flower.aggregators.trimmed_mean import TrimmedMean, trimmed_mean
 
 __all__ = [
+    "RFA",
+    "AlignIns",
+    "ByzFL",
+    "CentredClipping",
+    "DnC",
     "FedAdp",
+    "Flame",
+    "Krum",
     "LengthMemory",
+    "Median",
+    "TrimmedMean",
     "TrustedCoefficients",
     "align_ins_coefficients",
     "centred_clipping",

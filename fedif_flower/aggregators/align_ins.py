@@ -2,10 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import inner_products
+from fedif_flower.errors import require
+from fedif_flower.round import Aggregation, RoundUpdates
+
+
+@dataclass(frozen=True)
+class AlignIns:
+    """Average the updates whose direction and signs are those of the others, at bounded length.
+
+    Formula: :func:`align_ins_coefficients`.
+
+    Parameters
+    ----------
+    threshold : float
+        Updates further than this many standard deviations from the median are left out, > 0.
+    share : float
+        Of the coordinates, in (0, 1], that count as an update's largest.
+    """
+
+    gives_weights = True
+
+    threshold: float = 1.0
+    share: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        require(self.threshold > 0.0, "threshold", self.threshold, "> 0")
+        require(0.0 < self.share <= 1.0, "share", self.share, "> 0 and <= 1")
+
+    def __call__(self, updates: RoundUpdates) -> Aggregation:
+        """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
+        coefficients = align_ins_coefficients(
+            updates.client_updates,
+            updates.global_params,
+            threshold=self.threshold,
+            share=self.share,
+        )
+        return Aggregation(weights=coefficients.cpu())
 
 
 def align_ins_coefficients(

@@ -2,10 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import require
+from fedif_flower.round import RoundUpdates
+
+
+@dataclass
+class CentredClipping:
+    """Move by the mean of updates that are clipped around the last round's step.
+
+    Formula: :func:`centred_clipping`, whose centre is 0 before the first round.
+
+    Parameters
+    ----------
+    radius : float, optional
+        How far from the centre an update counts in full, > 0; ``None``: the median distance.
+    iterations : int
+        >= 1.
+    """
+
+    radius: float | None = None
+    iterations: int = 3
+    last_step: Tensor | None = field(default=None, init=False, repr=False)  # [d], on the CPU
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        require(self.radius is None or self.radius > 0, "radius", self.radius, "> 0")
+        require(self.iterations >= 1, "iterations", self.iterations, ">= 1")
+
+    def __call__(self, updates: RoundUpdates) -> Tensor:
+        """Return the clipped mean ``[d]``."""
+        params = updates.global_params
+        last = self.last_step
+        centre = torch.zeros_like(params) if last is None else last.to(params)
+        step = centred_clipping(
+            updates.client_updates, centre, radius=self.radius, iterations=self.iterations
+        )
+        self.last_step = step.cpu()
+        return step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {"last_step": self.last_step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self.last_step = state["last_step"]
 
 
 def centred_clipping(
@@ -37,10 +85,6 @@ def centred_clipping(
     Karimireddy et al., 2021 (Learning from history), equation 2. The paper gives
     :math:`\tau` a fixed value; a median needs no knowledge of the model's scale.
     """
-    if radius is not None and not radius > 0:
-        raise ValuationError(f"radius is {radius}; allowed: > 0")
-    if iterations < 1:
-        raise ValuationError(f"iterations is {iterations}; allowed: >= 1")
     for _ in range(iterations):
         away = updates - centre  # [m, d]
         distances = away.double().norm(dim=1)  # [m]

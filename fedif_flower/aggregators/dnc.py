@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ValuationError, require
+from fedif_flower.round import Aggregation, RoundUpdates
+
+
+@dataclass(frozen=True)
+class DnC:
+    """Average the updates that do not stand out along the main direction of their spread.
+
+    Formula: :func:`dnc_weights`.
+
+    Parameters
+    ----------
+    malicious_fraction : float
+        Assumed share of malicious clients, in [0, 1].
+    iterations : int
+        Random sets of coordinates that are looked at, >= 1.
+    """
+
+    gives_weights = True
+
+    malicious_fraction: float = 0.2
+    iterations: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        fraction = self.malicious_fraction
+        require(0.0 <= fraction <= 1.0, "malicious_fraction", fraction, "0 to 1")
+        require(self.iterations >= 1, "iterations", self.iterations, ">= 1")
+
+    def __call__(self, updates: RoundUpdates) -> Aggregation:
+        """Return equal weights ``[m]`` for those that are kept."""
+        weights = dnc_weights(
+            updates.client_updates,
+            round(self.malicious_fraction * updates.num_clients),
+            updates.generator("dnc"),
+            iterations=self.iterations,
+        )
+        return Aggregation(weights=weights)
 
 
 def dnc_weights(

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
 from fedif_flower.client_table import ClientTable
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ValuationError, require
+from fedif_flower.round import Aggregation, RoundUpdates
 
 
 class FedAdp:
-    r"""Each client's mean angle over its rounds, and the weights that follow from it.
+    r"""Weigh by the running mean of each client's angle to the global update.
 
     .. math:: \theta_i = \arccos \cos(\Delta_i, \Delta), \quad
               f(\theta) = \alpha \bigl( 1 - e^{-e^{-\alpha (\theta - 1)}} \bigr), \quad
@@ -31,7 +32,7 @@ class FedAdp:
 
     Raises
     ------
-    ValuationError
+    ConfigError
         If alpha is out of range.
 
     References
@@ -39,11 +40,21 @@ class FedAdp:
     Wu and Wang, "Fast-Convergent Federated Learning with Adaptive Weighting", IEEE TCCN 2021.
     """
 
+    gives_weights = True
+
     def __init__(self, alpha: float = 5.0) -> None:
-        if not 0.0 < alpha < float("inf"):
-            raise ValuationError(f"alpha is {alpha}; allowed: > 0, finite")
+        require(0.0 < alpha < float("inf"), "alpha", alpha, "> 0, finite")
         self.alpha = alpha
         self._clients = ClientTable(angle=0, rounds=0)
+
+    def __repr__(self) -> str:
+        """Name the rule and its setting."""
+        return f"FedAdp(alpha={self.alpha:g})"
+
+    def __call__(self, updates: RoundUpdates) -> Aggregation:
+        """Return the weights ``[m]``; a smaller mean angle is the larger weight score."""
+        weights = self.weights(updates.client_ids, updates.client_updates, updates.num_examples)
+        return Aggregation(weights=weights, weight_scores=-self.angles_of(updates.client_ids))
 
     @property
     def angles(self) -> dict[int, float]:

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
+from fedif_flower.errors import require
+from fedif_flower.round import Aggregation, RoundUpdates
+
+
+@dataclass(frozen=True)
+class Flame:
+    r"""Average the largest cluster of models with bounded updates, and add noise.
+
+    Formula: :func:`flame_coefficients`. The noise is :math:`N(0, (\lambda S)^2)` for each
+    parameter, S being the median length.
+
+    Parameters
+    ----------
+    noise : float
+        :math:`\lambda` >= 0; the paper: 0.001 for images.
+    """
+
+    gives_weights = True
+
+    noise: float = 0.001
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        require(self.noise >= 0.0, "noise", self.noise, ">= 0")
+
+    def __call__(self, updates: RoundUpdates) -> Aggregation:
+        """Return the coefficients ``[m]`` of the cluster's updates, 0 for the others; noise."""
+        found = flame_coefficients(updates.client_params(), updates.squared_norms)
+        params = updates.global_params
+        draws = torch.randn(params.shape, generator=updates.generator("flame"), dtype=params.dtype)
+        return Aggregation(weights=found.coefficients, noise=self.noise * found.bound * draws)
 
 
 class FlameCoefficients(NamedTuple):

@@ -2,11 +2,81 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ValuationError, require
+from fedif_flower.round import Aggregation, RoundUpdates
+
+logger = logging.getLogger(__name__)
+
+Distances = Literal["parameters", "state"]
+DISTANCES: tuple[Distances, ...] = get_args(Distances)
+
+
+@dataclass(frozen=True)
+class Krum:
+    r"""Take over the one model that lies nearest to its neighbours.
+
+    Formula: :func:`krum_scores`. Of m replies, f = round(malicious_fraction * m) are assumed to be
+    malicious.
+
+    Parameters
+    ----------
+    malicious_fraction : float
+        Assumed share of malicious clients, in [0, 1].
+    num_selected : int
+        Average this many of the best (Krum: 1). A single one's parameters are taken over bit for
+        bit.
+    distances : {"parameters", "state"}
+        Between what: what is trained, or all that is sent, as in implementations that flatten a
+        ``state_dict``. With batch normalisation the latter holds counts of training steps, whose
+        differences (tens) hide those of the parameters (about one): clients with equally many
+        examples are then near each other, whatever they trained on.
+    """
+
+    gives_weights = True
+
+    malicious_fraction: float = 0.0
+    num_selected: int = 1
+    distances: Distances = "parameters"
+    _warned: set[tuple[int, int]] = field(
+        default_factory=set, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        fraction = self.malicious_fraction
+        require(0.0 <= fraction <= 1.0, "malicious_fraction", fraction, "0 to 1")
+        require(self.num_selected >= 1, "num_selected", self.num_selected, ">= 1")
+        require(self.distances in DISTANCES, "distances", self.distances, ", ".join(DISTANCES))
+
+    @property
+    def takes_one_model(self) -> bool:
+        """Whether one client's parameters become the model's."""
+        return self.num_selected == 1
+
+    def __call__(self, updates: RoundUpdates) -> Aggregation:
+        """Return 1 for the selected model, 0 for the others, ``[m]``; scores are -distances."""
+        m = updates.num_clients
+        num_malicious = round(self.malicious_fraction * m)
+        if 2 * num_malicious + 2 >= m and (num_malicious, m) not in self._warned:
+            self._warned.add((num_malicious, m))
+            logger.warning(
+                "Krum assumes 2f + 2 < m; here f = %d of m = %d: no guarantee holds",
+                num_malicious,
+                m,
+            )
+        parameters_only = self.distances == "parameters"
+        points = updates.client_updates if parameters_only else updates.state_updates()  # [m, .]
+        scores = krum_scores(points, num_malicious)
+        weights = select_lowest(scores, min(self.num_selected, m))
+        return Aggregation(weights=weights.cpu(), scores=-scores.cpu())
 
 
 def krum_scores(updates: Tensor, num_malicious: int) -> Tensor:

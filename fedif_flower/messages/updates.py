@@ -17,6 +17,7 @@ def round_updates(
     workspace: Workspace,
     received: ModelVectors,
     device: torch.device,
+    seed: int = 0,
 ) -> RoundUpdates:
     """Return a round's accepted replies as tensors on a device.
 
@@ -32,6 +33,8 @@ def round_updates(
         The model that the clients were sent.
     device : torch.device
         Where the round is weighed.
+    seed : int
+        The run's, for rules that draw.
     """
     m = len(accepted)
     bound_by_spread(workspace.buffer_updates[:m])
@@ -47,4 +50,5 @@ def round_updates(
         buffer_updates=workspace.buffer_updates[:m].to(device),
         counters=[reply.counters for reply in accepted],
         names=workspace.layout,
+        seed=seed,
     )

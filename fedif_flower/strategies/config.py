@@ -7,12 +7,12 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
+from fedif_flower.aggregators.krum import Distances
 from fedif_flower.settings import RefusedValueError, Settings, setting
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedsv import FedSV
 from fedif_flower.strategies.influence_descent import InfluenceDescent
-from fedif_flower.strategies.krum import Distances
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES, WITHOUT_COEFFICIENTS
 from fedif_flower.strategies.s_fedavg import SFedAvg

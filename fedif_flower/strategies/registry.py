@@ -9,33 +9,36 @@ from typing import TYPE_CHECKING, TypedDict
 from flwr.serverapp import strategy as flower
 from torch import nn
 
+from fedif_flower.aggregators import (
+    RFA,
+    AlignIns,
+    CentredClipping,
+    DnC,
+    FedAdp,
+    Flame,
+    Krum,
+    Median,
+    TrimmedMean,
+)
+from fedif_flower.aggregators.byzfl import PREFIX, ByzFL
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
 from fedif_flower.strategies.afedsv import AFedSV
-from fedif_flower.strategies.align_ins import AlignIns
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.byzfl import PREFIX, ByzFL
-from fedif_flower.strategies.centred_clipping import CentredClipping
-from fedif_flower.strategies.dnc import DnC
-from fedif_flower.strategies.fedadp import FedAdp
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.fedsv import FedSV
-from fedif_flower.strategies.flame import Flame
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.fltrust import FLTrust
 from fedif_flower.strategies.influence_descent import InfluenceDescent
-from fedif_flower.strategies.krum import Krum
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
-from fedif_flower.strategies.median import Median
 from fedif_flower.strategies.oracle import OracleExclusion
 from fedif_flower.strategies.own import own_strategy
-from fedif_flower.strategies.rfa import RFA
+from fedif_flower.strategies.robust_rule import RobustRule, Rule
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapfed import ShapFed
-from fedif_flower.strategies.trimmed_mean import TrimmedMean
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation import Validation
@@ -155,12 +158,9 @@ def _influence_descent(parts: StrategyParts) -> ScreenedStrategy:
     )
 
 
-def _krum(parts: StrategyParts) -> ScreenedStrategy:
-    return Krum(
-        malicious_fraction=parts.config.assumed_malicious_fraction,
-        distances=parts.config.krum_distances,
-        **parts.base,
-    )
+def _robust(rule: Callable[[StrategyConfig], Rule]) -> Builder:
+    """Return what builds a robust rule's strategy; ``rule`` makes one of the settings."""
+    return lambda parts: RobustRule(rule(parts.config), **parts.base)
 
 
 def _multikrum(parts: StrategyParts) -> ScreenedStrategy:
@@ -198,19 +198,15 @@ _BUILT_IN: Mapping[str, Builder] = {
     "leave-one-out": _leave_one_out,
     "shapfed": lambda parts: ShapFed(parts.model, **parts.base),
     "fltrust": _fltrust,
-    "fedadp": lambda parts: FedAdp(**parts.base),
-    "rfa": lambda parts: RFA(**parts.base),
-    "krum": _krum,
-    "median": lambda parts: Median(**parts.base),
-    "trimmed-mean": lambda parts: TrimmedMean(
-        malicious_fraction=parts.config.assumed_malicious_fraction, **parts.base
-    ),
-    "centred-clipping": lambda parts: CentredClipping(**parts.base),
-    "dnc": lambda parts: DnC(
-        malicious_fraction=parts.config.assumed_malicious_fraction, **parts.base
-    ),
-    "flame": lambda parts: Flame(**parts.base),
-    "align-ins": lambda parts: AlignIns(**parts.base),
+    "fedadp": _robust(lambda _: FedAdp()),
+    "rfa": _robust(lambda _: RFA()),
+    "krum": _robust(lambda c: Krum(c.assumed_malicious_fraction, distances=c.krum_distances)),
+    "median": _robust(lambda _: Median()),
+    "trimmed-mean": _robust(lambda c: TrimmedMean(c.assumed_malicious_fraction)),
+    "centred-clipping": _robust(lambda _: CentredClipping()),
+    "dnc": _robust(lambda c: DnC(c.assumed_malicious_fraction)),
+    "flame": _robust(lambda _: Flame()),
+    "align-ins": _robust(lambda _: AlignIns()),
     "oracle": lambda parts: OracleExclusion(parts.is_malicious, **parts.base),
     **FLOWER_RULES,
 }
@@ -230,11 +226,8 @@ class _Strategies(Registry[Builder]):
     def __getitem__(self, name: str) -> Builder:
         if not name.startswith(PREFIX):
             return super().__getitem__(name)
-        return lambda parts: ByzFL(
-            name.removeprefix(PREFIX),
-            malicious_fraction=parts.config.assumed_malicious_fraction,
-            **parts.base,
-        )
+        rule = name.removeprefix(PREFIX)
+        return _robust(lambda c: ByzFL(rule, c.assumed_malicious_fraction))
 
 
 STRATEGIES: Registry[Builder] = _Strategies("strategy", _BUILT_IN, own_strategy)

@@ -324,7 +324,7 @@ class ScreenedStrategy(
             return self._failed(server_round, reason, suspect=nonsense, level=logging.WARNING)
         try:
             updates = round_updates(
-                server_round, accepted, self.workspace, self.model.vectors, self.device
+                server_round, accepted, self.workspace, self.model.vectors, self.device, self.seed
             )
             if stream is not None:
                 updates = stream.summed(updates, accepted)

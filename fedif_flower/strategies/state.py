@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import ArrayRecord
 
@@ -13,9 +13,10 @@ from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
 
 # Parts of strategies that are about one model, by name: updates' lengths and losses, directions.
-_OF_ONE_MODEL = ("bounds", "momentum", "rule", "last_step")
+_OF_ONE_MODEL = ("bounds", "momentum", "rule")
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """A part that remembers earlier rounds.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedif_flower.aggregators.geometric_median import geometric_median_weights
+from fedif_flower.aggregators.rfa import geometric_median_weights
 from fedif_flower.attacks import ClientRound, Colluder
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ValuationError

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedif_flower.aggregators import centred_clipping
-from fedif_flower.errors import ValuationError
+from fedif_flower.aggregators import CentredClipping, centred_clipping
+from fedif_flower.errors import ConfigError
 
 UPDATES = torch.tensor([[3.0, 4.0], [0.0, 1.0], [-10.0, 0.0]])
 
@@ -40,5 +40,5 @@ def test_nobody_moves_where_all_are_at_the_centre():
 
 @pytest.mark.parametrize("bad", [{"radius": 0.0}, {"iterations": 0}])
 def test_what_is_out_of_range_is_named(bad):
-    with pytest.raises(ValuationError, match="allowed: "):
-        centred_clipping(UPDATES, torch.zeros(2), **bad)
+    with pytest.raises(ConfigError, match="allowed: "):
+        CentredClipping(**bad)

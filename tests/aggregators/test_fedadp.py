@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedif_flower.aggregators import FedAdp
 from fedif_flower.aggregators.fedadp import update_angles
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ConfigError, ValuationError
 
 
 def gompertz(theta: float, alpha: float = 5.0) -> float:
@@ -95,7 +95,7 @@ def test_permutation_equivariance(data: st.DataObject) -> None:
 def test_bad_input() -> None:
     updates = torch.ones(2, 3)
     for alpha in (0.0, float("nan"), float("inf")):
-        with pytest.raises(ValuationError, match="alpha is"):
+        with pytest.raises(ConfigError, match="alpha = "):
             FedAdp(alpha)
     with pytest.raises(ValuationError, match="twice"):
         FedAdp().weights([1, 1], updates, torch.ones(2))

@@ -12,7 +12,7 @@ from fedif_flower.run.logs import LOGGER, about_cell, show_logs
 
 def test_a_message_is_shown_once_however_often_the_doors_ask(shown_logs, capsys):
     show_logs()
-    logging.getLogger("fedif_flower.strategies.krum").warning("no guarantee for %d", 3)
+    logging.getLogger("fedif_flower.aggregators.krum").warning("no guarantee for %d", 3)
     assert capsys.readouterr().err == "fedif WARNING: no guarantee for 3\n"
 
 

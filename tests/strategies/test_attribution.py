@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedif_flower import FedAvg, FedIF, PathAttribution, Validation
+from fedif_flower import FedAvg, FedIF, Krum, PathAttribution, RobustRule, Validation
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.flower_rule import FlowerRule
-from fedif_flower.strategies.krum import Krum
 from fedif_flower.strategies.registry import STRATEGIES
 from tests.strategies.attributing import (
     ROUNDING,
@@ -131,7 +130,9 @@ def test_a_round_that_leads_nowhere_is_nobodys():
 
 def test_krum_attributes_to_the_one_it_chose():
     movers = Movers([[1.0, 0.0], [1.1, 0.0], [0.0, 5.0]])
-    callback = attributed(lambda v, **base: Krum(trainable_keys=v.parameter_names, **base), movers)
+    callback = attributed(
+        lambda v, **base: RobustRule(Krum(), trainable_keys=v.parameter_names, **base), movers
+    )
     (found,) = callback.rounds
     chosen = [c.coefficient for c in found.clients]
     assert sorted(chosen) == [0.0, 0.0, 1.0]

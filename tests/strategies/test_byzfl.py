@@ -17,7 +17,7 @@ from fedif_flower.attacks.alie import Alie
 from fedif_flower.attacks.ipm import InnerProductManipulation
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.strategies.byzfl import ByzFL
+from fedif_flower.strategies import ByzFL, RobustRule
 from fedif_flower.strategies.registry import STRATEGIES
 from tests.strategies.lines import Movers, play, point
 
@@ -29,7 +29,7 @@ CENTRE = torch.zeros(40, dtype=torch.float64)
 def test_without_byzfl_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "byzfl.aggregators.aggregators", None)
     with pytest.raises(ConfigError, match=r"'byzfl:Median' needs ByzFL .*fedif-flower\[byzfl\]"):
-        ByzFL("Median", **BASE)
+        RobustRule(ByzFL("Median"), **BASE)
 
 
 def test_a_run_may_name_a_rule():
@@ -44,9 +44,9 @@ def test_a_run_may_name_a_rule():
 def test_a_rule_that_byzfl_lacks_is_named_with_those_it_has():
     pytest.importorskip("byzfl")
     with pytest.raises(ConfigError, match=r"no 'Mode' there; it has .*TrMean"):
-        ByzFL("NNM+Mode", **BASE)
+        RobustRule(ByzFL("NNM+Mode"), **BASE)
     with pytest.raises(ConfigError, match=r"no 'Median' there; it has .*NNM"):
-        ByzFL("Median+TrMean", **BASE)
+        RobustRule(ByzFL("Median+TrMean"), **BASE)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_rule_that_byzfl_lacks_is_named_with_those_it_has():
 )
 def test_rules_of_both_packages_agree(rule, expected):
     pytest.importorskip("byzfl")
-    strategy = ByzFL(rule, malicious_fraction=0.2, **BASE)  # f = 2 of 9
+    strategy = RobustRule(ByzFL(rule, malicious_fraction=0.2), **BASE)  # f = 2 of 9
     steps = [own.tolist() for own in UPDATES.float()]
     model = torch.nn.Linear(40, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -93,6 +93,8 @@ def test_attacks_of_both_packages_agree():
 def test_one_client_is_followed():
     pytest.importorskip("byzfl")
     params, _ = play(
-        ByzFL("Krum", malicious_fraction=1.0, **BASE), point(), Movers([[1.0, 2.0], [1.0, 2.0]])
+        RobustRule(ByzFL("Krum", malicious_fraction=1.0), **BASE),
+        point(),
+        Movers([[1.0, 2.0], [1.0, 2.0]]),
     )
     assert params.tolist() == [1, 2]

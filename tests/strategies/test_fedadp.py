@@ -5,6 +5,7 @@ import math
 import pytest
 
 from fedif_flower import FedAdp
+from fedif_flower.strategies import RobustRule
 from tests.strategies.lines import Movers, column, play, point
 
 BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
@@ -17,14 +18,14 @@ def gompertz(angle: float, alpha: float = 5.0) -> float:
 def test_fedadp_by_hand():
     # The mean update is (1 + 1 - 1) / 3 along the first axis: angles 0, 0 and pi.
     movers = Movers([[1, 0], [1, 0], [-1, 0]])
-    _, (report,) = play(FedAdp(**BASE), point(), movers)
+    _, (report,) = play(RobustRule(FedAdp(), **BASE), point(), movers)
     factors = [math.exp(gompertz(angle)) for angle in (0.0, 0.0, math.pi)]
     assert column(report, "weight") == pytest.approx([f / sum(factors) for f in factors])
     assert column(report, "weight_score") == pytest.approx([0.0, 0.0, -math.pi], abs=1e-6)
 
 
 def test_fedadp_counts_examples_and_remembers_angles():
-    strategy = FedAdp(alpha=1.0, **BASE)
+    strategy = RobustRule(FedAdp(alpha=1.0), **BASE)
     movers = Movers([[1, 0], [0, 1]], examples=[30, 10])
     _, reports = play(strategy, point(), movers, rounds=2)
     # The mean update is (3, 1) / 4.
@@ -32,7 +33,7 @@ def test_fedadp_counts_examples_and_remembers_angles():
     factors = [n * math.exp(gompertz(a, 1.0)) for n, a in zip((30, 10), angles, strict=True)]
     for report in reports:
         assert column(report, "weight") == pytest.approx([f / sum(factors) for f in factors])
-    other = FedAdp(alpha=1.0, **BASE)
+    other = RobustRule(FedAdp(alpha=1.0), **BASE)
     other.load_state_dict(strategy.state_dict())
     assert other.rule.angles == strategy.rule.angles
     assert len(other.rule.angles) == 2

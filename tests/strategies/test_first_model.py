@@ -25,7 +25,7 @@ from fedif_flower import (
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.centred_clipping import CentredClipping
+from fedif_flower.strategies import CentredClipping, RobustRule
 from fedif_flower.strategies.flower_rule import FlowerRule
 from tests.strategies.hostile import Clients, step_reply
 
@@ -133,7 +133,7 @@ def run(strategy, arrays: ArrayRecord, rounds: int = 3) -> list[list[float]]:
 AGAIN = {
     "FedIF": lambda: FedIF(judge(), smooth_update=False, **BASE),
     "momentum": lambda: FedAvg(server_momentum=0.9, **BASE),
-    "last step": lambda: CentredClipping(**BASE),
+    "last step": lambda: RobustRule(CentredClipping(), **BASE),
     "optimiser": lambda: FlowerRule(flower.FedAdam(), trainable_keys=["weight", "bias"], **BASE),
 }
 

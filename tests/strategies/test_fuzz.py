@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as arrays_of
 from torch import nn
 
 from client_app import app as client_app
-from fedif_flower import FedAvg, FedIF, Krum, Validation
+from fedif_flower import FedAvg, FedIF, Krum, RobustRule, Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -111,7 +111,7 @@ def build(rule: str, reports: list[RoundReport]):
     if rule == "fedavg":
         return FedAvg(**base)
     if rule == "krum":
-        return Krum(malicious_fraction=0.3, **base)
+        return RobustRule(Krum(malicious_fraction=0.3), **base)
     inputs, targets = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
     return FedIF(Validation(model(), inputs, targets, device="cpu"), overlap=False, **base)
 

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor, nn
 
-from fedif_flower import RFA, AFedSV, FedAvg, FedIF, FLTrust, Krum, Validation
+from fedif_flower import RFA, AFedSV, FedAvg, FedIF, FLTrust, Krum, RobustRule, Validation
 from fedif_flower.client.training import TrainingConfig, train_local
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
@@ -66,7 +66,7 @@ STRATEGIES = {
     "fedavg": lambda validation, base: FedAvg(**base),
     "fedif": lambda validation, base: FedIF(validation, **base),
     "afedsv": lambda validation, base: AFedSV(validation, **base),
-    "krum": lambda validation, base: Krum(malicious_fraction=0.2, **base),
+    "krum": lambda validation, base: RobustRule(Krum(malicious_fraction=0.2), **base),
     "flower": lambda validation, base: FlowerRule(FlowerFedAvg(), **base),
 }
 
@@ -145,9 +145,9 @@ def accuracy(strategy: str, name: str | None = None, value: float = 0.0) -> floa
         "fedif": lambda: FedIF(validation, **base),
         "fltrust": lambda: FLTrust(model, *examples(101), training=TRAINING, **base),
         # Nobody says which arrays are trained: batch norm's statistics are known by their names.
-        "krum": lambda: Krum(malicious_fraction=0.2, **base),
+        "krum": lambda: RobustRule(Krum(malicious_fraction=0.2), **base),
         "afedsv": lambda: AFedSV(validation, shapley_samples=2, **base),
-        "rfa": lambda: RFA(**known, **base),
+        "rfa": lambda: RobustRule(RFA(), **known, **base),
         "flower": lambda: FlowerRule(FlowerFedAvg(), **base),
     }[strategy]()
     result = chosen.start(
@@ -187,7 +187,7 @@ def test_what_nobody_trains_stays_to_the_bit(strategy):
         "fedif": lambda: FedIF(validation, **base),
         "fltrust": lambda: FLTrust(model, *examples(101), training=TRAINING, **base),
         "afedsv": lambda: AFedSV(validation, shapley_samples=2, **base),
-        "rfa": lambda: RFA(trainable_keys=validation.parameter_names, **base),
+        "rfa": lambda: RobustRule(RFA(), trainable_keys=validation.parameter_names, **base),
     }[strategy]()
     chosen.start(LocalGrid(client, 5), model_arrays(model), num_rounds=2)
     assert set(seen) == {model_arrays(model)["0.weight"].data}

@@ -11,6 +11,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import RobustRule
 from tests.strategies.hostile import Clients, _fill, spoiled_reply
 
 
@@ -42,12 +43,12 @@ ROUND = a_round(Client(0.0, 150), Client(0.1, 210), Client(-9.0, 190), Client(8.
 
 
 def test_trained_parameters_decide():
-    aggregation = Krum(malicious_fraction=0.5, device="cpu").weigh(ROUND)
+    aggregation = Krum(malicious_fraction=0.5)(ROUND)
     assert aggregation.weights.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_counts_of_steps_hide_them_where_they_are_taken_along():
-    aggregation = Krum(malicious_fraction=0.5, distances="state", device="cpu").weigh(ROUND)
+    aggregation = Krum(malicious_fraction=0.5, distances="state")(ROUND)
     # One neighbour each: 60^2 + 0.1^2 and about 20^2 for the honest, 17^2 for the others.
     assert aggregation.weights.tolist() == [0.0, 0.0, 1.0, 0.0]
     assert aggregation.scores is not None
@@ -60,9 +61,9 @@ def test_anything_else_is_refused_by_name():
 
 
 def test_a_missing_guarantee_is_said_once_not_every_round(caplog):
-    strategy = Krum(malicious_fraction=0.5)
-    strategy.weigh(ROUND)
-    strategy.weigh(ROUND)
+    rule = Krum(malicious_fraction=0.5)
+    rule(ROUND)
+    rule(ROUND)
     assert [record.getMessage() for record in caplog.records] == [
         "Krum assumes 2f + 2 < m; here f = 2 of m = 4: no guarantee holds"
     ]
@@ -78,7 +79,7 @@ def test_the_chosen_model_is_taken_over_bit_for_bit():
     def reply(message, _):
         return spoiled_reply(message, _fill(0.1))
 
-    strategy = Krum(malicious_fraction=0.25, fraction_evaluate=0.0, device="cpu")
+    strategy = RobustRule(Krum(malicious_fraction=0.25), fraction_evaluate=0.0, device="cpu")
     grid = LocalGrid(Clients(dict.fromkeys(range(4), reply)), 4)
     result = strategy.start(grid, model_arrays(model), num_rounds=1)
     assert result.arrays["weight"].numpy() == sent.numpy()

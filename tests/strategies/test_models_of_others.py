@@ -18,6 +18,7 @@ from fedif_flower import (
     FLTrust,
     Krum,
     LeaveOneOut,
+    RobustRule,
     SFedAvg,
     ShapFed,
     Validation,
@@ -92,8 +93,8 @@ WITH_MODEL = {
 }
 RULES = {
     "FedAvg": FedAvg,
-    "Krum": Krum,
-    "Krum on states": lambda **base: Krum(distances="state", **base),
+    "Krum": lambda **base: RobustRule(Krum(), **base),
+    "Krum on states": lambda **base: RobustRule(Krum(distances="state"), **base),
     "FedMedian": lambda **base: FlowerRule(flower.FedMedian(), **base),
     "FedTrimmedAvg": lambda **base: FlowerRule(flower.FedTrimmedAvg(), **base),
     "MultiKrum": lambda **base: FlowerRule(flower.MultiKrum(), **base),

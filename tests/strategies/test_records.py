@@ -128,9 +128,9 @@ FLOWERS = (0.5, 0.0, 1, 1, 1, "n", "model", "settings", None, None)
     [
         lambda *flower: strategies.FedAvg(*flower, device="cpu"),
         lambda *flower: strategies.FedProx(*flower, device="cpu"),
-        lambda *flower: strategies.Krum(*flower, device="cpu"),
-        lambda *flower: strategies.RFA(*flower, device="cpu"),
-        lambda *flower: strategies.FedAdp(*flower, device="cpu"),
+        lambda *flower: strategies.RobustRule(strategies.Krum(), *flower, device="cpu"),
+        lambda *flower: strategies.RobustRule(strategies.RFA(), *flower, device="cpu"),
+        lambda *flower: strategies.RobustRule(strategies.FedAdp(), *flower, device="cpu"),
         lambda *flower: strategies.FedIF(threshold_validation(), *flower, device="cpu"),
         lambda *flower: strategies.AFedSV(threshold_validation(), *flower, device="cpu"),
         lambda *flower: strategies.FedSV(threshold_validation(), *flower, device="cpu"),

@@ -5,7 +5,7 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
-from fedif_flower import FedAvg, FedIF, Krum, Validation
+from fedif_flower import FedAvg, FedIF, Krum, RobustRule, Validation
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -57,7 +57,7 @@ def test_a_hostile_reply_is_refused_alone(kind, rule):
     strategy = {
         "fedavg": lambda: FedAvg(**base),
         "fedif": lambda: FedIF(validation, **base),
-        "krum": lambda: Krum(**base),
+        "krum": lambda: RobustRule(Krum(), **base),
     }[rule]()
     clients = Clients({1: lambda message, _: spoiled_reply(message, HOSTILE[kind])})
     result = start(strategy, clients, rounds=2)
@@ -281,7 +281,9 @@ def test_a_diverged_model_fails_rounds_instead_of_crashing():
 def test_krum_takes_the_model_in_the_middle():
     # Clients add 1, 2, 3, 4 and 100; f = 1: each counts its 2 nearest, so 2 and 3 tie at 2.
     clients = Clients({4: lambda message, _: step_reply(message, 100.0)})
-    result = start(Krum(malicious_fraction=0.2, fraction_evaluate=0.0), clients, num_nodes=5)
+    result = start(
+        RobustRule(Krum(malicious_fraction=0.2), fraction_evaluate=0.0), clients, num_nodes=5
+    )
     assert step_of(result) in (pytest.approx(2.0, rel=1e-4), pytest.approx(3.0, rel=1e-4))
 
 

@@ -8,7 +8,17 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
-from fedif_flower import AFedSV, FedAvg, FedIF, FedProx, FLTrust, Krum, PathAttribution, Validation
+from fedif_flower import (
+    AFedSV,
+    FedAvg,
+    FedIF,
+    FedProx,
+    FLTrust,
+    Krum,
+    PathAttribution,
+    RobustRule,
+    Validation,
+)
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
@@ -131,7 +141,7 @@ def test_counters_that_jump_are_not_believed():
     ("build", "reason"),
     [
         (lambda **base: AFedSV(judged(), **base), "AFedSV weighs all updates at once"),
-        (lambda **base: Krum(**base), "Krum weighs all updates at once"),
+        (lambda **base: RobustRule(Krum(), **base), "RobustRule weighs all updates at once"),
         (lambda **base: FedIF(judged(), **base), "update_clipping takes the median length"),
         (lambda **base: FedAvg(**base), "max_examples_ratio takes the median"),
         (
@@ -170,7 +180,7 @@ def test_auto_streams_where_updates_would_take_much_of_the_memory(monkeypatch):
 
 def test_auto_stacks_what_cannot_stream(monkeypatch):
     monkeypatch.setattr("fedif_flower.strategies.streaming.SHARE_OF_MEMORY", 0.0)
-    strategy = Krum(aggregation="auto", fraction_evaluate=0.0, device="cpu")
+    strategy = RobustRule(Krum(), aggregation="auto", fraction_evaluate=0.0, device="cpu")
     strategy.start(LocalGrid(Noisy(), CLIENTS), model_arrays(model()), num_rounds=1)
     assert strategy.workspace.updates.shape[0] == CLIENTS
 

@@ -16,7 +16,8 @@ from fedif_flower.strategies.summary import given_settings, shown_setting
 from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.lines import threshold_validation
 
-KINDS = [getattr(strategies, name) for name in strategies.__all__]
+PUBLIC = [getattr(strategies, name) for name in strategies.__all__]
+KINDS = [kind for kind in PUBLIC if issubclass(kind, ScreenedStrategy)]
 BASE = [*inspect.signature(ScreenedStrategy).parameters]
 
 
@@ -29,6 +30,7 @@ def parts() -> dict[str, object]:
         "inputs": torch.zeros(4, 2),
         "labels": torch.zeros(4, dtype=torch.int64),
         "inner": FedMedian(),
+        "rule": strategies.Median(),
         "is_malicious": lambda _node: False,
     }
 
@@ -88,6 +90,11 @@ def test_positional_arguments_and_those_of_a_users_own_subclass():
     settings = given_settings(Own, (1,), {"proximal_mu": 0.5})
     assert (settings["first"], settings["second"], settings["proximal_mu"]) == (1, 2, 0.5)
     assert settings["seed"] == 0
+
+
+def test_a_rule_is_told_with_its_settings(caplog):
+    lines = told(strategies.RobustRule(strategies.DnC(iterations=3), device="cpu"), caplog)
+    assert "rule = DnC(malicious_fraction=0.2, iterations=3)" in lines
 
 
 def test_data_and_models_are_told_by_their_kind():

@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import require
+from fedif_flower.round import Aggregation, RoundUpdates
+
+
+@dataclass(frozen=True)
+class RFA:
+    """Take the geometric median of the clients' models, beginning at FedAvg's mean.
+
+    Formula: :func:`geometric_median_weights`.
+
+    Parameters
+    ----------
+    iterations : int
+        Steps of the smoothed Weiszfeld algorithm, >= 0; 0: FedAvg.
+    nu : float
+        Smoothing of distances, > 0.
+    """
+
+    gives_weights = True
+
+    iterations: int = 3
+    nu: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        require(self.iterations >= 0, "iterations", self.iterations, ">= 0")
+        require(self.nu > 0.0, "nu", self.nu, "> 0")
+
+    def __call__(self, updates: RoundUpdates) -> Aggregation:
+        """Return weights ``[m]`` whose mean is the median."""
+        shares = updates.num_examples / updates.num_examples.sum()
+        weights = geometric_median_weights(
+            updates.client_updates, shares, iterations=self.iterations, nu=self.nu
+        )
+        return Aggregation(weights=weights.cpu())
 
 
 def geometric_median_weights(
@@ -43,16 +79,12 @@ def geometric_median_weights(
     Raises
     ------
     ValuationError
-        If a parameter is out of range, or a model has NaN or Inf.
+        If a model has NaN or Inf.
 
     References
     ----------
     Pillutla et al., "Robust Aggregation for Federated Learning", IEEE TSP 2022, algorithm 2.
     """
-    if iterations < 0:
-        raise ValuationError(f"iterations is {iterations}; allowed: >= 0")
-    if not nu > 0.0:
-        raise ValuationError(f"nu is {nu}; allowed: > 0")
     gram = gram_matrix(client_params)  # [m, m]
     alpha = shares(weights, gram.shape[0]).to(gram.device)
     mean_weights = alpha  # [m]

@@ -1,25 +1,23 @@
-"""ByzFL's aggregators by their names, on the screened base."""
+"""ByzFL's aggregators, by their names."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, ValuationError, require
 from fedif_flower.round import RoundUpdates
-from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.vector_rule import VectorRule
 
 PREFIX = "byzfl:"
-Rule = Callable[[Tensor], Tensor]
+_Aggregator = Callable[[Tensor], Tensor]
 
 
-class ByzFL(VectorRule):
+class ByzFL:
     """Move the model by what one of ByzFL's aggregators makes of the round's updates.
 
     Its parameters are ByzFL's defaults but f, the malicious updates that it expects.
@@ -32,8 +30,6 @@ class ByzFL(VectorRule):
     malicious_fraction : float
         Assumed share of malicious clients, in [0, 1]; f is that share of the round, but always less
         than half of it.
-    *flower, **base
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
 
     Raises
     ------
@@ -41,21 +37,18 @@ class ByzFL(VectorRule):
         If ByzFL is not installed, or has no such rule.
     """
 
-    def __init__(
-        self,
-        rule: str,
-        *flower: Any,
-        malicious_fraction: float = 0.2,
-        **base: Unpack[BaseArguments],
-    ) -> None:
+    def __init__(self, rule: str, malicious_fraction: float = 0.2) -> None:
         in_range = 0.0 <= malicious_fraction <= 1.0
         require(in_range, "malicious_fraction", malicious_fraction, "0 to 1")
-        super().__init__(*flower, **base)
         self.rule = rule
         self.malicious_fraction = malicious_fraction
         self._steps = _named(rule)
 
-    def step(self, updates: RoundUpdates) -> Tensor:
+    def __repr__(self) -> str:
+        """Name the rule and its setting."""
+        return f"ByzFL({self.rule!r}, malicious_fraction={self.malicious_fraction:g})"
+
+    def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the rule's vector ``[d]``."""
         m, vectors = updates.num_clients, updates.client_updates
         num_malicious = min(round(self.malicious_fraction * m), (m - 1) // 2)
@@ -94,8 +87,8 @@ def _class(module: Any, name: str, rule: str) -> type:
     return known[name]
 
 
-def _built(kind: type, num_malicious: int) -> Rule:
+def _built(kind: type, num_malicious: int) -> _Aggregator:
     """Return an aggregator with ByzFL's own parameters, and f where it has one."""
     takes = inspect.signature(kind).parameters
-    rule: Rule = kind(**({"f": num_malicious} if "f" in takes else {}))
+    rule: _Aggregator = kind(**({"f": num_malicious} if "f" in takes else {}))
     return rule

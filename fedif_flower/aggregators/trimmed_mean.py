@@ -1,0 +1,70 @@
+"""The coordinate-wise trimmed mean [Yin et al., 2018]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedif_flower.errors import ValuationError, require
+from fedif_flower.round import RoundUpdates
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """Move each parameter by the mean of the updates without the least and the largest.
+
+    Formula: :func:`trimmed_mean`.
+
+    Parameters
+    ----------
+    malicious_fraction : float
+        Assumed share of malicious clients, in [0, 1]: so many are left out at either end, but
+        always less than half.
+    """
+
+    malicious_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        fraction = self.malicious_fraction
+        require(0.0 <= fraction <= 1.0, "malicious_fraction", fraction, "0 to 1")
+
+    def __call__(self, updates: RoundUpdates) -> Tensor:
+        """Return the trimmed mean ``[d]``."""
+        m = updates.num_clients
+        num_trimmed = min(round(self.malicious_fraction * m), (m - 1) // 2)
+        return trimmed_mean(updates.client_updates, num_trimmed)
+
+
+def trimmed_mean(updates: Tensor, num_trimmed: int) -> Tensor:
+    """Return the mean of each coordinate without its ``num_trimmed`` least and largest values.
+
+    Parameters
+    ----------
+    updates : Tensor
+        ``[m, d]``, finite.
+    num_trimmed : int
+        f in [0, (m - 1) / 2].
+
+    Returns
+    -------
+    Tensor
+        ``[d]``, same dtype.
+
+    Raises
+    ------
+    ValuationError
+        If nothing would be left.
+
+    References
+    ----------
+    Yin et al., 2018 (Byzantine-robust distributed learning), definition 2.
+    """
+    m = len(updates)
+    if not 0 <= 2 * num_trimmed < m:
+        raise ValuationError(f"num_trimmed is {num_trimmed}; allowed: 0 to {(m - 1) // 2}")
+    if not num_trimmed:
+        return updates.mean(dim=0)
+    ordered = updates.sort(dim=0).values  # [m, d]
+    return ordered[num_trimmed : m - num_trimmed].mean(dim=0)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.round import Aggregation
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import (
+    AlignIns,
+    CentredClipping,
+    DnC,
+    FedAvg,
+    Flame,
+    Krum,
+    Median,
+    RobustRule,
+    TrimmedMean,
+)
+from tests.strategies.lines import Movers, column, play, point
+
+BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+STEPS = [[1.0, 9.0], [2.0, -3.0], [7.0, 0.0], [8.0, 2.0], [100.0, -50.0]]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (RobustRule(Median(), **BASE), [7, 0]),
+        (RobustRule(TrimmedMean(malicious_fraction=0.2), **BASE), [17 / 3, -1 / 3]),
+        (RobustRule(TrimmedMean(malicious_fraction=0.9), **BASE), [7, 0]),
+        (RobustRule(TrimmedMean(malicious_fraction=0.0), **BASE), [118 / 5, -42 / 5]),
+        (RobustRule(CentredClipping(radius=1e6, iterations=1), **BASE), [118 / 5, -42 / 5]),
+    ],
+)
+def test_the_parameters_move_by_the_rule(strategy, expected):
+    params, (report,) = play(strategy, point(), Movers(STEPS))
+    assert params.tolist() == pytest.approx(expected, rel=1e-5)
+    assert all(weight != weight or weight is None for weight in column(report, "weight"))
+
+
+def test_the_centre_is_the_last_rounds_step():
+    movers = Movers([[3.0, 4.0], [3.0, 4.0]])
+    strategy = RobustRule(CentredClipping(radius=1.0, iterations=1), **BASE)
+    params, _ = play(strategy, point(), movers, rounds=2)
+    # The first step is one long towards [3, 4], the second one longer from there.
+    assert params.tolist() == pytest.approx([0.6 + 1.2, 0.8 + 1.6])
+    state = strategy.state_dict()
+    other = RobustRule(CentredClipping(radius=1.0, iterations=1), **BASE)
+    other.load_state_dict(state)
+    assert torch.equal(other.rule.last_step, strategy.rule.last_step)
+
+
+def test_lengths_are_bounded_before_the_rule_sees_them():
+    params, _ = play(
+        RobustRule(Median(), update_clipping=1.0, **BASE),
+        point(),
+        Movers([[3.0, 0.0], [4.0, 0.0], [90.0, 0.0]]),
+    )
+    assert params.tolist() == [4, 0]
+    trimmed = RobustRule(TrimmedMean(malicious_fraction=0.0), update_clipping=1.0, **BASE)
+    params, _ = play(trimmed, point(), Movers([[3.0, 0.0], [4.0, 0.0], [90.0, 0.0]]))
+    assert params.tolist() == pytest.approx([11 / 3, 0])
+
+
+def test_dnc_averages_those_that_are_kept():
+    params, (report,) = play(
+        RobustRule(DnC(malicious_fraction=0.2), **BASE), point(), Movers(STEPS)
+    )
+    assert column(report, "weight") == pytest.approx([0.25] * 4 + [0])
+    assert params.tolist() == pytest.approx([4.5, 2])
+
+
+def test_align_ins_gives_those_that_stand_out_no_weight():
+    movers = Movers([[1.0, 1.0], [1.0, 1.0], [2.0, 2.0], [-4.0, -4.0]])
+    _, (report,) = play(RobustRule(AlignIns(), **BASE), point(), movers)
+    assert column(report, "weight") == pytest.approx([1 / 3, 1 / 3, 1 / 6, 0])
+
+
+def test_flame_adds_little_noise_that_the_seed_decides():
+    movers = Movers([[1.0, 1.0]] * 5)
+    still, (report,) = play(RobustRule(Flame(noise=0.0), **BASE), point(), movers)
+    assert still.tolist() == pytest.approx([1, 1])
+    assert column(report, "weight") == pytest.approx([0.2] * 5)
+    noisy, _ = play(RobustRule(Flame(noise=0.1), **BASE), point(), movers)
+    again, _ = play(RobustRule(Flame(noise=0.1), **BASE), point(), movers)
+    other, _ = play(RobustRule(Flame(noise=0.1), seed=1, **BASE), point(), movers)
+    assert torch.equal(noisy, again)
+    assert not torch.equal(noisy, other)
+    assert 0 < float((noisy - still).norm()) < 5 * 0.1 * 2**0.5 * 2**0.5
+
+
+def test_mixing_comes_before_any_rule():
+    movers = Movers([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0], [100.0, 0.0]])
+    params, _ = play(RobustRule(Median(), neighbour_mixing=0.5, **BASE), point(), movers)
+    assert params.tolist() == pytest.approx([1.25, 0])  # of 0.5, 0.5, 2, 51.5
+    _, (report,) = play(FedAvg(neighbour_mixing=0.5, **BASE), point(), movers)
+    assert column(report, "weight") == pytest.approx([2 / 8, 3 / 8, 2 / 8, 1 / 8])
+    params, _ = play(
+        RobustRule(Krum(malicious_fraction=0.25), neighbour_mixing=0.5, **BASE), point(), movers
+    )
+    assert params.tolist() == pytest.approx([0.5, 0])  # a mixed model, not one that was sent
+
+
+@pytest.mark.parametrize(
+    ("rule", "bad", "message"),
+    [
+        (TrimmedMean, {"malicious_fraction": 2.0}, "malicious_fraction = 2.0; allowed: 0 to 1"),
+        (DnC, {"iterations": 0}, "iterations = 0; allowed: >= 1"),
+        (CentredClipping, {"radius": -1.0}, "radius = -1.0; allowed: > 0"),
+        (Flame, {"noise": -1.0}, "noise = -1.0; allowed: >= 0"),
+        (AlignIns, {"share": 0.0}, "share = 0.0; allowed: > 0 and <= 1"),
+    ],
+)
+def test_arguments_out_of_range_are_named(rule, bad, message):
+    with pytest.raises(ConfigError, match=message):
+        rule(**bad)
+
+
+def test_the_share_of_neighbours_left_out_is_named():
+    with pytest.raises(ConfigError, match=r"neighbour_mixing = 2\.0; allowed: 0 to 1"):
+        RobustRule(Median(), neighbour_mixing=2.0, **BASE)
+
+
+def test_a_rule_of_ones_own_is_a_function():
+    """A step [d] needs nothing else; weights say that they are some."""
+
+    def first(updates):
+        return updates.client_updates[0]
+
+    params, (report,) = play(RobustRule(first, **BASE), point(), Movers(STEPS))
+    assert params.tolist() == [1, 9]
+    assert report.clients[0].weight is None
+
+    class Last:
+        gives_weights = True
+
+        def __call__(self, updates):
+            return Aggregation(weights=torch.eye(updates.num_clients)[-1])
+
+    params, (report,) = play(RobustRule(Last(), **BASE), point(), Movers(STEPS))
+    assert params.tolist() == [100, -50]
+    assert column(report, "weight") == [0, 0, 0, 0, 1]
+
+
+def test_a_rule_that_returns_the_other_thing_fails_the_round():
+    def weights(updates):
+        return Aggregation(weights=torch.ones(updates.num_clients))
+
+    strategy = RobustRule(weights, **BASE)
+    strategy.start(LocalGrid(Movers(STEPS), len(STEPS)), model_arrays(point()), num_rounds=1)
+    (report,) = strategy.history.rounds
+    assert "it has to return a step [d]" in report.reason
+
+
+def test_what_is_no_rule_is_refused():
+    with pytest.raises(ConfigError, match=r"rule = 0\.5; allowed: a callable, such as Median"):
+        RobustRule(0.5)
