@@ -44,6 +44,18 @@ class StatementError(FedIFError):
 
 
 def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
-    """Raise ConfigError naming the key, its value and what is allowed, unless ``is_allowed``."""
+    """Raise ConfigError naming the key, its value and what is allowed, unless ``is_allowed``.
+
+    Parameters
+    ----------
+    is_allowed : bool
+        Whether the value is.
+    key : str
+        What the one who set it calls it.
+    value : object
+        What it was set to.
+    allowed : str
+        What would have been allowed, in words.
+    """
     if not is_allowed:
         raise ConfigError(f"{key} = {value!r}; allowed: {allowed}")

@@ -217,7 +217,17 @@ def combine_buffers(global_values: Tensor, client_updates: Tensor, weights: Tens
 
 
 def hold_within(combined: Tensor, global_values: Tensor, client_updates: Tensor) -> Tensor:
-    """Return ``combined`` [b], held within the values that the server sent and the clients did."""
+    """Return ``combined``, held within the values that the server sent and the clients did.
+
+    Parameters
+    ----------
+    combined : Tensor
+        ``[b]``: the new values.
+    global_values : Tensor
+        ``[b]``: those that the server sent.
+    client_updates : Tensor
+        ``[m, b]``: the clients' differences from them.
+    """
     lowest, highest = client_updates.aminmax(dim=0)  # [b]
     return combined.clamp(global_values + lowest.clamp_max(0), global_values + highest.clamp_min(0))
 

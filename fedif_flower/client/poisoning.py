@@ -25,6 +25,19 @@ def poisoned_data(
 ) -> Any:
     """Return a client's data as its model takes them; a pair of tensors on the model's device.
 
+    Parameters
+    ----------
+    task : Task
+        Whose ``transform`` the inputs go through.
+    model : nn.Module
+        The model received: adversarial samples are made against it, and inputs go to its device.
+    data : Data
+        What the task gave this client: tensors, or batches of any structure.
+    acting : Behaviour
+        Changes labels, inputs or whole examples, or nothing.
+    seed, partition_id, server_round : int
+        What is drawn depends on them: data that are changed once, on the first two alone.
+
     Raises
     ------
     DataError

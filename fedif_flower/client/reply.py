@@ -58,7 +58,14 @@ def describe_node(message: Message, context: Context) -> Message:
 def train_round(message: Message, context: Context, task: Task | None = None) -> Message:
     """Train the received model on this node's data, honestly or not, and send it back.
 
-    ``task`` is the app's own; ``None``: the run config names one.
+    Parameters
+    ----------
+    message : Message
+        The model's arrays and the round's settings.
+    context : Context
+        The node's config, and what it keeps from round to round.
+    task : Task, optional
+        The app's own; ``None``: the run config names one.
     """
     # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
     # in this process until the garbage collector comes by.
@@ -144,7 +151,27 @@ def train_model(
     memory: MutableMapping[str, Tensor],
     proximal_mu: float = 0.0,
 ) -> Trained:
-    """Train ``model`` in place as this node does in this round; return loss and examples."""
+    """Train ``model`` in place as this node does in this round; return loss and examples.
+
+    Parameters
+    ----------
+    model : nn.Module
+        With the parameters received.
+    task : Task
+        What the federation is about.
+    data : Data
+        This client's: tensors, or batches of any structure.
+    config : ClientConfig
+        Epochs, batches, learning rate and the rest of local training.
+    acting : Behaviour
+        What it does to its data, its training and its update.
+    partition_id, server_round : int
+        Together with ``config.seed``, what is drawn depends on them.
+    memory : mutable mapping of str to Tensor
+        What the behaviour keeps from round to round.
+    proximal_mu : float
+        FedProx's mu, >= 0; 0: there is no proximal term.
+    """
     ids = (config.seed, partition_id)
     received = _trainable_vector(model)  # [d]
     data = poisoned_data(

@@ -20,6 +20,13 @@ MAX_TIMES_MEDIAN = 100
 def measure_advance(name: str, received: NDArray[np.generic], returned: NDArray[np.generic]) -> int:
     """Return the largest advance of any element; 0 if the array is as it was.
 
+    Parameters
+    ----------
+    name : str
+        The array's, for the error.
+    received, returned : NDArray
+        The array as the server sent it and as the client returned it, of one shape.
+
     Raises
     ------
     ReplyError

@@ -26,7 +26,17 @@ MAX_DEVIATION = 100.0
 def aggregate_metrics(
     records: Sequence[RecordDict], aggregate: MetricsAggregation, weighted_by_key: str
 ) -> MetricRecord | None:
-    """Return what ``aggregate`` makes of the clients' records, or ``None`` if it fails."""
+    """Return what ``aggregate`` makes of the clients' records, or ``None`` if it fails.
+
+    Parameters
+    ----------
+    records : sequence of RecordDict
+        One for each accepted reply, without the model's arrays.
+    aggregate : callable
+        ``(records, weighted_by_key)`` -> MetricRecord.
+    weighted_by_key : str
+        The metric that counts a client's examples.
+    """
     try:
         return aggregate(list(records), weighted_by_key) if records else None
     except Exception as error:  # metrics are the clients' words: they must not stop a run

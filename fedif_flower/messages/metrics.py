@@ -174,7 +174,17 @@ def scalar(metrics: Mapping[str, object], name: str) -> float | None:
 def screen_evaluations(
     replies: Iterable[Message], asked: Collection[int], limits: ReplyLimits
 ) -> list[RecordDict]:
-    """Return the records of well-formed evaluation replies, one for each node that was asked."""
+    """Return the records of well-formed evaluation replies, one for each node that was asked.
+
+    Parameters
+    ----------
+    replies : iterable of Message
+        What came, in any order; nothing in them is believed.
+    asked : collection of int
+        Node ids. A reply of another node, or a second one, is left out.
+    limits : ReplyLimits
+        How many examples and metrics a reply may have.
+    """
     waiting, accepted = set(asked), []
     for reply in replies:
         node_id = reply.metadata.src_node_id

@@ -26,6 +26,15 @@ def check_variance(name: str, returned: NDArray[np.generic], sent: float) -> Non
 
     The model takes their square root: a single one below 0 would make every output NaN. 0 is what
     a dead channel has.
+
+    Parameters
+    ----------
+    name : str
+        The array's, for the error.
+    returned : NDArray
+        The running variances that a client returned.
+    sent : float
+        The largest of those that the server sent.
     """
     smallest = float(returned.min(initial=np.inf))
     largest = float(returned.max(initial=-np.inf))

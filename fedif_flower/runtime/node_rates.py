@@ -96,7 +96,17 @@ class NodeRates:
         self._looked, self._needs = -math.inf, (0.0, 0.0)
 
     def wait(self, node_id: int, cost: float, size: int) -> float | None:
-        """Take a request and its bytes; return the seconds to wait, ``None``: it is refused."""
+        """Take a request and its bytes; return the seconds to wait, ``None``: it is refused.
+
+        Parameters
+        ----------
+        node_id : int
+            Who sends it.
+        cost : float
+            What it costs the server, in requests of the usual kind.
+        size : int
+            Its body's bytes.
+        """
         node = self._node(node_id)
         wait = max(node.requests.wait(), node.size.wait())
         if wait > PATIENCE:

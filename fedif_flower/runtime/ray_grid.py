@@ -184,6 +184,15 @@ def ray_grid(
 ) -> Iterator[RayGrid]:
     """Start Ray (or join the cluster that ``RAY_ADDRESS`` names) and Flower's actors on it.
 
+    Parameters
+    ----------
+    client_app : ClientApp
+        What each node runs.
+    num_nodes : int
+        Simulated nodes, >= 1.
+    cpus_per_client, gpus_per_client : int, float
+        What of a machine an actor takes; they say how many clients work at once.
+
     Raises
     ------
     ConfigError

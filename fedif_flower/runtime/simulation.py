@@ -67,7 +67,21 @@ def run_on_ray(
     cpus_per_client: int = 1,
     gpus_per_client: float = 0.0,
 ) -> None:
-    """Call ``main(grid)`` beside ``num_clients`` simulated nodes; re-raise what it raises."""
+    """Call ``main(grid)`` beside ``num_clients`` simulated nodes; re-raise what it raises.
+
+    Parameters
+    ----------
+    main : callable
+        Gets the grid, and runs the federation over it.
+    client_app : ClientApp
+        What each node runs.
+    num_clients : int
+        Nodes, >= 1.
+    cpus_per_client : int
+        Cores that Ray keeps for a client while it works, >= 1.
+    gpus_per_client : float
+        The same of GPUs, >= 0; 0.1: ten clients share one.
+    """
     if cpus_per_client < 1:
         raise ConfigError(f"cpus_per_client = {cpus_per_client}; allowed: >= 1")
     if gpus_per_client < 0:

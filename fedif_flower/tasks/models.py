@@ -247,7 +247,22 @@ def build_model(name: str, image_shape: ImageShape, num_classes: int, *, seed: i
 
 
 def new_model(name: str, image_shape: ImageShape, num_classes: int) -> nn.Module:
-    """Build a model from the process's own random state; see :func:`build_model`."""
+    """Build a model from the process's own random state; see :func:`build_model`.
+
+    Parameters
+    ----------
+    name : str
+        One of ``MODELS``.
+    image_shape : tuple of int
+        Channels, height and width of what it takes.
+    num_classes : int
+        Outputs, >= 2.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such model, or it does not fit the images.
+    """
     if name not in MODELS:
         raise ConfigError(f"model = {name!r}; allowed: {', '.join(MODELS)}")
     if num_classes < 2:

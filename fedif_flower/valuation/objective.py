@@ -208,7 +208,17 @@ def objective_of(
     batch_loss: BatchLoss | None,
     scores: Mapping[str, ScoreFunction] | None = None,
 ) -> Objective:
-    """Return what judges by ``batch_loss``, else by ``loss_fn``, else by cross-entropy."""
+    """Return what judges by ``batch_loss``, else by ``loss_fn``, else by cross-entropy.
+
+    Parameters
+    ----------
+    loss_fn : callable, optional
+        ``(outputs, targets)`` -> their mean loss.
+    batch_loss : callable, optional
+        ``(model, batch)`` -> the mean loss over a batch of any structure and how much it weighs.
+    scores : mapping of str to callable, optional
+        Metrics beside the loss, by name.
+    """
     if batch_loss is not None:
         return BatchObjective(batch_loss, scores)
     return PairObjective(loss_fn or functional.cross_entropy, scores)

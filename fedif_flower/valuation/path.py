@@ -122,7 +122,17 @@ def slopes(client_updates: Tensor, gradient: Tensor) -> Tensor:
 
 
 def contributions(slopes: Tensor, coefficients: Tensor, quadrature: Quadrature) -> Tensor:
-    """Return contributions ``[m]`` from :func:`slopes` at each node, ``[nodes, m]``."""
+    """Return contributions ``[m]``, float64.
+
+    Parameters
+    ----------
+    slopes : Tensor
+        ``[nodes, m]``: those of :func:`slopes` at each node of the rule.
+    coefficients : Tensor
+        ``[m]``: by which the updates are in the step.
+    quadrature : Quadrature
+        The rule.
+    """
     if coefficients.shape != slopes.shape[1:]:
         raise ValuationError(
             f"expected coefficients [{slopes.shape[1]}], got {list(coefficients.shape)}"

@@ -55,7 +55,19 @@ def export_partitions(
 
 
 def export_split(dataset: Dataset, split: Split, indices: NDArray[np.int64], folder: Path) -> None:
-    """Write images of one of a data set's splits as ``folder/<class>/<index>.png``."""
+    """Write images of one of a data set's splits as ``folder/<class>/<index>.png``.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Names the classes, and says what a white pixel is.
+    split : Split
+        Its images ``[n, c, h, w]`` and labels ``[n]``.
+    indices : NDArray
+        Which of them, 0 to n - 1.
+    folder : Path
+        Folders of all classes are made in it.
+    """
     names = class_folders(dataset.classes)
     for name in names:
         (folder / name).mkdir(parents=True)
