@@ -70,22 +70,14 @@ def build_game(model_name: str, shape: tuple[int, int, int], images: int, coalit
 
 def one_by_one(judge: Validation) -> Validation:
     """Let operations be split among the cores, instead of models."""
-    judge.replica_pool = lambda at_most: None  # type: ignore[method-assign]  # noqa: ARG005
-    return judge
-
-
-def with_pytorchs_pooling(judge: Validation) -> Validation:
-    for module in list(judge._model.module.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.MaxPool2d):
-                setattr(module, name, nn.MaxPool2d(2))
+    judge.side_by_side = lambda at_most: None  # type: ignore[method-assign]  # noqa: ARG005
     return judge
 
 
 def without_channels_last(judge: Validation) -> Validation:
-    judge._batches = [
+    judge.batches = [
         batch._replace(content=map_tensors(Tensor.contiguous, batch.content))
-        for batch in judge._batches
+        for batch in judge.batches
     ]
     return judge
 
@@ -141,7 +133,6 @@ def alternatives(game: Game) -> dict[str, Callable[[], object]]:
         if chunk <= len(game.targets)
     }
     if game.inputs.shape[-1] > 8:
-        ways["PyTorch's max-pooling"] = game.ask(with_pytorchs_pooling(game.judge()))
         ways["channels first"] = game.ask(without_channels_last(game.judge()))
     ways["operations split among cores"] = game.ask(one_by_one(game.judge()))
     ways["vmap over 8 coalitions"] = batched(game, 8, 100)

@@ -47,14 +47,14 @@ def arena(
     from fedif_flower.client.app import app
     from fedif_flower.run.config import default_run_config
     from fedif_flower.sweeps.engine import LocalLauncher, run_cells
-    from fedif_studies.arena.bouts import arena_cells, choose_bouts, find_ground
+    from fedif_studies.arena.experiments import arena_cells, choose_experiments, find_setup
     from fedif_studies.arena.figures import measured
     from fedif_studies.arena.page import about, headline, write_page
 
     console = Console()
-    wanted = choose_bouts(strategies, attacks, shares)
-    ground = find_ground(dataset, data_dir)
-    cells = arena_cells(wanted, seeds, default_run_config(), output_dir, ground)
+    wanted = choose_experiments(strategies, attacks, shares)
+    setup = find_setup(dataset, data_dir)
+    cells = arena_cells(wanted, seeds, default_run_config(), output_dir, setup)
     launch = LocalLauncher(app) if in_process else launcher(1, 0.0)
     complete = run_cells(list(cells.values()), launch, console, jobs=1 if in_process else jobs)
     found = measured(cells)
@@ -64,7 +64,7 @@ def arena(
     given |= {"seeds": "" if seeds == 1 else str(seeds)}
     options = [f"--{name} {quote(value)}" for name, value in given.items() if value]
     command = " ".join(["fedif arena", *options, *(["--in-process"] if in_process else [])])
-    write_page(found, path, ground.title, about(ground, wanted, seeds, command))
+    write_page(found, path, setup.title, about(setup, wanted, seeds, command))
     headline(found).print(console)
     console.print(f"Page: {path.absolute()}", soft_wrap=True, highlight=False)
     finish(complete)

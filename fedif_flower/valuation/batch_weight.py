@@ -28,6 +28,14 @@ class BatchSize(NamedTuple):
     weight: float
 
 
+class Batch(NamedTuple):
+    """Some of the held-out examples, how many, and what the mean of their losses divides by."""
+
+    content: Any
+    size: float
+    weight: float
+
+
 @dataclass(frozen=True)
 class ClassMean:
     r"""How torch's classification losses take their mean over targets y.

@@ -52,24 +52,25 @@ def missing_classes(validation: Validation) -> list[int]:
     """
     if "accuracy" not in validation.metrics:
         return []
-    *inputs, _ = first_few(validation._batches[0].content, FEW)
-    with validation._model.evaluation_mode():
-        outputs = validation._model.module(*inputs)
+    *inputs, _ = first_few(validation.batches[0].content, FEW)
+    model = validation.judge.model
+    with model.evaluation_mode():
+        outputs = model.module(*inputs)
     return sorted(set(range(outputs.shape[1])) - _present(validation))
 
 
 def _present(validation: Validation) -> set[int]:
     """Return the classes that have an example; a target that is ignored is none."""
-    labels = [set(batch.content[-1].unique().tolist()) for batch in validation._batches]
-    return set().union(*labels) - {validation._objective.ignored}
+    labels = [set(batch.content[-1].unique().tolist()) for batch in validation.batches]
+    return set().union(*labels) - {validation.judge.objective.ignored}
 
 
 def _only(validation: Validation, label: int) -> Validation:
     """Return the validation on the examples of one class."""
     return validation.part(
         [
-            validation._sized(_rows(batch.content, chosen))
-            for batch in validation._batches
+            _rows(batch.content, chosen)
+            for batch in validation.batches
             if bool((chosen := batch.content[-1] == label).any())
         ]
     )

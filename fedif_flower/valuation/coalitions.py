@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.valuation.objective import Metric
+from fedif_flower.valuation.parallel import Judge
 from fedif_flower.valuation.validation import Validation
 
 # Coalition models formed by one matrix product take no more than this.
@@ -51,7 +52,6 @@ def coalition_scores(
     metric: Metric,
     client_buffers: Mapping[str, Tensor] | None = None,
     global_buffers: Mapping[str, Tensor] | None = None,
-    draft: bool = False,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Tensor:
     r"""Return what the unweighted mean of each coalition's models is worth.
@@ -77,10 +77,6 @@ def coalition_scores(
         Floating-point buffers by name, ``[m, ...]`` each: averaged like the parameters.
     global_buffers : mapping of str to Tensor, optional
         The global model's, for the empty coalition.
-    draft : bool
-        Let bfloat16 count the right answers that are not close, where that is faster
-        (:meth:`Validation.drafted_accuracy
-        <fedif_flower.valuation.validation.Validation.drafted_accuracy>`).
     memory_budget : int
         Bytes that coalition models and the threads' replicas of the model may take at a time,
         > 0; at least one coalition model is formed.
@@ -101,20 +97,23 @@ def coalition_scores(
         return torch.empty(0, dtype=torch.float64)
     affordable = memory_budget // (client_params[0].numel() * client_params.itemsize)
     # Each replica is a model of its own beside the coalition models that it evaluates.
-    pool = validation.replica_pool(at_most=affordable // 2)
+    pool = validation.side_by_side(at_most=affordable // 2)
     rows_at_once = affordable // pool.size - 1 if pool else affordable
     blocks = max(-(-len(masks) // max(rows_at_once, 1)), _BLOCKS * (pool.size if pool else 1))
 
-    def score(replica: Validation, block: Tensor) -> Tensor:
+    def score(judge: Judge | None, block: Tensor) -> Tensor:
         means = coalition_means(client_params, block, global_params)  # [rows, d]
         buffers = _mean_buffers(client_buffers, block, global_buffers)
-        pairs = zip(means, buffers, strict=True)
-        if draft and metric == "accuracy":
-            return torch.cat([replica.drafted_accuracy(params, named) for params, named in pairs])
-        return torch.cat([replica.means(params, named, (metric,)) for params, named in pairs])
+        found = [
+            validation.means(params, named, (metric,))
+            if judge is None
+            else validation.mean_by(judge, params, named, metric)
+            for params, named in zip(means, buffers, strict=True)
+        ]
+        return torch.cat(found)
 
     parts = masks.to(client_params.device).tensor_split(min(blocks, len(masks)))
-    scores = pool.map(score, parts) if pool else [score(validation, part) for part in parts]
+    scores = pool.map(score, parts) if pool else [score(None, part) for part in parts]
     return torch.cat(scores).cpu().double()
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import describe
 from fedif_flower.tasks.modules import copy_module, evaluation_mode, tied_names, trainable_names
-from fedif_flower.valuation.pooling import pool_pairwise
 
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
@@ -53,7 +52,6 @@ class FlatModel:
             self.module = _copy(model, device)
         except Exception as error:
             raise ValuationError(f"the model cannot be copied: {error}") from error
-        pool_pairwise(self.module)
         _let_cudnn_go_backward(self.module)
         named = dict(self.module.named_parameters(remove_duplicate=False))
         self.parameters = [named[name] for name in self.parameter_names]
@@ -74,7 +72,19 @@ class FlatModel:
 
     @torch.no_grad()
     def load(self, params: Tensor, others: Mapping[str, Tensor]) -> None:
-        """Take over parameters ``[d]``, and buffers and frozen parameters by name."""
+        """Take over parameters ``[d]``, and buffers and frozen parameters by name.
+
+        Raises
+        ------
+        ValuationError
+            If the length of ``params`` is not d, or a name is unknown.
+        """
+        if params.shape != self.params.shape:
+            raise ValuationError(
+                f"params has shape {list(params.shape)}, not [{self.params.numel()}]"
+            )
+        if unknown := [name for name in others if name not in self.state]:
+            raise ValuationError(f"buffers {unknown} are not in the model")
         self.params.copy_(params)
         for name, value in others.items():
             self.state[name].copy_(value)
@@ -140,38 +150,3 @@ def _pieces(
     for parameter in parameters:
         yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
         start += parameter.numel()
-
-
-class HasFlatModel:
-    """What the owner of a :class:`FlatModel` says of it."""
-
-    _model: FlatModel
-
-    @property
-    def parameter_names(self) -> list[str]:
-        """The trainable parameters, in the order of the vector [d]."""
-        return self._model.parameter_names
-
-    @property
-    def tied_names(self) -> dict[str, str]:
-        """The other names of arrays that the model has under several, and their first name."""
-        return self._model.tied_names
-
-    @property
-    def shapes(self) -> dict[str, list[int]]:
-        """The shape of each parameter and buffer, by every name that it has."""
-        return {name: list(value.shape) for name, value in self._model.state.items()}
-
-    @property
-    def num_params(self) -> int:
-        """Length d of the parameter vector."""
-        return self._model.params.numel()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the parameter vector."""
-        return self._model.params.dtype
-
-    def params(self) -> Tensor:
-        """Return the parameters ``[d]`` last used (at first: the given model's own)."""
-        return self._model.params.detach().clone()

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import describe, first_few, map_tensors
 from fedif_flower.tasks.modules import evaluation_mode, fastest_memory_format, to_memory_format
+from fedif_flower.valuation.batch_weight import Batch
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.mean_trial import require_mean
 from fedif_flower.valuation.objective import Objective
-from fedif_flower.valuation.replicas import Batch
 
 FEW = 2  # Examples: a model that calls ``squeeze`` treats a single one differently.
 

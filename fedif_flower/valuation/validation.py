@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedif_flower.devices import select_device, widest_float
+from fedif_flower.devices import select_device
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import read_batches, to_device
 from fedif_flower.tasks.modules import keep_freed_memory, without_trace
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
-from fedif_flower.valuation.drafts import AccuracyDraft, has_fast_bfloat16
-from fedif_flower.valuation.flat_model import FlatModel, HasFlatModel
+from fedif_flower.valuation.batch_weight import Batch
+from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
 from fedif_flower.valuation.objective import objective_of
-from fedif_flower.valuation.replicas import Batch, HasReplicas, Replicas
+from fedif_flower.valuation.parallel import Judge, Judges, ReplicaPool
 from fedif_flower.valuation.subsample import draw_batches
 from fedif_flower.valuation.trial import sized, try_batches
 
@@ -38,7 +37,7 @@ class Evaluation(NamedTuple):
     score: float = math.nan
 
 
-class Validation(HasFlatModel, HasReplicas):
+class Validation:
     r"""A held-out data set D' with the model and the loss that judge a parameter vector on it.
 
     .. math:: \ell(w, D') = \frac{1}{|D'|} \sum_{(x, y) \in D'} \ell(f_w(x), y)
@@ -83,6 +82,10 @@ class Validation(HasFlatModel, HasReplicas):
 
     Attributes
     ----------
+    batches : list of Batch
+        The data, with the size of each batch.
+    judge : Judge
+        The copy of the model, and the objective.
     metrics : frozenset of str
         What is defined of "loss", "accuracy" (``loss_fn`` with outputs ``[n, classes]`` and
         integer targets ``[n]``), "score" and the names of ``measures``.
@@ -121,56 +124,53 @@ class Validation(HasFlatModel, HasReplicas):
         if loss_fn is not None and batch_loss is not None:
             raise ValuationError("loss_fn and batch_loss are both given; allowed: one of them")
         scores = {**(measures or {}), **({"score": score} if score else {})}
-        self._objective = objective_of(loss_fn, batch_loss, scores)
+        objective = objective_of(loss_fn, batch_loss, scores)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self._adopt(model)
-        with without_trace(self._model.module, self.device):
-            batches = (to_device(batch, self.device) for batch in self._read(inputs, targets))
-            found, self.metrics = try_batches(self._model, self._objective, batches)
-        self._hold(found)
-        self._draft = self._draft_of_accuracy()
+        self.judge = Judge(FlatModel(model, self.device), objective)
+        self._judges = Judges(self.judge)
+        with without_trace(self.judge.model.module, self.device):
+            read = read_batches(inputs, targets, self.batch_size)
+            moved = (to_device(batch, self.device) for batch in read)
+            batches, self.metrics = try_batches(self.judge.model, objective, moved)
+        self._hold(batches)
 
     def __repr__(self) -> str:
         """Say what is judged, by how many examples, in which metrics, where."""
-        model = type(self._model.module).__name__
+        model = type(self.judge.model.module).__name__
         return (
             f"Validation({model} with {self.num_params:,} parameters, "
             f"{self.num_examples:,} examples, {', '.join(sorted(self.metrics))}, {self.device})"
         )
 
-    def _adopt(self, model: nn.Module) -> None:
-        """Take a copy of ``model``, to be loaded with other parameters from now on."""
-        self._model = FlatModel(model, self.device)
-        self._lock = Lock()
-        self._passes, self._judges = Replicas(), Replicas()
+    @property
+    def parameter_names(self) -> list[str]:
+        """The trainable parameters, in the order of the vector [d]."""
+        return self.judge.model.parameter_names
 
-    def _read(self, inputs: Inputs, targets: Targets | None) -> Iterator[Any]:
-        return read_batches(inputs, targets, self.batch_size)
+    @property
+    def tied_names(self) -> dict[str, str]:
+        """The other names of arrays that the model has under several, and their first name."""
+        return self.judge.model.tied_names
 
-    def _sized(self, content: Any) -> Batch:
-        return sized(self._model.module, self._objective, content)
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The shape of each parameter and buffer, by every name that it has."""
+        return {name: list(value.shape) for name, value in self.judge.model.state.items()}
 
-    def _draft_of_accuracy(self) -> AccuracyDraft | None:
-        """Return what counts right answers faster than a pass in float32, if anything does."""
-        if (
-            "accuracy" not in self.metrics
-            or self.device.type != "cpu"
-            or not has_fast_bfloat16()
-            or not self.is_large
-        ):
-            return None
-        with without_trace(self._model.module, self.device):
-            contents = [batch.content for batch in self._batches]
-            draft = AccuracyDraft.from_batches(self._model.module, contents)
-        if draft is None or len(draft.targets) != self.num_examples:  # Some are ignored.
-            return None
-        # It holds all images as one tensor: the batches become views of that.
-        sizes = [len(batch.content[-1]) for batch in self._batches]
-        inputs, targets = (torch.split(t, sizes) for t in (draft.inputs, draft.targets))
-        pairs = zip(inputs, targets, strict=True)
-        self._batches = [b._replace(content=p) for b, p in zip(self._batches, pairs, strict=True)]
-        return draft
+    @property
+    def num_params(self) -> int:
+        """Length d of the parameter vector."""
+        return self.judge.model.params.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the parameter vector."""
+        return self.judge.model.params.dtype
+
+    def params(self) -> Tensor:
+        """Return the parameters ``[d]`` last used (at first: the given model's own)."""
+        return self.judge.model.params.detach().clone()
 
     def gradient(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
         r"""Return :math:`\nabla \ell(w, D')`, the exact mean over all examples.
@@ -205,10 +205,11 @@ class Validation(HasFlatModel, HasReplicas):
         self, params: Tensor, buffers: Mapping[str, Tensor] | None = None
     ) -> LossAndGradient:
         """Return loss and gradient ``[d]`` at ``params`` [d] from one pass; either may be NaN."""
-        with self._loaded(params, buffers):
-            parts = self.share_batches(
-                lambda judge, part: judge._differentiate(part, self.total_weight), ("loss",)
-            )
+        parts = self._judges.go_through(
+            *(self.batches, params, buffers),
+            lambda judge, batches: judge.differentiate(batches, self.total_weight),
+            ("loss",),
+        )
         gradient = parts[0].gradient
         for part in parts[1:]:
             gradient += part.gradient
@@ -245,28 +246,39 @@ class Validation(HasFlatModel, HasReplicas):
             still be computing. NaN where a metric is not defined.
         """
         asked = [metric for metric in metrics if metric in self.metrics]
-        with self._loaded(params, buffers):
-            parts = self.share_batches(lambda judge, part: judge._sum(part, asked), asked)
-        sums = torch.stack(parts).sum(dim=0)
+        parts = self._judges.go_through(
+            *(self.batches, params, buffers),
+            lambda judge, batches: judge.sum(batches, asked),
+            asked,
+        )
+        return self._means_of(torch.stack(parts).sum(dim=0), asked, metrics)
+
+    def side_by_side(self, at_most: int) -> ReplicaPool[Judge] | None:
+        """Return judges with a thread each, for many models; ``None`` where one does as well.
+
+        Parameters
+        ----------
+        at_most : int
+            How many copies of the model memory allows.
+        """
+        return self._judges.side_by_side(self.batches, at_most)
+
+    def mean_by(
+        self, judge: Judge, params: Tensor, buffers: Mapping[str, Tensor], metric: str
+    ) -> Tensor:
+        """Return a metric's mean ``[1]`` as :meth:`means` does, by one of :meth:`side_by_side`."""
+        judge.model.load(params, buffers)
+        asked = [metric] if metric in self.metrics else []
+        return self._means_of(judge.sum(self.batches, asked), asked, [metric])
+
+    def _means_of(self, sums: Tensor, asked: Sequence[str], metrics: Sequence[str]) -> Tensor:
+        """Return the means of all metrics from sums of those that are defined."""
         undefined = sums.new_full((), torch.nan)
         by_metric = {
             metric: total / (self.total_weight if metric == "loss" else self.num_examples)
             for metric, total in zip(asked, sums, strict=True)
         }
         return torch.stack([by_metric.get(metric, undefined) for metric in metrics])
-
-    def drafted_accuracy(
-        self, params: Tensor, buffers: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
-        """Return the share of right answers at ``params`` [d], as :meth:`means` does: ``[1]``.
-
-        Where the processor is fast in bfloat16, float32 sees the close calls alone: see
-        :class:`~fedif_flower.valuation.drafts.AccuracyDraft`.
-        """
-        if self._draft is None:
-            return self.means(params, buffers, ("accuracy",))
-        with self._loaded(params, buffers):
-            return self._draft.count(self._model.module)[None].double() / self.num_examples
 
     def sample(self, count: int, generator: torch.Generator) -> Validation:
         """Return a random part of D' with this model, stratified by class (seeded on the CPU).
@@ -279,67 +291,23 @@ class Validation(HasFlatModel, HasReplicas):
         generator : torch.Generator
             See :func:`~fedif_flower.valuation.subsample.draw_rows`.
         """
-        batches = [batch.content for batch in self._batches]
+        batches = [batch.content for batch in self.batches]
         if (contents := draw_batches(batches, count, generator)) is None:
             return self
-        with self._lock, torch.no_grad():
-            part = self.part([self._sized(content) for content in contents])
+        part = self.part(contents)
         return part if part.total_weight else self  # Every target in it may be ignored.
 
-    def _differentiate(self, batches: Sequence[Batch], total_weight: float) -> LossAndGradient:
-        """Return what these batches add to the mean loss of the whole and to its gradient."""
-        gradient = self._model.zero_gradient()
-        # Half precision keeps three digits: the batches' gradients are then added up elsewhere.
-        is_half = gradient.itemsize < 4
-        total = torch.zeros_like(gradient, dtype=torch.float32) if is_half else gradient
-        counted = [batch for batch in batches if batch.weight]
-        losses = []
-        for batch in counted:
-            share = batch.weight / total_weight
-            loss = self._objective.loss(self._model.module, batch.content)
-            (loss if is_half else loss * share).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-            if is_half:
-                total.add_(gradient, alpha=share)
-                gradient.zero_()
-        values = torch.stack(losses).tolist() if losses else []
-        mean = sum(v * b.weight for v, b in zip(values, counted, strict=True)) / total_weight
-        return LossAndGradient(mean, total if is_half else total.clone())
+    def part(self, contents: Iterable[Any]) -> Validation:
+        """Return a validation on batches of the same kind, with this model."""
+        with self._judges.alone() as judge, torch.no_grad():
+            batches = [sized(judge.model.module, judge.objective, content) for content in contents]
+        other = copy.copy(self)
+        vars(other).pop("gradients", None)  # What is of all of D'.
+        other._hold(batches)
+        return other
 
-    def _sum(self, batches: Sequence[Batch], metrics: Sequence[str]) -> Tensor:
-        """Return each metric's sum over these batches, ``[len(metrics)]``."""
-        module = self._model.module
-        with self._model.evaluation_mode():
-            found = [self._objective.figures(module, b.content, metrics) for b in batches]
-            sums = [
-                self._total(metric, batches, [f[i] for f in found])
-                for i, metric in enumerate(metrics)
-            ]
-        return torch.stack(sums) if sums else torch.zeros(0, dtype=widest_float(self.device))
-
-    def _total(self, metric: str, batches: Sequence[Batch], figures: Sequence[Tensor]) -> Tensor:
-        """Return a metric's sum over batches from its mean over each."""
-        if metric == "accuracy":  # Right answers are counted.
-            return self._weighted_sum(figures, [1] * len(batches))
-        weights = [batch.weight if metric == "loss" else batch.size for batch in batches]
-        # Where no target counts, the mean is 0 / 0.
-        pairs = [(figure, w) for figure, w in zip(figures, weights, strict=True) if w]
-        return self._weighted_sum([figure for figure, _ in pairs], [w for _, w in pairs])
-
-    def _weighted_sum(self, values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return a sum of scalars times weights, which no half precision rounds."""
-        dtype = widest_float(self.device)
-        if not values:
-            return torch.zeros((), dtype=dtype, device=self.device)
-        factors = torch.tensor(weights, dtype=dtype, device=self.device)
-        return torch.dot(torch.stack(list(values)).to(self.device, dtype), factors)
-
-    @contextmanager
-    def _loaded(self, params: Tensor, buffers: Mapping[str, Tensor] | None) -> Iterator[None]:
-        if params.shape != self._model.params.shape:
-            raise ValuationError(f"params has shape {list(params.shape)}, not [{self.num_params}]")
-        if unknown := [name for name in buffers or {} if name not in self._model.state]:
-            raise ValuationError(f"buffers {unknown} are not in the model")
-        with self._lock:
-            self._model.load(params, buffers or {})
-            yield
+    def _hold(self, batches: Sequence[Batch]) -> None:
+        """Take these batches for all of the data."""
+        self.batches = list(batches)
+        self.num_examples = sum(batch.size for batch in batches)
+        self.total_weight = sum(batch.weight for batch in batches)

@@ -1,4 +1,4 @@
-"""What a bout of the arena led to, read from the results of its runs."""
+"""What an experiment of the arena led to, read from the results of its runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from statistics import fmean
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.statement.account import reason_against_shares
 from fedif_flower.sweeps.cells import Cell, find_result
-from fedif_studies.arena.bouts import Bout
+from fedif_studies.arena.experiments import Experiment
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a bout led to, mean over the seeds; ``None`` where a figure is not defined.
+    """What an experiment led to, mean over the seeds; ``None`` where a figure is not defined.
 
     Attributes
     ----------
@@ -46,14 +46,14 @@ class Figures:
     aggregation_seconds: float = 0.0
 
 
-def measured(cells: Mapping[tuple[Bout, int], Cell]) -> dict[Bout, Figures]:
-    """Return what the complete bouts led to; a bout counts once all of its seeds are there."""
-    found: dict[Bout, list[Figures | None]] = {}
-    for (bout, _), cell in cells.items():
+def measured(cells: Mapping[tuple[Experiment, int], Cell]) -> dict[Experiment, Figures]:
+    """Return what each experiment led to, once the runs of all of its seeds are there."""
+    found: dict[Experiment, list[Figures | None]] = {}
+    for (one, _), cell in cells.items():
         run_dir = find_result(cell)
-        found.setdefault(bout, []).append(None if run_dir is None else read_figures(run_dir))
-    complete = {bout: [f for f in seeds if f is not None] for bout, seeds in found.items()}
-    return {bout: _mean(own) for bout, own in complete.items() if len(own) == len(found[bout])}
+        found.setdefault(one, []).append(None if run_dir is None else read_figures(run_dir))
+    complete = {one: [f for f in seeds if f is not None] for one, seeds in found.items()}
+    return {one: _mean(own) for one, own in complete.items() if len(own) == len(found[one])}
 
 
 def read_figures(run_dir: Path) -> Figures:

@@ -9,10 +9,10 @@ from textwrap import wrap
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.sweeps.tables import ResultTable
-from fedif_studies.arena.bouts import CLEAN, Bout, Ground
+from fedif_studies.arena.experiments import CLEAN, Experiment, Setup
 from fedif_studies.arena.figures import Figures
 
-Found = Mapping[Bout, Figures]
+Found = Mapping[Experiment, Figures]
 
 
 def write_page(found: Found, path: Path, title: str, about: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ def write_page(found: Found, path: Path, title: str, about: Sequence[str]) -> No
 
     Parameters
     ----------
-    found : mapping of Bout to Figures
+    found : mapping of Experiment to Figures
         What was measured; strategies and attacks are shown in its order.
     path : Path
         The page, ``*.md``.
@@ -47,13 +47,13 @@ def write_page(found: Found, path: Path, title: str, about: Sequence[str]) -> No
     write_atomically(path, "\n".join(lines) + "\n")
 
 
-def about(ground: Ground, bouts: Sequence[Bout], seeds: int, command: str) -> list[str]:
+def about(setup: Setup, experiments: Sequence[Experiment], seeds: int, command: str) -> list[str]:
     """Return what a reader must know of the measurement."""
-    settings, shares = ground.settings, _shares(bouts)
+    settings, shares = setup.settings, _shares(experiments)
     model = f", {settings['model']}" if "model" in settings else ""
     return [
-        f"{ground.title}{model}, {settings['num-clients']} clients of which "
-        f"{ground.clients_per_round} train in a round, {settings['num-server-rounds']} rounds, "
+        f"{setup.title}{model}, {settings['num-clients']} clients of which "
+        f"{setup.clients_per_round} train in a round, {settings['num-server-rounds']} rounds, "
         f"{seeds} seed{'s' if seeds > 1 else ''}; {' or '.join(f'{s:.0%}' for s in shares)} of the "
         "clients are malicious. Settings are those of each strategy's defaults, the same under "
         "every attack; rules that expect a share of malicious clients are told "
@@ -75,7 +75,7 @@ def headline(found: Found) -> ResultTable:
     heading += [f"backdoor at {share:.0%}" for share in shares]
     lines = []
     for strategy in _strategies(found):
-        clean = found.get(Bout(strategy, CLEAN, 0.0))
+        clean = found.get(Experiment(strategy, CLEAN, 0.0))
         line = [strategy, _percent(clean.accuracy if clean else None)]
         line += [_worst(found, strategy, share) for share in shares]
         line += [_percent(_most_success(found, strategy, share)) for share in shares]
@@ -93,13 +93,13 @@ def details(
 
     def values(strategy: str, attack: str) -> list[float | None]:
         shares = [0.0] if attack == CLEAN else _shares(found)
-        own = [found.get(Bout(strategy, attack, share)) for share in shares]
+        own = [found.get(Experiment(strategy, attack, share)) for share in shares]
         return [getattr(figures, name) if figures else None for figures in own]
 
     def known(row: list[float | None]) -> bool:
         return any(value is not None for value in row)
 
-    attacks = dict.fromkeys(bout.attack for bout in found)
+    attacks = dict.fromkeys(experiment.attack for experiment in found)
     rows = {a: {s: values(s, a) for s in _strategies(found)} for a in attacks}
     rows = {attack: row for attack, row in rows.items() if any(map(known, row.values()))}
     columns = [s for s in _strategies(found) if any(known(row[s]) for row in rows.values())]
@@ -132,7 +132,7 @@ def draw_heat_map(found: Found, path: Path) -> None:
     )[0]
     for axis, (title, columns, name, colours) in zip(axes, panels, strict=True):
         values = [
-            [_value(found.get(Bout(strategy, *point)), name) for point in columns]
+            [_value(found.get(Experiment(strategy, *point)), name) for point in columns]
             for strategy in strategies
         ]
         axis.imshow(values, vmin=0, vmax=100, cmap=colours, aspect="auto")
@@ -154,23 +154,25 @@ def _value(figures: Figures | None, name: str) -> float:
 
 
 def _strategies(found: Found) -> list[str]:
-    return list(dict.fromkeys(bout.strategy for bout in found))
+    return list(dict.fromkeys(experiment.strategy for experiment in found))
 
 
 def _points(found: Found) -> list[tuple[str, float]]:
-    return list(dict.fromkeys((bout.attack, bout.share) for bout in found))
+    return list(dict.fromkeys((experiment.attack, experiment.share) for experiment in found))
 
 
-def _shares(bouts: Iterable[Bout]) -> list[float]:
-    return sorted({bout.share for bout in bouts if bout.attack != CLEAN})
+def _shares(experiments: Iterable[Experiment]) -> list[float]:
+    return sorted({experiment.share for experiment in experiments if experiment.attack != CLEAN})
 
 
 def _of(found: Found, strategy: str, share: float) -> dict[str, Figures]:
     """Return a strategy's figures by attack, at one share."""
     return {
-        bout.attack: figures
-        for bout, figures in found.items()
-        if bout.strategy == strategy and bout.attack != CLEAN and bout.share == share
+        experiment.attack: figures
+        for experiment, figures in found.items()
+        if experiment.strategy == strategy
+        and experiment.attack != CLEAN
+        and experiment.share == share
     }
 
 

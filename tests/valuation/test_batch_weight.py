@@ -200,7 +200,7 @@ def test_a_sample_of_ignored_targets_alone_is_not_taken():
 
 
 def test_threads_share_weighed_batches(monkeypatch):
-    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
+    monkeypatch.setattr("fedif_flower.valuation.parallel._WORTH_SHARING", 0)
     module, loss_fn = model(), nn.CrossEntropyLoss(weight=WEIGHTS)
     with torch_threads(3):
         validation = Validation(module, ROWS, SOME, loss_fn=loss_fn, device="cpu", batch_size=4)

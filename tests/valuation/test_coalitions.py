@@ -87,7 +87,7 @@ coalition_accuracy = partial(coalition_scores, metric="accuracy")
 @pytest.fixture(params=[1, 2, 3], ids=lambda threads: f"{threads} threads")
 def threads(request, monkeypatch):
     # As if the work were worth sharing.
-    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
+    monkeypatch.setattr("fedif_flower.valuation.parallel._WORTH_SHARING", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -122,7 +122,7 @@ def test_every_coalition_is_told_apart():
 def test_a_team_answers_as_one_does(threads):
     judge = validation()
     alone = validation()
-    alone.replica_pool = lambda at_most: None  # type: ignore[method-assign]
+    alone.side_by_side = lambda at_most: None  # type: ignore[method-assign]
     answers = [coalition_loss(v, PARAMS, MASKS, flat(GLOBAL)) for v in (judge, alone)]
     torch.testing.assert_close(*answers, rtol=1e-6, atol=1e-7)
 

@@ -71,7 +71,7 @@ def test_a_small_share_does_not_vanish():
 
 
 def test_threads_give_the_same(case, monkeypatch):
-    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
+    monkeypatch.setattr("fedif_flower.valuation.parallel._WORTH_SHARING", 0)
     model, rows, labels = case
     loss, gradient = in_single(model, rows, labels)
     with torch_threads(2):

@@ -185,7 +185,7 @@ def test_the_trial_leaves_no_trace():
     assert torch.equal(torch.rand(4), expected)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
-    for module in (model, validation._model.module):
+    for module in (model, validation.judge.model.module):
         assert module.calls == 0
         assert module.norm.num_batches_tracked == 0
         assert module.norm.running_mean.tolist() == [0.0] * 3

@@ -74,8 +74,6 @@ class ShapleyValuation:
             raise ConfigError(f"shapley_utility = {utility!r} {_NEEDED[utility]}")
         self.validation = validation
         self.estimator = ESTIMATORS[estimator]
-        # What others are measured against is float32 from end to end.
-        self.draft = estimator != "exact"
         self.num_samples = num_samples
         self.utility = utility
         self.seed = seed
@@ -106,7 +104,6 @@ class ShapleyValuation:
                 metric=self.utility,
                 client_buffers=client_buffers,
                 global_buffers=updates.named_buffers,
-                draft=self.draft,
             )
             return -scores if self.utility == "loss" else scores
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedif_flower.run.config import default_run_config
 from fedif_studies.arena import figures
-from fedif_studies.arena.bouts import Bout, arena_cells, bouts, find_ground
+from fedif_studies.arena.experiments import Experiment, arena_cells, experiments, find_setup
 from fedif_studies.arena.figures import (
     Figures,
     attackers_gain,
@@ -74,19 +74,25 @@ def test_a_runs_figures_are_read_from_its_files(decrease, remainder, gain, tmp_p
 
 
 def test_a_bout_counts_once_all_of_its_seeds_are_there(tmp_path, monkeypatch):
-    wanted = bouts(["FedAvg"], ["sign flip"], [0.2])
-    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_ground())
+    wanted = experiments(["FedAvg"], ["sign flip"], [0.2])
+    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_setup())
     assert measured(cells) == {}
-    done = {cell.name for (bout, seed), cell in cells.items() if seed == 0 or bout.share == 0}
+    done = {
+        cell.name
+        for (experiment, seed), cell in cells.items()
+        if seed == 0 or experiment.share == 0
+    }
     monkeypatch.setattr(figures, "find_result", lambda c: tmp_path if c.name in done else None)
     monkeypatch.setattr(figures, "read_figures", lambda _: Figures(0.5, malicious_weight=0.2))
-    assert measured(cells) == {Bout("FedAvg", "none", 0.0): Figures(0.5, malicious_weight=0.2)}
+    assert measured(cells) == {
+        Experiment("FedAvg", "none", 0.0): Figures(0.5, malicious_weight=0.2)
+    }
 
 
 @pytest.mark.parametrize("values", [(0.2, 0.4), (None, 0.4)])
 def test_figures_are_means_over_the_seeds(values, monkeypatch, tmp_path):
-    wanted = bouts(["FedAvg"], [], [])
-    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_ground())
+    wanted = experiments(["FedAvg"], [], [])
+    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_setup())
     ready = iter(Figures(a, malicious_weight=w) for a, w in zip((0.5, 0.7), values, strict=True))
     monkeypatch.setattr(figures, "find_result", lambda _: tmp_path)
     monkeypatch.setattr(figures, "read_figures", lambda _: next(ready))

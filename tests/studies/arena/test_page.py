@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fedif_studies.arena.bouts import Bout, find_ground
+from fedif_studies.arena.experiments import Experiment, find_setup
 from fedif_studies.arena.figures import Figures
 from fedif_studies.arena.page import about, details, headline, write_page
 
@@ -10,13 +10,13 @@ def figures(accuracy: float, success: float | None = None, weight: float | None 
 
 
 FOUND = {
-    Bout("A", "none", 0.0): figures(0.9),
-    Bout("B", "none", 0.0): figures(0.8),
-    Bout("A", "flip", 0.2): figures(0.5, weight=0.1),
-    Bout("B", "flip", 0.2): figures(0.7),
-    Bout("A", "trigger", 0.2): figures(0.85, success=1.0, weight=0.3),
-    Bout("B", "trigger", 0.2): figures(0.6, success=0.25),
-    Bout("A", "flip", 0.4): figures(0.1, weight=0.4),
+    Experiment("A", "none", 0.0): figures(0.9),
+    Experiment("B", "none", 0.0): figures(0.8),
+    Experiment("A", "flip", 0.2): figures(0.5, weight=0.1),
+    Experiment("B", "flip", 0.2): figures(0.7),
+    Experiment("A", "trigger", 0.2): figures(0.85, success=1.0, weight=0.3),
+    Experiment("B", "trigger", 0.2): figures(0.6, success=0.25),
+    Experiment("A", "flip", 0.4): figures(0.1, weight=0.4),
 }
 
 
@@ -44,7 +44,7 @@ def test_a_table_has_the_attacks_and_strategies_for_which_a_figure_is_defined():
 
 def test_the_page_has_its_picture_and_its_command(tmp_path):
     page = tmp_path / "pages" / "arena.md"
-    told = about(find_ground(), list(FOUND), 1, "fedif arena --seeds 1")
+    told = about(find_setup(), list(FOUND), 1, "fedif arena --seeds 1")
     write_page(FOUND, page, "Digits", told)
     text = page.read_text()
     assert text.startswith("# Arena: Digits\n")

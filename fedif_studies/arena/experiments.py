@@ -72,7 +72,7 @@ _IMAGES: Mapping[str, Scalar] = MappingProxyType(
 
 
 @dataclass(frozen=True, order=True)
-class Bout:
+class Experiment:
     """One strategy under one attack by a share of the clients; without attack the share is 0."""
 
     strategy: str
@@ -81,15 +81,15 @@ class Bout:
 
 
 @dataclass(frozen=True)
-class Ground:
-    """Where bouts are fought.
+class Setup:
+    """What the experiments have in common.
 
     Attributes
     ----------
     title : str
         What the data set is called on the page.
     settings : mapping
-        Run-config keys that no bout changes.
+        Run-config keys that no experiment changes.
     """
 
     title: str
@@ -101,8 +101,8 @@ class Ground:
         return round(float(self.settings["fraction-train"]) * int(self.settings["num-clients"]))
 
 
-def find_ground(dataset: str = DIGITS, data_dir: str = "") -> Ground:
-    """Return where to fight: 50 clients on digits, on any other data set 100 with LeNet-5.
+def find_setup(dataset: str = DIGITS, data_dir: str = "") -> Setup:
+    """Return what is in common: 50 clients on digits, on any other data set 100 with LeNet-5.
 
     Parameters
     ----------
@@ -113,29 +113,31 @@ def find_ground(dataset: str = DIGITS, data_dir: str = "") -> Ground:
     """
     own = _DIGITS if dataset == DIGITS else _IMAGES
     found, title = find_data(dataset, data_dir)
-    return Ground(title, {**_COMMON, **own, **found})
+    return Setup(title, {**_COMMON, **own, **found})
 
 
-def bouts(
+def experiments(
     strategies: Iterable[str] = STRATEGIES,
     attacks: Iterable[str] = ATTACKS,
     shares: Sequence[float] = SHARES,
-) -> list[Bout]:
-    """Return every bout: those without an attack first, then attack by attack."""
+) -> list[Experiment]:
+    """Return every experiment: those without an attack first, then attack by attack."""
     named = list(strategies)
-    fought = [Bout(s, a, share) for a, share, s in product(attacks, shares, named)]
-    return [Bout(strategy, CLEAN, 0.0) for strategy in named] + fought
+    attacked = [Experiment(s, a, share) for a, share, s in product(attacks, shares, named)]
+    return [Experiment(strategy, CLEAN, 0.0) for strategy in named] + attacked
 
 
-def choose_bouts(strategies: str = "", attacks: str = "", shares: str = "") -> list[Bout]:
-    """Return the bouts of lists divided by commas; an empty list stands for all that are known.
+def choose_experiments(
+    strategies: str = "", attacks: str = "", shares: str = ""
+) -> list[Experiment]:
+    """Return the experiments of lists divided by commas; an empty list stands for all names.
 
     Raises
     ------
     ConfigError
         If a name is not known, or a share is no number above 0 and below 1.
     """
-    return bouts(
+    return experiments(
         _named(strategies, STRATEGIES, "strategies"),
         _named(attacks, ATTACKS, "attacks"),
         _shares(shares) if shares else SHARES,
@@ -162,42 +164,42 @@ def _shares(text: str) -> list[float]:
 
 
 def arena_cells(
-    wanted: Sequence[Bout],
+    wanted: Sequence[Experiment],
     seeds: int,
     defaults: Mapping[str, Scalar],
     output_dir: Path,
-    ground: Ground,
-) -> dict[tuple[Bout, int], Cell]:
-    """Return the cell of each bout and seed, seeds varying slowest.
+    setup: Setup,
+) -> dict[tuple[Experiment, int], Cell]:
+    """Return the cell of each experiment and seed, seeds varying slowest.
 
     Contributions are attributed by Simpson's rule wherever a strategy gives coefficients.
 
     Parameters
     ----------
-    wanted : sequence of Bout
-        As :func:`bouts` returns them.
+    wanted : sequence of Experiment
+        As :func:`experiments` returns them.
     seeds : int
         >= 1: the seeds 0, 1 ...
     defaults : Mapping[str, Scalar]
         A complete run config; what the arena sets itself is not read from it.
     output_dir : Path
         Results go to ``<output>/arena/``.
-    ground : Ground
-        Where they are fought.
+    setup : Setup
+        What they have in common.
     """
     cells = {}
-    for seed, bout in product(range(seeds), wanted):
-        attack = ATTACKS[bout.attack] if bout.attack != CLEAN else {"attack": "none"}
-        strategy = STRATEGIES[bout.strategy]
+    for seed, one in product(range(seeds), wanted):
+        attack = ATTACKS[one.attack] if one.attack != CLEAN else {"attack": "none"}
+        strategy = STRATEGIES[one.strategy]
         settings = {
             **defaults,
-            **ground.settings,
+            **setup.settings,
             "attribution": "off" if strategy["strategy"] in WITHOUT_COEFFICIENTS else "simpson",
             **strategy,
             **attack,
-            "malicious-fraction": bout.share,
+            "malicious-fraction": one.share,
             "seed": seed,
         }
-        name = f"{bout.strategy}_{bout.attack}_{bout.share:g}_seed{seed}".replace(" ", "-")
-        cells[bout, seed] = make_cell("arena", name, settings, output_dir, ground.title)
+        name = f"{one.strategy}_{one.attack}_{one.share:g}_seed{seed}".replace(" ", "-")
+        cells[one, seed] = make_cell("arena", name, settings, output_dir, setup.title)
     return cells

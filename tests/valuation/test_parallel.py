@@ -12,6 +12,7 @@ from torch.nn import functional
 from fedif_flower.devices import torch_threads
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.classes import class_validations
+from fedif_flower.valuation.parallel import ReplicaPool
 
 N, CLASSES = 230, 4
 
@@ -19,7 +20,7 @@ N, CLASSES = 230, 4
 @pytest.fixture(autouse=True)
 def shared(monkeypatch):
     """Share every pass, however small, by three threads."""
-    monkeypatch.setattr("fedif_flower.valuation.replicas._WORTH_SHARING", 0)
+    monkeypatch.setattr("fedif_flower.valuation.parallel._WORTH_SHARING", 0)
     with torch_threads(3):
         yield
 
@@ -134,7 +135,7 @@ def test_what_may_keep_a_state_or_cannot_be_divided_stays_in_one_thread(own):
 
 def test_a_large_model_has_no_replicas(monkeypatch):
     validation = judge()
-    monkeypatch.setattr("fedif_flower.valuation.replicas._MOST_REPLICATED", 3 * 60)
+    monkeypatch.setattr("fedif_flower.valuation.parallel._MOST_REPLICATED", 3 * 60)
     validation.gradient(validation.params())
     assert len(THREADS) == 1
 
@@ -150,3 +151,48 @@ def test_an_error_in_a_thread_is_raised():
     with pytest.raises(ArithmeticError, match="no loss for this"):
         validation.loss(torch.full((validation.num_params,), torch.inf))
     assert validation.loss(params) > 0
+
+
+# -- the pool itself ---------------------------------------------------------------------------
+
+
+def test_answers_come_in_the_order_of_the_items():
+    def work(member: str, item: int) -> str:
+        sleep(0.01 * (item % 3))
+        return f"{item}"
+
+    assert ReplicaPool(["a", "b", "c"]).map(work, range(9)) == [str(item) for item in range(9)]
+
+
+def test_nobody_works_twice_at_a_time():
+    busy, lock = set(), threading.Lock()
+
+    def work(member: str, item: int) -> str:
+        with lock:
+            assert member not in busy
+            busy.add(member)
+        sleep(0.002)
+        with lock:
+            busy.remove(member)
+        return member
+
+    assert set(ReplicaPool(["a", "b"]).map(work, range(20))) == {"a", "b"}
+
+
+def test_a_member_has_one_core_and_others_keep_theirs():
+    pool = ReplicaPool(["a", "b"])
+    assert pool.size == 2
+    assert pool.map(lambda replica, _: torch.get_num_threads(), range(4)) == [1] * 4
+    assert torch.get_num_threads() == 3
+    seen: list[int] = []
+    newcomer = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    newcomer.start()
+    newcomer.join()
+    assert seen == [3]
+
+
+def test_errors_are_raised_and_the_pool_goes_on():
+    pool = ReplicaPool(["a"])
+    with pytest.raises(ZeroDivisionError):
+        pool.map(lambda replica, item: 1 / item, [1, 0])
+    assert pool.map(lambda replica, item: item, [1]) == [1]

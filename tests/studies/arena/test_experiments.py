@@ -6,34 +6,34 @@ from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import default_run_config
 from fedif_flower.strategies.registry import STRATEGIES as REGISTERED_STRATEGIES
-from fedif_studies.arena.bouts import (
+from fedif_studies.arena.experiments import (
     ATTACKS,
     SHARES,
     STRATEGIES,
-    Bout,
+    Experiment,
     arena_cells,
-    bouts,
-    choose_bouts,
-    find_ground,
+    choose_experiments,
+    experiments,
+    find_setup,
 )
 from tests.sweeps.small import make_cifar10_folder
 
 
 def test_every_strategy_meets_every_attack_at_every_share():
-    wanted = bouts()
+    wanted = experiments()
     assert len(set(wanted)) == len(wanted)
     assert len(wanted) == len(STRATEGIES) * (1 + len(ATTACKS) * len(SHARES))
     assert {s["strategy"] for s in STRATEGIES.values()} <= set(REGISTERED_STRATEGIES)
     assert {a["attack"] for a in ATTACKS.values()} <= set(REGISTERED_ATTACKS)
-    assert choose_bouts() == wanted
+    assert choose_experiments() == wanted
 
 
 def test_bouts_are_chosen_by_name_and_share():
-    assert choose_bouts("NNM + RFA, Krum", "ALIE", "0.3") == [
-        Bout("NNM + RFA", "none", 0.0),
-        Bout("Krum", "none", 0.0),
-        Bout("NNM + RFA", "ALIE", 0.3),
-        Bout("Krum", "ALIE", 0.3),
+    assert choose_experiments("NNM + RFA, Krum", "ALIE", "0.3") == [
+        Experiment("NNM + RFA", "none", 0.0),
+        Experiment("Krum", "none", 0.0),
+        Experiment("NNM + RFA", "ALIE", 0.3),
+        Experiment("Krum", "ALIE", 0.3),
     ]
 
 
@@ -49,40 +49,42 @@ def test_bouts_are_chosen_by_name_and_share():
 )
 def test_a_name_or_share_that_is_not_known_is_refused(lists, words):
     with pytest.raises(ConfigError, match=words):
-        choose_bouts(*lists)
+        choose_experiments(*lists)
 
 
 def test_a_cells_settings_are_those_of_its_bout(tmp_path):
-    wanted = bouts(["NNM + RFA"], ["ALIE"], [0.4])
-    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_ground())
-    assert [(bout.attack, seed) for bout, seed in cells] == [
+    wanted = experiments(["NNM + RFA"], ["ALIE"], [0.4])
+    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_setup())
+    assert [(experiment.attack, seed) for experiment, seed in cells] == [
         ("none", 0),
         ("ALIE", 0),
         ("none", 1),
         ("ALIE", 1),
     ]
-    config = cells[Bout("NNM + RFA", "ALIE", 0.4), 1].config
+    config = cells[Experiment("NNM + RFA", "ALIE", 0.4), 1].config
     assert (config.strategy, config.attack, config.seed) == ("rfa", "alie", 1)
     assert config.neighbour_mixing
     assert config.malicious_fraction == 0.4
     assert (config.dataset, config.num_clients, config.clients_per_round) == ("digits", 50, 10)
     # Told beforehand, whatever the true share is.
-    assert cells[Bout("NNM + RFA", "none", 0.0), 0].config.assumed_malicious_fraction == 0.4
+    assert cells[Experiment("NNM + RFA", "none", 0.0), 0].config.assumed_malicious_fraction == 0.4
 
 
 def test_contributions_are_attributed_where_a_strategy_has_coefficients(tmp_path):
-    wanted = bouts(attacks=[])
-    cells = arena_cells(wanted, 1, default_run_config(), tmp_path, find_ground())
-    rules = {bout.strategy: cell.config.attribution for (bout, _), cell in cells.items()}
+    wanted = experiments(attacks=[])
+    cells = arena_cells(wanted, 1, default_run_config(), tmp_path, find_setup())
+    rules = {
+        experiment.strategy: cell.config.attribution for (experiment, _), cell in cells.items()
+    }
     assert rules.pop("median") == "off"
     assert set(rules.values()) == {"simpson"}
 
 
 def test_other_data_sets_are_fought_for_by_a_hundred_clients(tmp_path):
-    ground = find_ground("cifar10", str(make_cifar10_folder(tmp_path)))
-    assert (ground.title, ground.clients_per_round) == ("CIFAR-10 (JPEG)", 10)
-    wanted = bouts(["FedIF"], [], [])
-    (cell,) = arena_cells(wanted, 1, default_run_config(), tmp_path, ground).values()
+    setup = find_setup("cifar10", str(make_cifar10_folder(tmp_path)))
+    assert (setup.title, setup.clients_per_round) == ("CIFAR-10 (JPEG)", 10)
+    wanted = experiments(["FedIF"], [], [])
+    (cell,) = arena_cells(wanted, 1, default_run_config(), tmp_path, setup).values()
     assert cell.config.dataset == "image-folder"
     assert (cell.config.num_clients, cell.config.model) == (100, "lenet5")
     assert cell.data == "CIFAR-10 (JPEG)"
