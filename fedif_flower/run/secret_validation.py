@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.server import Server
+from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import torch_generator
 from fedif_flower.storage import config_folder, make_folder, writing
 from fedif_flower.valuation import Validation
@@ -87,7 +87,7 @@ def salt_for(folder: RunFolder) -> Salt:
     return salt_of(nonce)
 
 
-def paying_part(server: Server, salt: str) -> Validation:
+def paying_part(loaded: LoadedTask, salt: str) -> Validation:
     """Return as many test examples as the validation split has, drawn by a salt, by class.
 
     Nothing weighs by them, and nothing is trained on them: what the test split says of the model
@@ -99,9 +99,9 @@ def paying_part(server: Server, salt: str) -> Validation:
         If the test split cannot be divided: its batches are no tensors, or it is no larger than the
         validation split.
     """
-    count = int(server.validation.num_examples)
-    part = server.test.sample(count, torch_generator("paying", int(salt, 16)))
-    if part is server.test:
+    count = int(loaded.validation.num_examples)
+    part = loaded.test.sample(count, torch_generator("paying", int(salt, 16)))
+    if part is loaded.test:
         raise ConfigError(
             "secret-validation = true needs a test split of tensors with more examples than the "
             f"validation split's {count}"

@@ -9,6 +9,7 @@ import pytest
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.secret_validation import (
     NONCE,
     commitment_of,
@@ -17,7 +18,6 @@ from fedif_flower.run.secret_validation import (
     salt_for,
     salt_of,
 )
-from fedif_flower.run.server import build_server
 
 BASE = default_run_config() | {"num-clients": 4, "device": "cpu"}
 
@@ -62,7 +62,7 @@ def test_a_secret_that_is_none_is_refused(tmp_path):
 
 
 def test_the_salt_draws_as_many_examples_as_weigh():
-    server = build_server(RunConfig.from_run_config(BASE))
+    server = load_task(RunConfig.from_run_config(BASE))
     salt, other = salt_of("a").value, salt_of("b").value
     parts = [paying_part(server, value) for value in (salt, salt, other)]
     params = parts[0].gradient(server_params(server))
