@@ -59,6 +59,7 @@ class ClientRow:
     """A line of ``clients.csv``: one client in one round.
 
     ``status`` is what became of it, ``rejection`` why it is not ``"accepted"``.
+    ``claimed_examples`` are those that it reported, where it counts for fewer.
     """
 
     round: int
@@ -71,6 +72,7 @@ class ClientRow:
     weight: float | None
     accumulative_influence: float | None
     num_examples: int | float | None
+    claimed_examples: int | float | None
     train_seconds: float | None
     train_loss: float | None
     status: Status

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import torch_generator
-from fedif_flower.storage import config_folder, make_folder, writing
+from fedif_flower.storage import config_folder, require_private, write_private
 from fedif_flower.valuation import Validation
 
 NONCE, COMMITMENT = "paying_nonce", "paying_commitment"
@@ -62,13 +61,8 @@ def salt_of(nonce: str, path: Path | None = None) -> Salt:
     """
     path = path or default_secret_path()
     if not path.exists():
-        make_folder(path.parent)
-        with writing(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(_BYTES))
-    if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise ConfigError(f"secret = {str(path)!r}: others may read it; `chmod 600` it")
+        write_private(path, secrets.token_hex(_BYTES).encode())
+    require_private(path, "secret")
     try:
         secret = bytes.fromhex(path.read_text())
     except (OSError, ValueError) as error:
