@@ -26,7 +26,7 @@ from fedif_flower.run.provenance import provenance
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
 from fedif_flower.run.resume import ResumableRun, require_space
-from fedif_flower.run.secret_validation import COMMITMENT, NONCE, paying_part, salt_for
+from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
@@ -192,7 +192,9 @@ def _run_federation(
     origin = provenance(config, loaded.fingerprint, tensors_in(loaded.validation_data))
     paying = loaded.validation
     if config.secret_validation:
-        salt = salt_for(recorder.folder)
+        earlier = checkpoint and checkpoint.records.get("paying_nonce")
+        salt = salt_of(str(earlier)) if earlier else new_salt()
+        recorder.paying_nonce = salt.nonce
         origin |= {NONCE: salt.nonce, COMMITMENT: salt.commitment}
         paying = paying_part(loaded, salt.value)
         logger.info("contributions are measured on secret data, commitment %s", salt.commitment)

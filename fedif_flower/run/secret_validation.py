@@ -4,8 +4,8 @@ The server keeps one secret beside the key that signs statements. A run's salt i
 
     salt = HMAC-SHA256(secret, nonce),    commitment = SHA-256(salt)
 
-with a nonce of its own. Nonce and commitment are in ``provenance.json`` before the first round; the
-statement opens the salt, so that everyone can draw the same examples.
+with a nonce of its own, which checkpoints keep. Nonce and commitment are in ``provenance.json``
+before the first round; the statement opens the salt, so that everyone can draw the same examples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import torch_generator
 from fedif_flower.storage import config_folder, require_private, write_private
@@ -72,13 +71,9 @@ def salt_of(nonce: str, path: Path | None = None) -> Salt:
     return Salt(nonce, hmac.new(secret, nonce.encode(), hashlib.sha256).hexdigest())
 
 
-def salt_for(folder: RunFolder) -> Salt:
-    """Return a run's salt: that of its nonce if it has begun before, else a new one."""
-    try:
-        nonce = str(folder.provenance.read()[NONCE])
-    except (OSError, ValueError, KeyError):
-        nonce = secrets.token_hex(16)
-    return salt_of(nonce)
+def new_salt() -> Salt:
+    """Return the salt of a run that begins."""
+    return salt_of(secrets.token_hex(16))
 
 
 def paying_part(loaded: LoadedTask, salt: str) -> Validation:
