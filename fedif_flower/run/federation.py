@@ -162,7 +162,7 @@ def run_federation(
     FedIFError
         Whatever else stopped the run.
     """
-    loaded = load_task(config, task)  # What cannot be loaded leaves no directory behind.
+    loaded = load_task(config, task)  # If this fails, no directory was made.
     require_simulated(grid, loaded.config)
     try_clients(grid, loaded)
     if needs_collusion(loaded.config):
@@ -181,7 +181,7 @@ def _run_federation(
     settings = {**config.identity(), "data": loaded.fingerprint}
     checkpoints = CheckpointFolder(RunFolder(config.run_dir).checkpoints, settings)
     checkpoint = checkpoints.find(config.resume)
-    if checkpoint is None:  # A run that goes on does so without members that do not come back.
+    if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
@@ -209,6 +209,7 @@ def _run_federation(
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
     )
+    # Evaluation may take a model back: the recorder is the first to look at it.
     own: list[Callback] = [recorder]
     if attribution is not None:
         own.append(attribution)

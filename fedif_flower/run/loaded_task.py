@@ -56,7 +56,7 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
         If the data cannot be read, or data, model, loss, attack and number of clients do not fit
         each other.
     """
-    STRATEGIES[config.strategy]  # Whatever cannot be imported shows before anything is loaded.
+    STRATEGIES[config.strategy]  # An import error shows before anything is loaded.
     config = settled(config, verify=True)
     task = task or build_task(config)
     if config.num_clients > (task.num_train or config.num_clients):
