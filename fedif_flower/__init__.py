@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedif_flower.apps import client_app, server_app
     from fedif_flower.messages.models import model_arrays
-    from fedif_flower.run.progress import ShowRounds
+    from fedif_flower.run.round_progress import ShowRounds
     from fedif_flower.run.writer import RunWriter
     from fedif_flower.strategies import (
         RFA,
@@ -76,7 +76,7 @@ _HOMES = {
     "CreditBounds": "valuation.credit",
     "PathAttribution": "strategies.attribution",
     "RunWriter": "run.writer",
-    "ShowRounds": "run.progress",
+    "ShowRounds": "run.round_progress",
     "model_arrays": "messages.models",
     "path_attribution": "valuation.path",
 }

@@ -53,9 +53,9 @@ def server_app(task: Task | None = None) -> ServerApp:
 
     from fedif_flower.run.federation import run_federation
     from fedif_flower.run.folder import RunFolder
-    from fedif_flower.run.nodes import read_config
+    from fedif_flower.run.preflight import read_config
     from fedif_flower.run.report import require_last_round
-    from fedif_flower.statement.delivery import deliver, state_and_deliver
+    from fedif_flower.statement.page_delivery import deliver, state_and_deliver
 
     app = ServerApp()
 

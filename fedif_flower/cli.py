@@ -49,8 +49,8 @@ def run(
 ) -> None:
     """Simulate one federation and print its result."""
     from fedif_flower.client.app import app
-    from fedif_flower.run.progress import RoundProgress
     from fedif_flower.run.report import print_summary, require_last_round
+    from fedif_flower.run.round_progress import RoundProgress
     from fedif_flower.runtime.simulation import simulate
 
     parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
@@ -259,8 +259,7 @@ def finish(complete: bool) -> None:
 
 def parse_config(config: list[str] | None, options: Mapping[str, int | Path | None]) -> RunConfig:
     """Return the defaults with what was given; paths do not depend on the working directory."""
-    from fedif_flower.run.config import RunConfig, default_run_config
-    from fedif_flower.run.overrides import parse_overrides
+    from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
 
     settings = default_run_config() | parse_overrides(" ".join(config or []))
     for key, value in options.items():

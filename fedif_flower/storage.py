@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedif_flower.errors import DataError, StorageError
+from fedif_flower.errors import ConfigError, DataError, StorageError
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
@@ -102,6 +102,27 @@ def make_folder(path: Path) -> None:
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file that its owner alone can read, not even for a moment others.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written, or is there already.
+    """
+    make_folder(path.parent)
+    with writing(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+
+
+def require_private(path: Path, name: str) -> None:
+    """Raise ConfigError if others than its owner may read a file, which errors call ``name``."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise ConfigError(f"{name} = {str(path)!r}: others may read it; `chmod 600` it")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

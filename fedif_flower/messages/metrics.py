@@ -73,12 +73,15 @@ class ClientRecords:
         impossible are left out, and names are printable.
     notes : tuple of str
         What was changed or left out, and why.
+    claimed_examples : float, optional
+        What it reported, where it counts for less.
     """
 
     num_examples: float
     metrics: Metrics
     records: RecordDict
     notes: tuple[str, ...] = ()
+    claimed_examples: float | None = None
 
     def bounded(self, limits: ReplyLimits, median: float, maximum: float) -> ClientRecords:
         """Return these with ``maximum`` in place of the reported number of examples."""
@@ -91,7 +94,8 @@ class ClientRecords:
         for name, record in self.records.items():
             if isinstance(record, MetricRecord) and key in record:
                 records[name] = MetricRecord({**record, key: maximum})
-        return ClientRecords(maximum, self.metrics | {key: maximum}, records, (*self.notes, note))
+        metrics, notes = self.metrics | {key: maximum}, (*self.notes, note)
+        return ClientRecords(maximum, metrics, records, notes, self.num_examples)
 
 
 def screen_records(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import model_validator
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.run.trackers import TRACKERS, tracker_names
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
@@ -90,7 +92,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         """Parse and check a Flower run config; settings that are ``"auto"`` are resolved.
 
         ``num-clients = "auto"`` becomes its default: whoever calls this simulates so many. A
-        ServerApp counts its nodes first, see :func:`~fedif_flower.run.nodes.read_config`.
+        ServerApp counts its nodes first, see :func:`~fedif_flower.run.preflight.read_config`.
 
         Parameters
         ----------
@@ -180,3 +182,31 @@ def subject_of(settings: Mapping[str, Scalar]) -> str:
 def default_run_config() -> dict[str, Scalar]:
     """Return every key of a run config with its default."""
     return RunConfig.defaults()
+
+
+def parse_overrides(text: str) -> dict[str, Scalar]:
+    """Parse ``KEY=VALUE ...`` as ``flwr run --run-config`` does, but refuse what it would skip.
+
+    Raises
+    ------
+    ConfigError
+        If the text is not a list of pairs, strings being quoted.
+    """
+    pair = re.compile(r"""\s*([\w.-]+)=("[^"]*"|'[^']*'|[^\s"']\S*)(?=\s|$)""")
+    values: dict[str, Scalar] = {}
+    position, text = 0, text.strip()
+    while position < len(text):
+        match = pair.match(text, position)
+        if match is None:
+            raise ConfigError(
+                f"cannot read {text[position:].strip()!r}; expected KEY=VALUE pairs separated by "
+                "spaces, strings in quotes: 'num-server-rounds=5 strategy=\"fedif\"'"
+            )
+        try:
+            values[match[1]] = tomllib.loads(f"value = {match[2]}")["value"]
+        except tomllib.TOMLDecodeError:
+            raise ConfigError(
+                f"{match[1]} = {match[2]}: not a number or true/false; strings need quotes"
+            ) from None
+        position = match.end()
+    return values

@@ -19,15 +19,14 @@ from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
+from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
-from fedif_flower.run.nodes import require_simulated, wait_for_clients
-from fedif_flower.run.preflight import try_clients
+from fedif_flower.run.preflight import require_simulated, try_clients, wait_for_clients
 from fedif_flower.run.provenance import provenance
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
 from fedif_flower.run.resume import ResumableRun, require_space
-from fedif_flower.run.secret_validation import COMMITMENT, NONCE, paying_part, salt_for
-from fedif_flower.run.server import Server, build_server, tensors_in
+from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
@@ -49,22 +48,22 @@ logger = logging.getLogger(__name__)
 MOST_EXAMPLES = 10_000_000
 
 
-def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> ScreenedStrategy:
+def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> ScreenedStrategy:
     """Return the strategy that the run config names."""
-    config = server.config
+    config = loaded.config
     base = BaseArguments(
         fraction_train=config.fraction_train,
         fraction_evaluate=0.0,
         min_train_nodes=1,
         min_available_nodes=config.num_clients,
-        trainable_keys=server.validation.parameter_names,
-        tied_keys=server.validation.tied_names,
+        trainable_keys=loaded.validation.parameter_names,
+        tied_keys=loaded.validation.tied_names,
         seed=config.seed,
         identify=identify_clients,
         min_valid_replies=config.min_valid_replies,
         max_failed_rounds=config.max_failed_rounds,
         max_paused_turns=config.max_paused_turns,
-        max_num_examples=config.max_num_examples or server.task.num_train or MOST_EXAMPLES,
+        max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
         update_clipping=config.update_clipping,
         max_examples_ratio=config.max_examples_ratio,
         aggregation=config.aggregation,
@@ -79,10 +78,10 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
         num_clients=config.num_clients,
         clients_per_round=config.clients_per_round,
         training=config.part(TrainingConfig),
-        model=server.model,
-        validation=server.validation,
-        task=server.task,
-        root_data=server.validation_data,
+        model=loaded.model,
+        validation=loaded.validation,
+        task=loaded.task,
+        root_data=loaded.validation_data,
         is_malicious=malicious_marker(config),
         base=base,
     )
@@ -163,51 +162,54 @@ def run_federation(
     FedIFError
         Whatever else stopped the run.
     """
-    server = build_server(config, task)  # What cannot be loaded leaves no directory behind.
-    require_simulated(grid, server.config)
-    try_clients(grid, server)
-    if needs_collusion(server.config):
-        names, tied = server.validation.parameter_names, server.validation.tied_names
-        grid = ColludingGrid(grid, server.config, names, tied)
-    with hold_directory(server.config.run_dir):
+    loaded = load_task(config, task)  # If this fails, no directory was made.
+    require_simulated(grid, loaded.config)
+    try_clients(grid, loaded)
+    if needs_collusion(loaded.config):
+        names, tied = loaded.validation.parameter_names, loaded.validation.tied_names
+        grid = ColludingGrid(grid, loaded.config, names, tied)
+    with hold_directory(loaded.config.run_dir):
         # Nodes are asked who they are before the strategy starts.
-        return _run_federation(screened(grid), server, on_row, callbacks)
+        return _run_federation(screened(grid), loaded, on_row, callbacks)
 
 
 def _run_federation(
-    grid: Grid, server: Server, on_row: OnRow | None, callbacks: Sequence[Callback]
+    grid: Grid, loaded: LoadedTask, on_row: OnRow | None, callbacks: Sequence[Callback]
 ) -> Path:
     """Run one federation in a directory of its own."""
-    config = server.config
-    settings = {**config.identity(), "data": server.fingerprint}
+    config = loaded.config
+    settings = {**config.identity(), "data": loaded.fingerprint}
     checkpoints = CheckpointFolder(RunFolder(config.run_dir).checkpoints, settings)
     checkpoint = checkpoints.find(config.resume)
-    if checkpoint is None:  # A run that goes on does so without members that do not come back.
+    if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
     )
-    metrics = server.task.metrics
-    evaluation = ServerEvaluation(server.validation, server.test, metrics, server.triggered)
+    metrics = loaded.task.metrics
+    evaluation = ServerEvaluation(loaded.validation, loaded.test, metrics, loaded.triggered)
     recorder = RunRecorder(config, malicious_marker(config), on_row, metrics, evaluation)
-    origin = provenance(config, server.fingerprint, tensors_in(server.validation_data))
-    paying = server.validation
+    origin = provenance(config, loaded.fingerprint, tensors_in(loaded.validation_data))
+    paying = loaded.validation
     if config.secret_validation:
-        salt = salt_for(recorder.folder)
+        earlier = checkpoint and checkpoint.records.get("paying_nonce")
+        salt = salt_of(str(earlier)) if earlier else new_salt()
+        recorder.paying_nonce = salt.nonce
         origin |= {NONCE: salt.nonce, COMMITMENT: salt.commitment}
-        paying = paying_part(server, salt.value)
+        paying = paying_part(loaded, salt.value)
         logger.info("contributions are measured on secret data, commitment %s", salt.commitment)
     recorder.folder.provenance.write(origin)
-    arrays = model_arrays(server.model)
+    arrays = model_arrays(loaded.model)
     done = checkpoint.server_round if checkpoint else 0
     rounds_to_keep = config.num_server_rounds - done if config.keep_updates else 0
     kept = kept_copies(rounds_to_keep, config.clients_per_round)
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
-    strategy = build_strategy(server)
+    strategy = build_strategy(loaded)
     attribution = build_attribution(config, paying, recorder.folder)
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
     )
+    # Evaluation may take a model back: the recorder is the first to look at it.
     own: list[Callback] = [recorder]
     if attribution is not None:
         own.append(attribution)
@@ -228,7 +230,7 @@ def _run_federation(
             timeout=config.round_timeout,
             train_config=instructions(
                 config.part(ClientConfig),
-                server.task,
+                loaded.task,
                 run=config.digest(),
                 collusion=needs_collusion(config),
             ),

@@ -94,14 +94,10 @@ def is_failed(row: RoundRow) -> bool:
     return row.round_failed or 2 * row.failed > asked
 
 
-def last_contributions(clients: Iterable[ClientRow]) -> dict[int, ClientRow]:
-    """Return each client's latest row that has a weight score, by node id."""
-    return {row.client_id: row for row in clients if row.weight_score is not None}
-
-
 def detection_auc(clients: Iterable[ClientRow]) -> float | None:
     """Return how well low weight scores tell malicious clients from honest ones, in [0, 1]."""
-    last = list(last_contributions(clients).values())
+    scored = {row.client_id: row for row in clients if row.weight_score is not None}
+    last = list(scored.values())  # Each client's latest.
     if len({row.malicious for row in last}) < 2:
         return None
     # Imported here: it takes a second, of every client and command line.

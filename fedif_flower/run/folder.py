@@ -7,12 +7,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.rows import ClientRow, RoundRow, cell, read_rows
+from fedif_flower.run.rows import ClientRow, RoundRow, csv_text, read_rows
 from fedif_flower.storage import write_atomically, writing
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.quarantine import Decision
@@ -86,23 +85,19 @@ class Table:
     def begin(self, more: Iterable[str] = ()) -> None:
         """Replace the file by a header, with this run's additional columns at its end."""
         self._columns = (*self.columns, *more)
-        write_atomically(self.path, ",".join(self._columns) + "\n")
+        self.replace(())
 
     def append(self, lines: Iterable[Mapping[str, object]]) -> None:
         """Add lines, each given by its values by column; what is not there stays empty."""
-        with writing(self.path), self.path.open("a", newline="") as file:
-            self._write(file, lines)
+        with writing(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
+            file.write(self._text(lines))
 
     def replace(self, lines: Iterable[Mapping[str, object]]) -> None:
         """Write header and lines, whole or not at all."""
-        file = StringIO()
-        file.write(",".join(self._columns) + "\n")
-        self._write(file, lines)
-        write_atomically(self.path, file.getvalue())
+        write_atomically(self.path, csv_text([self._columns]) + self._text(lines))
 
-    def _write(self, file: Any, lines: Iterable[Mapping[str, object]]) -> None:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([cell(line.get(name)) for name in self._columns] for line in lines)
+    def _text(self, lines: Iterable[Mapping[str, object]]) -> str:
+        return csv_text([line.get(name) for name in self._columns] for line in lines)
 
     def read(self) -> list[dict[str, str]]:
         """Return the lines, each as texts by column; none where there is no file.

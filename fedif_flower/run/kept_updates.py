@@ -79,9 +79,9 @@ def read_step(path: Path) -> Step:
     """
     try:
         content = torch.load(path, weights_only=True)
-        updates, applied = content["updates"], content["applied"]
-        # Runs from before credit was bounded kept neither.
-        weights, examples = (content.get(name, applied) for name in ("weights", "examples"))
+        updates, applied, weights, examples = (
+            content[name] for name in ("updates", "applied", "weights", "examples")
+        )
         before, after = (ModelVectors(**content[name]) for name in ("before", "after"))
         nodes = [KeptNode(*member) for member in content["members"]]
         if {len(of) for of in (nodes, updates, applied, weights, examples)} != {len(nodes)}:

@@ -1,18 +1,102 @@
-"""What of the clients' side can be tried before training, in a simulation: data and model."""
+"""Before the first round: how many clients there are, and whether they can train at all."""
 
 from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
 
 import torch
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import ConfigError, DataError, FedIFError
 from fedif_flower.messages.screened_grid import is_reliable
-from fedif_flower.run.server import Server
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.settings import AUTO, Scalar
+from fedif_flower.strategies.nodes import (
+    NODE_TIMEOUT,
+    is_simulated,
+    other_number_simulated,
+    simulated_nodes,
+    wait_for_nodes,
+)
 from fedif_flower.tasks.batches import count_examples
 from fedif_flower.tasks.task import ClientSite
 
+logger = logging.getLogger(__name__)
 
-def try_clients(grid: Grid, server: Server) -> None:
+KEY = "num-clients"
+MOST = 2**31 - 1
+
+
+def read_config(grid: Grid, run_config: Mapping[str, Scalar]) -> RunConfig:
+    """Parse a run config; ``num-clients = "auto"`` is the number of nodes that there are now.
+
+    In a simulation these are all of its nodes. Elsewhere they are those online, as soon as there
+    are two of them and enough for ``min-valid-replies``; nodes that come later are asked as well.
+
+    Parameters
+    ----------
+    grid : Grid
+        The way to the nodes.
+    run_config : mapping of str to bool, int, float or str
+        Values by key; a key that is not there has its default.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key, its value and what is allowed.
+    TrainingFailedError
+        If too few nodes come online.
+    """
+    values = {**RunConfig.defaults(), **run_config}
+    if values[KEY] != AUTO:
+        return RunConfig.from_run_config(values)
+    # Every other mistake is an error before anyone is waited for.
+    wanted = RunConfig.from_run_config({**values, KEY: MOST})
+    if is_simulated(grid):
+        found = len(simulated_nodes(grid))
+        which = "simulated"
+        more = f'--federation-config "num-supernodes={max(100, 10 * found)}"'
+    elif wanted.resume:
+        raise ConfigError(
+            f"{KEY} = 'auto' with resume = {wanted.resume!r}; allowed: the number of the run that "
+            "is to go on, since other nodes may be online now"
+        )
+    else:
+        found = len(wait_for_nodes(grid, _fewest(wanted), NODE_TIMEOUT, KEY))
+        which, more = "online now", "start SuperNodes before the run"
+    config = RunConfig.from_run_config({**values, KEY: found})
+    logger.info(
+        "%s = %d: the nodes that are %s, %d of them in a round; for more: %s",
+        KEY,
+        found,
+        which,
+        config.clients_per_round,
+        more,
+    )
+    return config
+
+
+def require_simulated(grid: Grid, config: RunConfig) -> None:
+    """Raise ConfigError if another number of nodes is simulated than the run has clients."""
+    if is_simulated(grid) and (found := len(simulated_nodes(grid))) != config.num_clients:
+        raise other_number_simulated(found, config.num_clients, KEY)
+
+
+def wait_for_clients(grid: Grid, config: RunConfig) -> None:
+    """Wait until as many nodes are online as the run has clients.
+
+    Raises
+    ------
+    TrainingFailedError
+        If they are too few when the time is over.
+    """
+    wait_for_nodes(grid, config.num_clients, NODE_TIMEOUT, KEY)
+
+
+def try_clients(grid: Grid, loaded: LoadedTask) -> None:
     """Raise in one sentence what would otherwise be every client's error in every round.
 
     Real nodes have data of their own, which only they can try.
@@ -25,12 +109,12 @@ def try_clients(grid: Grid, server: Server) -> None:
         If a client's model would not be the server's.
     """
     if is_reliable(grid):
-        _try_data(server)
-        _try_model(server)
+        _try_data(loaded)
+        _try_model(loaded)
 
 
-def _try_data(server: Server) -> None:
-    config, task, error = server.config, server.task, None
+def _try_data(loaded: LoadedTask) -> None:
+    config, task, error = loaded.config, loaded.task, None
     for partition_id in range(config.num_clients):
         site = ClientSite(
             config.seed,
@@ -46,12 +130,12 @@ def _try_data(server: Server) -> None:
     raise error or DataError(f"task {task.name!r}: client_data of every client is empty")
 
 
-def _try_model(server: Server) -> None:
-    ours, theirs = _arrays(server.model), _arrays(server.task.build_model(seed=0))
+def _try_model(loaded: LoadedTask) -> None:
+    ours, theirs = _arrays(loaded.model), _arrays(loaded.task.build_model(seed=0))
     for name in dict.fromkeys([*ours, *theirs]):
         if ours.get(name) != theirs.get(name):
             raise ConfigError(
-                f"task {server.task.name!r}: model() gives another model each time: {name!r} is "
+                f"task {loaded.task.name!r}: model() gives another model each time: {name!r} is "
                 f"{ours.get(name, 'not there')} on the server, {theirs.get(name, 'not there')} on "
                 "a client"
             )
@@ -63,3 +147,9 @@ def _arrays(model: torch.nn.Module) -> dict[str, str]:
     return {
         name: f"{str(a.dtype).removeprefix('torch.')} {list(a.shape)}" for name, a in state.items()
     }
+
+
+def _fewest(config: RunConfig) -> int:
+    """Return the least number of clients: two, and enough for a round of min-valid-replies."""
+    replies = config.min_valid_replies
+    return 2 if replies == 1 else max(2, math.ceil(replies / config.fraction_train - 1e-9))

@@ -60,6 +60,7 @@ class RunRecorder(RunWriter):
         evaluation: ServerEvaluation | None = None,
     ) -> None:
         self.config = config
+        self.paying_nonce = ""  # Of the data that contributions are measured on, if secret.
         super().__init__(
             config.run_dir,
             every=config.eval_every,

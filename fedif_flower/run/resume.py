@@ -105,6 +105,10 @@ class ResumableRun(Callback):
         state = checkpoint.records.get("attribution")
         if state is None:
             raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
+        if checkpoint.records.get("paying_nonce") != self.recorder.paying_nonce:
+            raise ValueError(
+                "its contributions are of other data: keep secret-validation as it was"
+            )
         lines = checkpoint.lines.get("attribution", ())
         attribution.load_state_dict(state, lines, checkpoint.server_round)
         folder = self.recorder.folder
@@ -154,6 +158,7 @@ class ResumableRun(Callback):
             # Rounds are attributed from the first on.
             lines["attribution"] = self.attribution.lines(max(self._saved, 0), server_round)
             records["attribution"] = self.attribution.state_dict(server_round)
+            records["paying_nonce"] = self.recorder.paying_nonce
         self.folder.save(
             Checkpoint(
                 server_round=server_round,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -58,6 +59,7 @@ class ClientRow:
     """A line of ``clients.csv``: one client in one round.
 
     ``status`` is what became of it, ``rejection`` why it is not ``"accepted"``.
+    ``claimed_examples`` are those that it reported, where it counts for fewer.
     """
 
     round: int
@@ -70,6 +72,7 @@ class ClientRow:
     weight: float | None
     accumulative_influence: float | None
     num_examples: int | float | None
+    claimed_examples: int | float | None
     train_seconds: float | None
     train_loss: float | None
     status: Status
@@ -96,7 +99,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """Return the lines of a CSV file; a last line cut off by a crash is left out."""
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
@@ -118,6 +121,13 @@ def checked_row(kind: type[_Row], values: Mapping[str, Any]) -> _Row:
         if not fits:
             raise ValueError(f"its records have {name} = {value!r}")
     return row
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as the lines of a CSV file."""
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(cell, row) for row in rows)
+    return text.getvalue()
 
 
 def cell(value: object) -> object:

@@ -4,24 +4,22 @@ The server keeps one secret beside the key that signs statements. A run's salt i
 
     salt = HMAC-SHA256(secret, nonce),    commitment = SHA-256(salt)
 
-with a nonce of its own. Nonce and commitment are in ``provenance.json`` before the first round; the
-statement opens the salt, so that everyone can draw the same examples.
+with a nonce of its own, which checkpoints keep. Nonce and commitment are in ``provenance.json``
+before the first round; the statement opens the salt, so that everyone can draw the same examples.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 from typing import NamedTuple
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.server import Server
+from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import torch_generator
-from fedif_flower.storage import config_folder, make_folder, writing
+from fedif_flower.storage import config_folder, require_private, write_private
 from fedif_flower.valuation import Validation
 
 NONCE, COMMITMENT = "paying_nonce", "paying_commitment"
@@ -62,13 +60,8 @@ def salt_of(nonce: str, path: Path | None = None) -> Salt:
     """
     path = path or default_secret_path()
     if not path.exists():
-        make_folder(path.parent)
-        with writing(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(_BYTES))
-    if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise ConfigError(f"secret = {str(path)!r}: others may read it; `chmod 600` it")
+        write_private(path, secrets.token_hex(_BYTES).encode())
+    require_private(path, "secret")
     try:
         secret = bytes.fromhex(path.read_text())
     except (OSError, ValueError) as error:
@@ -78,16 +71,12 @@ def salt_of(nonce: str, path: Path | None = None) -> Salt:
     return Salt(nonce, hmac.new(secret, nonce.encode(), hashlib.sha256).hexdigest())
 
 
-def salt_for(folder: RunFolder) -> Salt:
-    """Return a run's salt: that of its nonce if it has begun before, else a new one."""
-    try:
-        nonce = str(folder.provenance.read()[NONCE])
-    except (OSError, ValueError, KeyError):
-        nonce = secrets.token_hex(16)
-    return salt_of(nonce)
+def new_salt() -> Salt:
+    """Return the salt of a run that begins."""
+    return salt_of(secrets.token_hex(16))
 
 
-def paying_part(server: Server, salt: str) -> Validation:
+def paying_part(loaded: LoadedTask, salt: str) -> Validation:
     """Return as many test examples as the validation split has, drawn by a salt, by class.
 
     Nothing weighs by them, and nothing is trained on them: what the test split says of the model
@@ -99,9 +88,9 @@ def paying_part(server: Server, salt: str) -> Validation:
         If the test split cannot be divided: its batches are no tensors, or it is no larger than the
         validation split.
     """
-    count = int(server.validation.num_examples)
-    part = server.test.sample(count, torch_generator("paying", int(salt, 16)))
-    if part is server.test:
+    count = int(loaded.validation.num_examples)
+    part = loaded.test.sample(count, torch_generator("paying", int(salt, 16)))
+    if part is loaded.test:
         raise ConfigError(
             "secret-validation = true needs a test split of tensors with more examples than the "
             f"validation split's {count}"

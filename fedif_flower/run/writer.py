@@ -28,8 +28,10 @@ OnRow = Callable[[RoundRow], None]
 class RunWriter(Callback):
     """Writes ``rounds.csv`` and ``clients.csv`` as rounds come in, and ``report.md`` at the end.
 
-    The lines are readable after a crash; the report has a picture of the accuracies and one of
-    the contributions. Pass it as one of a strategy's ``callbacks``.
+    The lines are readable after a crash; the report has a picture of the accuracies and one of the
+    weight scores. Pass it as one of a strategy's ``callbacks``. Accuracy and loss are also written
+    where an ``evaluate_fn`` or another callback gives them, as ``test-accuracy``,
+    ``validation-loss`` and so on.
 
     Parameters
     ----------
@@ -175,20 +177,22 @@ class RunWriter(Callback):
             report = RoundReport(server_round, (), 0, 0, 0, False, 0.0, 0.0, 0)
         line = round_line(report)
         line["reason"] = "; ".join(filter(None, (report.reason, evaluated.reason)))
+        # An ``evaluate_fn`` may give lists as well.
+        found = {name: v for name, v in metrics.items() if isinstance(v, int | float)}
         own = {
-            f"{split}_{metric.key}": metrics[name]
+            f"{split}_{metric.key}": found[name]
             for metric in self.metrics
             for split in ("test", "validation")
-            if (name := metric_name(split, metric.key)) in metrics
+            if (name := metric_name(split, metric.key)) in found
         }
         row = RoundRow(
             **line,
-            test_accuracy=_defined(metrics.get("test-accuracy")),
-            test_loss=metrics.get("test-loss"),
-            validation_accuracy=_defined(metrics.get("validation-accuracy")),
-            validation_loss=metrics.get("validation-loss"),
+            test_accuracy=_defined(found.get("test-accuracy")),
+            test_loss=found.get("test-loss"),
+            validation_accuracy=_defined(found.get("validation-accuracy")),
+            validation_loss=found.get("validation-loss"),
             evaluation_seconds=evaluated.seconds,
-            attack_success=metrics.get("attack-success"),
+            attack_success=found.get("attack-success"),
             losses=" ".join(f"{loss:.6g}" for loss in report.losses),
             metrics=own,
         )

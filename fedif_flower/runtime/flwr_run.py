@@ -23,12 +23,11 @@ from rich.markup import escape
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, FedIFError
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.lock import hold_directory
-from fedif_flower.run.overrides import parse_overrides
-from fedif_flower.run.progress import RoundProgress
 from fedif_flower.run.report import print_summary
+from fedif_flower.run.round_progress import RoundProgress
 from fedif_flower.run.rows import headline, read_rows
 from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink
 from fedif_flower.runtime.processes import StopRequest, available_cpus

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import re
@@ -10,7 +9,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.provenance import code_hash
-from fedif_flower.run.rows import cell
+from fedif_flower.run.rows import csv_text
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, default_secret_path, salt_of
 from fedif_flower.statement.account import Account, MemberAccount, settle
 from fedif_flower.statement.chain import chain, to_csv
@@ -181,18 +179,16 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
 
 def account_csv(account: Account) -> str:
     """Return the members' accounts as a table."""
-    file = StringIO()
     columns = [f.name for f in fields(MemberAccount)]
     columns = [c for c in columns if c not in ("interval", "by_class", "refusals", "verdict")]
     columns[columns.index("cents")] = "amount"
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*columns, "low", "high", "verdict", "reason"])
+    rows: list[list[object]] = [[*columns, "low", "high", "verdict", "reason"]]
     for member in account.members:
         values = vars(member) | {"amount": "" if member.cents is None else amount(member.cents)}
         low, high = member.interval or (None, None)
-        row = [values[c] for c in columns] + [low, high, member.verdict.level]
-        writer.writerow([cell(value) for value in [*row, member.verdict.reason]])
-    return file.getvalue()
+        verdict = member.verdict
+        rows.append([*(values[c] for c in columns), low, high, verdict.level, verdict.reason])
+    return csv_text(rows)
 
 
 def amount(cents: int) -> str:

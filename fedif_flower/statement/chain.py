@@ -9,14 +9,13 @@ hash from its round on, so that two who compare see which round they disagree ab
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Mapping
-from io import StringIO
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder, Table
+from fedif_flower.run.rows import csv_text
 from fedif_flower.statement.records import RunRecords
 
 
@@ -58,10 +57,7 @@ def chain_of(folder: RunFolder, rounds: int, provenance: Mapping[str, object]) -
 
 def to_csv(hashes: list[str]) -> str:
     """Return hashes as a CSV file: ``round,sha256``."""
-    file = StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([("round", "sha256"), *enumerate(hashes)])
-    return file.getvalue()
+    return csv_text([("round", "sha256"), *enumerate(hashes)])
 
 
 def _canonical(content: object) -> bytes:

@@ -40,7 +40,7 @@ class Part:
 
     ``credited`` is what it is credited with, at most the contribution. ``length``, ``weight`` and
     ``borrowed`` say how its update compares with what is usual, ``opposed`` how far it is turned
-    against another one; all 0 in runs from before credit was bounded.
+    against another one.
     """
 
     round: int
@@ -49,10 +49,10 @@ class Part:
     contribution: float
     by_class: tuple[float, ...]
     credited: float
-    length: float = 0.0
-    weight: float = 0.0
-    borrowed: float = 0.0
-    opposed: float = 0.0
+    length: float
+    weight: float
+    borrowed: float
+    opposed: float
 
 
 @dataclass(frozen=True)
@@ -250,8 +250,8 @@ def _part(row: Mapping[str, str]) -> Part:
         partition_id=int(row["partition_id"]),
         client_id=int(row["client_id"]),
         contribution=_finite(row["contribution"]),
-        credited=_finite(row.get("credited") or row["contribution"]),
-        **{name: _finite(row.get(name) or "0") for name in USUAL},
+        credited=_finite(row["credited"]),
+        **{name: _finite(row[name]) for name in USUAL},
         by_class=tuple(_finite(value) for key, value in row.items() if key.startswith(_CLASS)),
     )
 

@@ -15,6 +15,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import build_strategy, credit_bounds
 from fedif_flower.run.folder import files_of_rounds
 from fedif_flower.run.kept_updates import read_step
+from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.provenance import code_hash, tensors_hash
 from fedif_flower.run.secret_validation import (
     COMMITMENT,
@@ -23,7 +24,6 @@ from fedif_flower.run.secret_validation import (
     paying_part,
     salt_of,
 )
-from fedif_flower.run.server import Server, build_server, tensors_in
 from fedif_flower.statement.manifest import SALT
 from fedif_flower.statement.records import RunRecords, read_run
 from fedif_flower.strategies.attributed import RoundAttribution
@@ -73,25 +73,25 @@ def replay(run_dir: Path, task: Task | None = None) -> Replayed:
             f"{str(run_dir)!r}: the updates of round {min(missing)} were not kept: run it with "
             "keep-updates = true"
         )
-    server = _server(records, task)
+    loaded = _load(records, task)
     steps = {number: read_step(path) for number, path in kept.items()}
-    return _compare(records, _attribute(server, steps, len(records.rounds), contributed))
+    return _compare(records, _attribute(loaded, steps, len(records.rounds), contributed))
 
 
-def _server(records: RunRecords, task: Task | None) -> Server:
+def _load(records: RunRecords, task: Task | None) -> LoadedTask:
     """Return what the run's server held: its task and validation set."""
     config = RunConfig.from_run_config(records.config)
     if task is None and config.task.startswith(OWN):
         raise ConfigError(f"the run's task is its app's own, {config.task!r}: call replay with it")
-    server = build_server(config, task)
-    if tensors_hash(tensors_in(server.validation_data)) != records.provenance["validation_sha256"]:
+    loaded = load_task(config, task)
+    if tensors_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
         raise StatementError("the validation set is not the one that the run had")
     if COMMITMENT not in records.provenance:
-        return server
+        return loaded
     salt = _salt(records)
     if commitment_of(salt) != records.provenance[COMMITMENT]:
         raise StatementError("the salt is not the one that the run committed to")
-    return replace(server, validation=paying_part(server, salt))
+    return replace(loaded, validation=paying_part(loaded, salt))
 
 
 def _salt(records: RunRecords) -> str:
@@ -103,16 +103,16 @@ def _salt(records: RunRecords) -> str:
 
 
 def _attribute(
-    server: Server, steps: Mapping[int, Step], num_rounds: int, contributed: set[int]
+    loaded: LoadedTask, steps: Mapping[int, Step], num_rounds: int, contributed: set[int]
 ) -> list[RoundAttribution]:
     """Attribute the steps as the run did; whether one was taken back is told by the records."""
     # The models that were kept have the server's momentum in them.
-    settings = server.config.replace(server_momentum=0.0)
-    strategy = build_strategy(replace(server, config=settings))
+    settings = loaded.config.replace(server_momentum=0.0)
+    strategy = build_strategy(replace(loaded, config=settings))
     model = strategy.model
-    model.receive(model_arrays(server.model))
+    model.receive(model_arrays(loaded.model))
     attribution = PathAttribution(
-        server.validation,
+        loaded.validation,
         settings.attribution,
         per_class=settings.attribution_per_class,
         bounds=credit_bounds(settings),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -16,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.storage import config_folder, make_folder, writing
+from fedif_flower.storage import config_folder, require_private, write_private
 
 
 def default_key_path() -> Path:
@@ -40,20 +39,12 @@ def load_or_make_key(path: Path) -> Ed25519PrivateKey:
     if not path.exists():
         key = Ed25519PrivateKey.generate()
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        make_folder(path.parent)
-        with writing(path):
-            # Never readable by others, not even for a moment; never in place of another key.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(pem)
+        write_private(path, pem)
         return key
+    require_private(path, "key")
     try:
-        if os.name == "posix" and path.stat().st_mode & 0o077:
-            raise ConfigError(f"key = {str(path)!r}: others may read it; `chmod 600` it")
         loaded = load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"key = {str(path)!r} is no unencrypted PEM key: {error}") from error
     if not isinstance(loaded, Ed25519PrivateKey):
         raise ConfigError(f"key = {str(path)!r} is no Ed25519 key")

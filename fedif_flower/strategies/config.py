@@ -233,7 +233,7 @@ class StrategyConfig(Settings):
     max_num_examples: int = setting(
         0,
         "a client that claims more examples is refused; 0: the size of the server's training "
-        "split. No client counts for more than ten times the round's median",
+        "split. No client counts for more than `max-examples-ratio` times the round's median",
         ge=0,
     )
 

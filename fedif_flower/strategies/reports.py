@@ -25,7 +25,8 @@ class ClientReport:
     """One client in one round; a number is ``None`` where the rule has no such thing.
 
     ``status`` is what became of it, ``rejection`` why it is not ``"accepted"``; ``note`` says what
-    is odd about a client or its reply that was accepted nevertheless.
+    is odd about a client or its reply that was accepted nevertheless. ``claimed_examples`` are
+    those that it reported, where it counts for fewer.
     """
 
     node: ClientNode
@@ -40,6 +41,7 @@ class ClientReport:
     accumulative: float | None = None
     weight: float | None = 0.0
     note: str = ""
+    claimed_examples: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ def client_line(server_round: int, client: ClientReport) -> dict[str, Any]:
         "weight": client.weight,
         "accumulative_influence": client.accumulative,
         "num_examples": client.num_examples,
+        "claimed_examples": client.claimed_examples,
         "train_seconds": client.train_seconds,
         "train_loss": client.train_loss,
         "status": client.status,
@@ -157,6 +160,7 @@ def accepted_reports(
         ClientReport(
             node=reply.node,
             num_examples=reply.num_examples,
+            claimed_examples=reply.reported.claimed_examples,
             train_seconds=scalar(reply.reported.metrics, TRAIN_SECONDS),
             train_loss=scalar(reply.reported.metrics, TRAIN_LOSS),
             score=score,

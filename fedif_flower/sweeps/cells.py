@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import JsonFile, RunFolder
-from fedif_flower.run.server import fingerprint
+from fedif_flower.run.loaded_task import fingerprint
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.images import settled
 

@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedif_flower.run.progress import SECONDS_PER_LINE
+from fedif_flower.run.round_progress import SECONDS_PER_LINE
 from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.sweeps.cells import Cell

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedif_flower.attacks import Behaviour, build_behaviour
 from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.server import Server, build_server
+from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.tasks.config import IMAGES
 from fedif_flower.tasks.data import Dataset, dirichlet_partition, load_dataset, to_pixels
@@ -66,7 +66,7 @@ class AuditTask:
     def __init__(self, config: RunConfig) -> None:
         require(config.task == IMAGES, "task", config.task, IMAGES)
         self.config = settled(config)
-        self.server: Server = build_server(self.config)
+        self.server: LoadedTask = load_task(self.config)
 
     def new_model(self, seed: int) -> nn.Module:
         """Return the untrained model of a seed."""

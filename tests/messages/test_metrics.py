@@ -114,6 +114,7 @@ def test_nobody_counts_for_more_than_a_multiple_of_the_median():
     reported = [screen(limits, metrics=MetricRecord({"n": n})) for n in (1, 2, 3, 20, 10**6)]
     bounded = bound_examples(reported, limits)
     assert [one.num_examples for one in bounded] == [1, 2, 3, 20, 30]
+    assert [one.claimed_examples for one in bounded] == [None] * 4 + [10**6]
     assert bounded[-1].records["metrics"]["n"] == bounded[-1].metrics["n"] == 30
     assert bounded[-1].notes == (
         "n is 1e+06, more than 10 times the round's median of 3: counts as 30",

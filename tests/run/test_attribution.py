@@ -12,8 +12,8 @@ from client_app import app as client_app
 from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import build_strategy, run_federation
+from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.rows import read_rows
-from fedif_flower.run.server import build_server
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.registry import STRATEGIES
 from tests.run.resuming import CLIENTS, Killed
@@ -151,7 +151,7 @@ def test_columns_for_classes(tmp_path):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_run_config_knows_which_strategies_can_be_attributed(tmp_path, strategy):
-    built = build_strategy(build_server(run_config(tmp_path, strategy=strategy, attribution="off")))
+    built = build_strategy(load_task(run_config(tmp_path, strategy=strategy, attribution="off")))
     if built.combines_updates:
         run_config(tmp_path, strategy=strategy, attribution="simpson")
     else:

@@ -13,7 +13,7 @@ from fedif_flower.client.reply import behaviour
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.run.federation import build_server, run_federation
+from fedif_flower.run.federation import load_task, run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.data import dirichlet_partition, load_dataset
@@ -117,16 +117,16 @@ def test_clients_that_always_fail_end_the_run_with_an_error(tmp_path):
 
 def test_more_clients_than_examples_is_named(tmp_path):
     with pytest.raises(ConfigError, match="num-clients = 5000"):
-        build_server(run_config(tmp_path, num_clients=5000))
+        load_task(run_config(tmp_path, num_clients=5000))
 
 
 def test_a_model_that_does_not_fit_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"lenet5"):
-        build_server(run_config(tmp_path, model="lenet5"))
+        load_task(run_config(tmp_path, model="lenet5"))
 
 
 def test_partitions_cover_the_training_data(tmp_path):
-    server = build_server(run_config(tmp_path))
+    server = load_task(run_config(tmp_path))
     sizes = []
     for partition_id in range(10):
         node = NodeConfig(partition_id=partition_id, num_partitions=10)
@@ -209,8 +209,8 @@ def test_behaviour_follows_the_seed_unless_the_node_says_otherwise(tmp_path):
 
 
 def test_normalization_is_the_run_config_s_for_server_and_clients(tmp_path):
-    own = build_server(run_config(tmp_path))
-    built = build_server(run_config(tmp_path, normalization="unit-range"))
+    own = load_task(run_config(tmp_path))
+    built = load_task(run_config(tmp_path, normalization="unit-range"))
     assert (built.task.transform.mean, built.task.transform.std) == ((0.5,), (0.5,))
     assert (built.task.facts["mean"], built.task.facts["std"]) == ([0.5], [0.5])
     inputs, labels = built.validation_data

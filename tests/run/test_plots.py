@@ -10,7 +10,7 @@ from fedif_flower.run.rows import ClientRow
 
 def row(client_id: int, contribution: float, *, partition_id: int, malicious=False) -> ClientRow:
     empty = ["score", "normalized", "weight", "accumulative_influence", "num_examples"]
-    empty += ["train_seconds", "train_loss"]
+    empty += ["claimed_examples", "train_seconds", "train_loss"]
     return ClientRow(
         **dict.fromkeys(empty),
         round=1,

@@ -11,7 +11,7 @@ import torch
 from client_app import app as client_app
 from fedif_flower.run import provenance as module
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.run.federation import build_server, run_federation
+from fedif_flower.run.federation import load_task, run_federation
 from fedif_flower.run.provenance import code_hash, tensors_hash
 from fedif_flower.runtime.local_grid import LocalGrid
 
@@ -26,12 +26,12 @@ def config(output_dir, **overrides) -> RunConfig:
 def test_a_run_leaves_the_hashes_of_what_it_depends_on(tmp_path):
     run_dir = run_federation(LocalGrid(client_app, 2), config(tmp_path))
     found = json.loads((run_dir / "provenance.json").read_text())
-    server = build_server(config(tmp_path))
+    server = load_task(config(tmp_path))
     assert found["settings_sha256"] == server.config.digest()
     assert found["validation_sha256"] == tensors_hash(server.validation_data)
     assert found["code_sha256"] == code_hash()
     assert found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    other = build_server(config(tmp_path, seed=1))
+    other = load_task(config(tmp_path, seed=1))
     assert tensors_hash(other.validation_data) != found["validation_sha256"]
 
 

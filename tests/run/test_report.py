@@ -20,6 +20,7 @@ def row(partition_id: int, client_id: int, weight_score: float = 0.25) -> Client
         weight=0.5,
         accumulative_influence=None,
         num_examples=10,
+        claimed_examples=None,
         train_seconds=0.1,
         train_loss=1.0,
         status="accepted",

@@ -6,18 +6,19 @@ import stat
 
 import pytest
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.secret_validation import (
+    COMMITMENT,
     NONCE,
     commitment_of,
     default_secret_path,
     paying_part,
-    salt_for,
     salt_of,
 )
-from fedif_flower.run.server import build_server
+from tests.run.resuming import run, run_config
 
 BASE = default_run_config() | {"num-clients": 4, "device": "cpu"}
 
@@ -39,12 +40,23 @@ def test_another_servers_secret_gives_another_salt(tmp_path):
     assert salt_of("a", tmp_path / "one").value != salt_of("a", tmp_path / "other").value
 
 
-def test_a_run_that_goes_on_keeps_its_salt(tmp_path):
-    folder = RunFolder(tmp_path)
-    first = salt_for(folder)
-    folder.provenance.write({NONCE: first.nonce})
-    assert salt_for(folder) == first
-    assert salt_for(RunFolder(tmp_path / "nothing")) != first
+def test_a_run_that_goes_on_keeps_its_salt_and_one_that_begins_has_a_new_one(tmp_path):
+    def config(secret: bool = True, resume: str = "auto") -> RunConfig:
+        own = {"attribution": "trapezoid", "checkpoint_every": 1, "num_server_rounds": 3}
+        return run_config(tmp_path, **own, secret_validation=secret, resume=resume)
+
+    def published() -> tuple[str, str]:
+        origin = RunFolder(config().run_dir).provenance.read()
+        return origin[NONCE], origin[COMMITMENT]
+
+    run(config(), kill_at=2)
+    first = published()
+    with pytest.raises(CheckpointError, match="keep secret-validation as it was"):
+        run(config(secret=False))
+    run(config())
+    assert published() == first
+    run(config(resume=""))
+    assert published() != first
 
 
 def test_a_secret_that_others_may_read_is_refused(tmp_path):
@@ -62,7 +74,7 @@ def test_a_secret_that_is_none_is_refused(tmp_path):
 
 
 def test_the_salt_draws_as_many_examples_as_weigh():
-    server = build_server(RunConfig.from_run_config(BASE))
+    server = load_task(RunConfig.from_run_config(BASE))
     salt, other = salt_of("a").value, salt_of("b").value
     parts = [paying_part(server, value) for value in (salt, salt, other)]
     params = parts[0].gradient(server_params(server))

@@ -71,3 +71,22 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"directory = '.*file/below': cannot write"):
         RunWriter(tmp_path / "file" / "below")
+
+
+def test_metrics_of_an_evaluate_fn_are_written(tmp_path):
+    from flwr.app import MetricRecord
+
+    writer = RunWriter(tmp_path)
+    strategy = FedIF(
+        threshold_validation(), fraction_evaluate=0.0, device="cpu", callbacks=[writer]
+    )
+    strategy.start(
+        LocalGrid(Movers([[1.0], [-1.0]]), 2),
+        model_arrays(Threshold()),
+        num_rounds=1,
+        evaluate_fn=lambda number, _: MetricRecord(
+            {"test-accuracy": 0.25 * number, "test-loss": [1.0, 2.0]}
+        ),
+    )
+    rows = read_rows(tmp_path / "rounds.csv")
+    assert [(row["test_accuracy"], row["test_loss"]) for row in rows] == [("0.0", ""), ("0.25", "")]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.progress import RoundProgress
+from fedif_flower.run.round_progress import RoundProgress
 from fedif_flower.runtime.flwr_run import (
     Interrupted,
     _reason,

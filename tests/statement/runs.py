@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedif_flower.statement.records import USUAL
+
 CLIENT_COLUMNS = (
     "round",
     "partition_id",
@@ -53,7 +55,7 @@ def make_run(
     ``rejections`` are reasons by round (from 1) and partition, ``statuses`` what became of those
     that were not refused. Omega is 0.5, examples are 100 more
     than the partition. ``credited`` is the share of its contributions that a partition is credited
-    with; left out: the file has no such column, as runs of before.
+    with, 1 where it is not said.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     ids = node_ids or {}
@@ -74,9 +76,8 @@ def make_run(
             )
             classes = {f"contribution_class_{k}": value / by_class for k in range(by_class)}
             part = who | {"coefficient": 1 / len(values), "contribution": value} | classes
-            if credited is not None:
-                part["credited"] = value * credited.get(partition, 1.0)
-            parts.append(part)
+            part["credited"] = value * (credited or {}).get(partition, 1.0)
+            parts.append(part | dict.fromkeys(USUAL, 0.0))
         for (of_round, partition), reason in refused.items():
             if of_round == number:
                 who = {
@@ -96,8 +97,7 @@ def make_run(
         loss -= decrease
     write_rows(run_dir / "clients.csv", CLIENT_COLUMNS, clients)
     columns = ["round", "partition_id", "client_id", "coefficient", "contribution"]
-    columns += [f"contribution_class_{k}" for k in range(by_class)]
-    columns += ["credited"] if credited is not None else []
+    columns += ["credited", *USUAL, *(f"contribution_class_{k}" for k in range(by_class))]
     write_rows(run_dir / "attribution.csv", columns, parts)
     write_rows(run_dir / "attribution_rounds.csv", ROUND_COLUMNS, rounds)
     (run_dir / "rounds.csv").write_text("round\n0\n")

@@ -44,12 +44,12 @@ def test_no_folder_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("\n1,0,0,0.5,0.5\n", "\n1,0,0,0.5,inf\n", "attribution.csv, line 2"),
-        ("\n1,0,0,0.5,0.5\n", "\n1,0,0,0.5,\n", "attribution.csv, line 2"),
+        ("\n1,0,0,0.5,0.5,", "\n1,0,0,0.5,inf,", "attribution.csv, line 2"),
+        ("\n1,0,0,0.5,0.5,", "\n1,0,0,0.5,,", "attribution.csv, line 2"),
         ("\n2,0,0,", "\n1,0,0,", "there twice"),
         ("\n2,0,0,", "\n3,0,0,", "this run has no round 3"),
         ("client_id", "client", "line 2: KeyError('client_id')"),
-        ("\n1,0,0,0.5,0.5\n", "\n1,0,0,0.5,0.5,7\n", "attribution.csv, line 2"),
+        ("0.0\n1,1,1", "0.0,7\n1,1,1", "attribution.csv, line 2"),
     ],
 )
 def test_a_line_that_is_not_as_it_should_be_is_named(run_dir, old, new, said):

@@ -97,7 +97,7 @@ def test_a_claim_of_examples_weighs_ten_medians_at_most(caplog):
     expected = (1 * 300 + 2 * 20 + 3 * 30) / 350
     assert result.arrays["w"].numpy().item() == pytest.approx(expected, rel=1e-6)
     liar = reports[0].clients[0]
-    assert liar.num_examples == 300
+    assert (liar.num_examples, liar.claimed_examples) == (300, 10**6)
     assert liar.note == "num-examples is 1e+06, more than 10 times the round's median of 30: " + (
         "counts as 300"
     )

@@ -1,4 +1,4 @@
-"""What the server of a run holds: the task, its initial model, its validation and test split."""
+"""A run's task with its initial model, its validation and its test split, loaded and tried."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.attacks import build_behaviour, require_fit
+from fedif_flower.attacks import Backdoor, Behaviour, build_behaviour, require_fit
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
-from fedif_flower.run.backdoor import triggered_test
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.provenance import tensors_hash
 from fedif_flower.strategies.registry import STRATEGIES
-from fedif_flower.tasks.batches import read_batches, tensors_of
+from fedif_flower.tasks.batches import describe, read_batches, tensor_pair, tensors_of
 from fedif_flower.tasks.images import settled
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Data, Metric, Site, Task
@@ -25,8 +24,8 @@ from fedif_flower.valuation import Validation
 
 
 @dataclass(frozen=True)
-class Server:
-    """What the server holds: the task, the initial model, its validation and its test split.
+class LoadedTask:
+    """A task with the initial model and the held-out data of one run.
 
     ``validation_data`` are transformed; ``triggered`` are test examples with a backdoor's trigger.
     """
@@ -41,7 +40,7 @@ class Server:
     fingerprint: str
 
 
-def build_server(config: RunConfig, task: Task | None = None) -> Server:
+def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
     """Load a task's model and data, and try them together; ``model = "auto"`` is resolved here.
 
     Parameters
@@ -57,7 +56,7 @@ def build_server(config: RunConfig, task: Task | None = None) -> Server:
         If the data cannot be read, or data, model, loss, attack and number of clients do not fit
         each other.
     """
-    STRATEGIES[config.strategy]  # Whatever cannot be imported shows before anything is loaded.
+    STRATEGIES[config.strategy]  # An import error shows before anything is loaded.
     config = settled(config, verify=True)
     task = task or build_task(config)
     if config.num_clients > (task.num_train or config.num_clients):
@@ -76,7 +75,7 @@ def build_server(config: RunConfig, task: Task | None = None) -> Server:
     model = task.build_model(config.seed)
     held_out, raw_test = (task.load(what, site) for what in ("validation_data", "test_data"))
     validation_data, test_data = task.transformed(held_out), task.transformed(raw_test)
-    return Server(
+    return LoadedTask(
         config=config,
         task=task,
         model=model,
@@ -86,6 +85,34 @@ def build_server(config: RunConfig, task: Task | None = None) -> Server:
         triggered=triggered_test(acting, task, raw_test, model, config.device),
         fingerprint=fingerprint(config, task),
     )
+
+
+def triggered_test(
+    acting: Behaviour, task: Task, test_data: Data, model: torch.nn.Module, device: str
+) -> Validation | None:
+    """Return the test split's examples with the trigger, labelled with the target.
+
+    ``None`` where the run's attack is no backdoor. A model's accuracy there is the attack's success
+    rate.
+
+    Raises
+    ------
+    ConfigError
+        If the target is no class.
+    DataError
+        If the test split is no pair of tensors.
+    """
+    if not isinstance(acting, Backdoor):
+        return None
+    pair = tensor_pair(test_data)
+    if pair is None:
+        raise DataError(
+            f"a backdoor is measured on tensors; the test_data of task {task.name!r} are "
+            f"{describe(test_data)}"
+        )
+    scaled, transform = task.in_unit_range(pair[0])
+    inputs, targets = acting.triggered(scaled, pair[1], task.num_classes or 0)
+    return Validation(model, transform(inputs), targets, loss_fn=task.loss, device=device)
 
 
 def _held_out(

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.statement.delivery import deliver, state_and_deliver
+from fedif_flower.statement.page_delivery import deliver, state_and_deliver
 from fedif_flower.statement.verify import verify
 from tests.statement.runs import make_run
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fedif_flower import FedIF, ShowRounds
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.run.progress import RoundProgress
+from fedif_flower.run.round_progress import RoundProgress
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.lines import Movers, Threshold, threshold_validation
 

@@ -13,7 +13,7 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.run import federation
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.nodes import read_config
+from fedif_flower.run.preflight import read_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
@@ -38,7 +38,7 @@ def clock(monkeypatch) -> Clock:
 
 @pytest.fixture(autouse=True)
 def told(caplog):
-    caplog.set_level(logging.INFO, "fedif_flower.run.nodes")
+    caplog.set_level(logging.INFO, "fedif_flower.run.preflight")
     return caplog
 
 
