@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -21,9 +20,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from fedif_flower.aggregators.neighbour_mixing import mix, unmixed
 from fedif_flower.devices import select_device
-from fedif_flower.errors import DivergedError, ValuationError, require
+from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, average_metrics
 from fedif_flower.messages.metrics import ReplyLimits
@@ -32,6 +30,7 @@ from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace,
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
+from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, admitted, tell
 from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
@@ -51,7 +50,6 @@ from fedif_flower.strategies.streaming import (
     check_mode,
 )
 from fedif_flower.strategies.summary import SettingsSummary
-from fedif_flower.valuation.step_bounds import StepBounds
 
 logger = logging.getLogger(__name__)
 
@@ -98,18 +96,12 @@ class ScreenedStrategy(
     max_num_examples, max_examples_ratio : float
         A client that claims more examples is refused; one that claims more than this many times
         the round's median, >= 1, counts for so many. 0: no such bound.
-    update_clipping : float or "auto"
-        See :class:`~fedif_flower.valuation.step_bounds.StepBounds`; 0: there are no bounds.
-        ``"auto"``: :attr:`default_clipping`, 0 unless the strategy says otherwise.
-    server_momentum : float
-        See :class:`~fedif_flower.aggregators.server_momentum.ServerMomentum`; 0: there is none.
-    neighbour_mixing : float
-        The share of a round that :func:`~fedif_flower.aggregators.neighbour_mixing.mix` leaves out
-        of each mean; 0: nothing is mixed.
+    stages : sequence of Stage, optional
+        What happens to a round before and after it is weighed, in this order, such as
+        ``[Clip(2.0), LossBound(), ServerMomentum(0.5)]`` (see :mod:`fedif_flower.stages`). Default:
+        :meth:`default_stages`, none unless the strategy says otherwise.
     aggregation : {"stacked", "streaming", "auto"}
         Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
-    max_update_length : float
-        Longer updates are shortened to this length as they come; 0: none is.
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     callbacks : sequence of Callback
@@ -117,7 +109,6 @@ class ScreenedStrategy(
     """
 
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
-    default_clipping = 0.0  # What ``update_clipping="auto"`` stands for.
     keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
 
     def __init__(
@@ -143,11 +134,8 @@ class ScreenedStrategy(
         max_paused_turns: int = 63,
         max_num_examples: float = 10_000_000,
         max_examples_ratio: float = 10.0,
-        update_clipping: float | Literal["auto"] = "auto",
-        neighbour_mixing: float = 0.0,
-        server_momentum: float = 0.0,
+        stages: Sequence[Stage] | None = None,
         aggregation: AggregationMode = "stacked",
-        max_update_length: float = 0.0,
         device: str | torch.device = "auto",
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -163,19 +151,12 @@ class ScreenedStrategy(
             train_metrics_aggr_fn=train_metrics_aggr_fn or average_metrics,
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or average_metrics,
         )
-        self.model = GlobalModel(trainable_keys, tied_keys, server_momentum)
+        self.stages = Stages(self.default_stages() if stages is None else stages)
+        self.model = GlobalModel(trainable_keys, tied_keys, self.stages)
         self.seed = seed
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
-        self.limits = ReplyLimits(
-            weighted_by_key, max_num_examples, max_examples_ratio, (), max_update_length
-        )
-        self.update_clipping = (
-            self.default_clipping if update_clipping == "auto" else update_clipping
-        )
-        self.bounds = StepBounds(self.update_clipping, momentum=self.model.momentum)
-        self.neighbour_mixing = neighbour_mixing
-        require(0 <= neighbour_mixing <= 1, "neighbour_mixing", neighbour_mixing, "0 to 1")
+        self.limits = ReplyLimits(weighted_by_key, max_num_examples, max_examples_ratio)
         self.device = select_device(device)
         self.history = History()
         self.callbacks = list(callbacks)
@@ -200,8 +181,12 @@ class ScreenedStrategy(
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
-        parts: dict[str, Stateful] = {"nodes": self.nodes, "failures": self.failures}
-        return parts | {"bounds": self.bounds, "momentum": self.model.momentum}
+        return {"nodes": self.nodes, "failures": self.failures, "stages": self.stages}
+
+    @classmethod
+    def default_stages(cls) -> list[Stage]:
+        """Return new stages for a strategy that is given none."""
+        return []
 
     def start(
         self,
@@ -265,6 +250,7 @@ class ScreenedStrategy(
             self.limits,
             asked_at=self._started,
             keep_arrays=self.keep_arrays,
+            arrive=self.stages.arrive,
             on_update=None if stream is None else stream.take,
         )
         started = time.perf_counter() - screening.seconds
@@ -305,7 +291,7 @@ class ScreenedStrategy(
         the replies as they came, in the order of ``updates``; any error fails the round.
         """
         aggregation = self.weigh(updates)
-        step = self.bounds.settle(updates, aggregation.weights)
+        step = self.stages.settle(updates, aggregation.weights)
         counters = largest_counters(updates.counters, aggregation.weights)
         vectors = ModelVectors(step.params, step.buffers, counters)
         return vectors, replace(aggregation, applied=step.coefficients)
@@ -328,9 +314,9 @@ class ScreenedStrategy(
             )
             if stream is not None:
                 updates = stream.summed(updates, accepted)
-            mixed, mixing = mix(updates, self.neighbour_mixing)
-            vectors, aggregation = self.merge(mixed, accepted)
-            aggregation = unmixed(aggregation, mixing)
+            staged = self.stages.before(updates)
+            vectors, aggregation = self.merge(staged, accepted)
+            aggregation = staged.unmixed(aggregation)
         except Exception as error:  # out of a user's model or loss, as likely as not
             known = isinstance(error, ValuationError)
             # An unknown error may come from the model that was sent: an older one is known to work.
@@ -341,7 +327,7 @@ class ScreenedStrategy(
             logger.warning("round %d: %s; the model stays as it was", server_round, reason)
             return Outcome(self.model.record, aggregation, reason)
         before, arrays = self.model.vectors, self.model.advance(vectors)
-        shares = tuple(self.model.momentum.shares) or (1.0,)
+        shares = tuple(self.stages.shares) or (1.0,)
         nodes = [reply.node for reply in accepted]
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
         return Outcome(arrays, aggregation, step=step if stream is None else None)

@@ -7,13 +7,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import ArrayRecord
 
+from fedif_flower.stages import Stages
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
 
-# Parts of strategies that are about one model, by name: updates' lengths and losses, directions.
-_OF_ONE_MODEL = ("bounds", "momentum", "rule")
+# Parts of strategies that are about one model, by name: lengths, losses, directions.
+_OF_ONE_MODEL = ("stages", "rule")
 
 
 @runtime_checkable
@@ -41,6 +42,7 @@ class StatefulParts:
     """
 
     model: GlobalModel
+    stages: Stages
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
@@ -71,6 +73,7 @@ class StatefulParts:
         """
         if own := self.own_shapes:
             require_shapes(type(self).__name__, own, initial_arrays)
+        self.stages.begin(getattr(self, "validation", None))
         parts = self.stateful()
         self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
 

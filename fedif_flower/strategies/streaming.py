@@ -122,10 +122,8 @@ def _obstacle(strategy: ScreenedStrategy) -> str:
     """Return why a strategy, as it is set, needs all updates at once; empty if it does not."""
     if not strategy.can_stream:
         return f"{type(strategy).__name__} weighs all updates at once"
-    if strategy.update_clipping:
-        return "update_clipping takes the median length; set it to 0, and max_update_length"
-    if strategy.neighbour_mixing:
-        return "neighbour_mixing looks for each update's neighbours"
+    if reason := strategy.stages.needs_all_updates():
+        return reason
     for callback in strategy.callbacks:
         if type(callback).on_step is not Callback.on_step:
             return f"{type(callback).__name__} looks at each client's update"

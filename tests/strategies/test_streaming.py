@@ -23,6 +23,7 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import LossBound, MaxLength, NearestNeighbours, ServerMomentum
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.streaming import StreamedRound, begin_stream
@@ -69,19 +70,16 @@ def judged(**settings) -> Validation:
 
 
 STRATEGIES = {
-    "fedif": lambda **base: FedIF(judged(), update_clipping=0, **base),
+    "fedif": lambda **base: FedIF(judged(), stages=(), **base),
     "fedif of the population": lambda **base: FedIF(
-        judged(), update_clipping=0, weight_scope="population", num_clients=50, **base
+        judged(), stages=(), weight_scope="population", num_clients=50, **base
     ),
     "fedif, no division": lambda **base: FedIF(
-        judged(), update_clipping=0, weight_normalization=False, smooth_update=False, **base
+        judged(), stages=(), weight_normalization=False, smooth_update=False, **base
     ),
-    "fedif, short updates": lambda **base: FedIF(
-        judged(), update_clipping=0, max_update_length=0.3, **base
-    ),
-    "fedif, momentum": lambda **base: FedIF(
-        judged(), update_clipping=0, server_momentum=0.5, **base
-    ),
+    "fedif, short updates": lambda **base: FedIF(judged(), stages=[MaxLength(0.3)], **base),
+    "fedif, momentum": lambda **base: FedIF(judged(), stages=[ServerMomentum(0.5)], **base),
+    "fedif, bounded loss": lambda **base: FedIF(judged(), stages=[LossBound()], **base),
     "fedavg": lambda **base: FedAvg(max_examples_ratio=0, **base),
     "fedprox": lambda **base: FedProx(max_examples_ratio=0, **base),
     "fltrust": lambda **base: FLTrust(model(), INPUTS, TARGETS, **base),
@@ -142,23 +140,23 @@ def test_counters_that_jump_are_not_believed():
     [
         (lambda **base: AFedSV(judged(), **base), "AFedSV weighs all updates at once"),
         (lambda **base: RobustRule(Krum(), **base), "RobustRule weighs all updates at once"),
-        (lambda **base: FedIF(judged(), **base), "update_clipping takes the median length"),
+        (lambda **base: FedIF(judged(), **base), "Clip takes the median length"),
         (lambda **base: FedAvg(**base), "max_examples_ratio takes the median"),
         (
-            lambda **base: FedAvg(neighbour_mixing=0.2, max_examples_ratio=0, **base),
-            "neighbour_mixing looks for",
+            lambda **base: FedAvg(stages=[NearestNeighbours(0.2)], max_examples_ratio=0, **base),
+            "NearestNeighbours looks for",
         ),
         (
-            lambda **base: FedIF(judged(), update_clipping=0, round_normalization=False, **base),
+            lambda **base: FedIF(judged(), stages=(), round_normalization=False, **base),
             "without round_normalization",
         ),
         (
-            lambda **base: FedIF(judged(), update_clipping=0, bias_correction=True, **base),
+            lambda **base: FedIF(judged(), stages=(), bias_correction=True, **base),
             "bias_correction",
         ),
         (
             lambda **base: FedIF(
-                judged(), update_clipping=0, callbacks=[PathAttribution(judged())], **base
+                judged(), stages=(), callbacks=[PathAttribution(judged())], **base
             ),
             "PathAttribution looks at each client's update",
         ),
