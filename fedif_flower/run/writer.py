@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_node import ClientNode
@@ -18,15 +17,12 @@ from fedif_flower.run.report import write_pages
 from fedif_flower.run.rows import ClientRow, RoundRow, cell
 from fedif_flower.run.summary import summarize
 from fedif_flower.storage import write_atomically, writing
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport, client_line, round_line
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Evaluation, Validation
-
-if TYPE_CHECKING:
-    from fedif_flower.strategies.screened import ScreenedStrategy
 
 NAMES = "names.csv"  # Client ids and what the operator calls them.
 OnRow = Callable[[RoundRow], None]
@@ -95,7 +91,7 @@ class RunWriter(Callback):
         self.run_dir = Path(directory).expanduser().absolute()
         self.title = title
         self.metrics = metrics
-        self._strategy: ScreenedStrategy | None = None
+        self._strategy: RunningStrategy | None = None
         self.evaluation = ServerEvaluation(validation, test, self)
         self._every = every
         self._is_malicious = is_malicious or (lambda _: False)
@@ -129,7 +125,7 @@ class RunWriter(Callback):
         """How the strategy's weight scores come about, as far as that is known."""
         return None if self._strategy is None else self._strategy.scoring
 
-    def on_start(self, strategy: ScreenedStrategy) -> None:
+    def on_start(self, strategy: RunningStrategy) -> None:
         """Note whose weight scores are written."""
         self._strategy = strategy
 

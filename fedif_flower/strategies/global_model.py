@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord
@@ -17,10 +17,8 @@ from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.round import ModelVectors
 from fedif_flower.stages import Stages
+from fedif_flower.strategies.state import Stateful
 from fedif_flower.tasks.batches import describe
-
-if TYPE_CHECKING:
-    from fedif_flower.strategies.state import Stateful
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -88,6 +88,11 @@ class InfluenceDescent(ScreenedStrategy):
         """Return bounds on lengths and on the validation loss."""
         return [Clip(2.0), LossBound()]
 
+    @property
+    def judge(self) -> Validation:
+        """The held-out data behind the scores."""
+        return self.validation
+
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the weight scores too."""
         relative: dict[str, Stateful] = {}

@@ -13,7 +13,7 @@ from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
-from fedif_flower.valuation import Valuation
+from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ScoreLedger, min_max
 from fedif_flower.valuation.score_guard import ScoreGuard
 
@@ -86,6 +86,11 @@ class ScoredStrategy(ScreenedStrategy):
     def default_stages(cls) -> list[Stage]:
         """Return bounds on lengths and on the validation loss."""
         return [Clip(2.0), LossBound()]
+
+    @property
+    def judge(self) -> Validation | None:
+        """The held-out data behind the scores."""
+        return self.validation
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the weight scores too."""

@@ -26,7 +26,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import LossBound, MaxLength, NearestNeighbours, ServerMomentum
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.streaming import StreamedRound, begin_stream
+from fedif_flower.strategies.streaming import StreamedRound
 from tests.tolerance import rounding
 
 CLIENTS = 6
@@ -220,14 +220,15 @@ def test_one_reply_is_in_memory_at_a_time():
             summed.append(len(rounds[-1]))
             return super().__call__(message, context)
 
-    def begin(strategy, server_round, clients):
-        rounds.append(begin_stream(strategy, server_round, clients))
-        return rounds[-1]
+    class Kept(StreamedRound):
+        def __init__(self, begin):
+            super().__init__(begin)
+            rounds.append(self)
 
     strategy = FedAvg(
         aggregation="streaming", max_examples_ratio=0, fraction_evaluate=0.0, device="cpu"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedif_flower.strategies.screened.begin_stream", begin)
+        patch.setattr("fedif_flower.strategies.screened.StreamedRound", Kept)
         strategy.start(OneByOne(Watching(), CLIENTS), model_arrays(model()), num_rounds=1)
     assert summed == list(range(CLIENTS))
