@@ -95,7 +95,7 @@ def measure(
     arrays = model_arrays(case.model)
     validation = Validation(case.model, case.inputs, case.targets, device=device)
     grid = LocalGrid(lambda message, _: message, NUM_CLIENTS)
-    ours = FedIF(validation, update_clipping=0.0, fraction_evaluate=0.0, device=device)
+    ours = FedIF(validation, stages=(), fraction_evaluate=0.0, device=device)
     messages = list(ours.configure_train(1, arrays, ConfigRecord(), grid))
     for index, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = str(index)

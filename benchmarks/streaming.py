@@ -27,6 +27,7 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.simulation import run_on_ray
+from fedif_flower.stages import MaxLength
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.streaming import AggregationMode
 
@@ -87,8 +88,7 @@ def measure(case: Case) -> Cost:
         words, labels = torch.arange(64).view(8, 8), torch.arange(8)
         strategy = FedIF(
             Validation(model, words, labels, device="cpu"),
-            update_clipping=0,
-            max_update_length=1e6,
+            stages=[MaxLength(1e6)],
             aggregation=cast(AggregationMode, case.aggregation),
             fraction_evaluate=0.0,
             min_available_nodes=case.clients,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +78,11 @@ class RoundUpdates:
         returns the sum ``[d]`` of the updates times weights ``[m]``, on the CPU.
     notes : Tensor, optional
         ``[m, n]``, float64: what the rule noted of each update that was summed.
+    factors, buffer_factors : Tensor, optional
+        ``[m]``, float64: by how much each client's update of parameters, and of buffers, is
+        shortened where it is used; ``None``: by nothing.
+    mixing : Tensor, optional
+        ``[m, m]``, on the CPU: the matrix by which the updates are means of the clients' own ones.
     """
 
     server_round: int
@@ -92,6 +97,53 @@ class RoundUpdates:
     summed: Callable[[Tensor], Tensor] | None = None
     notes: Tensor | None = None
     seed: int = 0
+    factors: Tensor | None = None
+    buffer_factors: Tensor | None = None
+    mixing: Tensor | None = None
+
+    @property
+    def shortening(self) -> Tensor:
+        """``factors`` [m], 1 where nothing is shortened."""
+        return self._ones() if self.factors is None else self.factors
+
+    @property
+    def buffer_shortening(self) -> Tensor:
+        """``buffer_factors`` [m], 1 where nothing is shortened."""
+        return self._ones() if self.buffer_factors is None else self.buffer_factors
+
+    def shortened(self) -> RoundUpdates:
+        """Return the round with updates that are as short as the factors say."""
+        factors, buffer_factors = self.shortening, self.buffer_shortening
+        updates, buffer_updates = self.client_updates, self.buffer_updates
+        if bool((factors < 1).any()):
+            updates = updates * factors[:, None].to(updates)
+        if bool((buffer_factors < 1).any()):
+            buffer_updates = buffer_updates * buffer_factors[:, None].to(buffer_updates)
+        return replace(
+            self,
+            client_updates=updates,
+            squared_norms=self.squared_norms * factors.square(),
+            buffer_updates=buffer_updates,
+            factors=None,
+            buffer_factors=None,
+        )
+
+    def unmixed(self, aggregation: Aggregation) -> Aggregation:
+        r"""Return what a rule made of mixed updates with weights of the clients' own ones.
+
+        .. math:: p_i = \sum_j q_j M_{ji}
+        """
+        if self.mixing is None:
+            return aggregation
+        applied = aggregation.applied
+        return replace(
+            aggregation,
+            weights=aggregation.weights.double() @ self.mixing,
+            applied=None if applied is None else applied.double() @ self.mixing,
+        )
+
+    def _ones(self) -> Tensor:
+        return torch.ones(self.num_clients, dtype=torch.float64)
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a CPU generator of this round's own, for one purpose."""

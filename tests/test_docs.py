@@ -15,7 +15,7 @@ import pytest
 
 import benchmarks.__main__ as all_benchmarks
 import fedif_flower
-from fedif_flower import aggregators, attacks, valuation
+from fedif_flower import aggregators, attacks, stages, valuation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
@@ -147,7 +147,9 @@ def test_every_estimator_is_described():
     assert [name for name in shapley.ESTIMATORS if f"| `{name}` |" not in page] == []
 
 
-@pytest.mark.parametrize("package", [fedif_flower, aggregators, attacks, valuation, shapley])
+@pytest.mark.parametrize(
+    "package", [fedif_flower, aggregators, attacks, stages, valuation, shapley]
+)
 def test_every_public_name_is_in_the_reference(package):
     shown = {line.rsplit(".", 1)[-1] for line in re.findall(r"^::: (\S+)", REFERENCE, flags=re.M)}
     assert set(package.__all__) - shown == set()

@@ -40,22 +40,18 @@ class ReplyLimits:
         No client counts for more than so many times the round's median; 0: no such bound.
     required_metrics : tuple of str
         Further metrics that a reply must have, each a number >= 0.
-    max_update_length : float
-        Longer updates are shortened to this length as they come; 0: none is.
     """
 
     weighted_by_key: str
     max_num_examples: float
     max_examples_ratio: float = 0.0
     required_metrics: tuple[str, ...] = ()
-    max_update_length: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for bounds that no reply can keep."""
         require(self.max_num_examples > 0, "max_num_examples", self.max_num_examples, "> 0")
         ratio = self.max_examples_ratio
         require(ratio == 0 or ratio >= 1, "max_examples_ratio", ratio, "0, or >= 1")
-        require(self.max_update_length >= 0, "max_update_length", self.max_update_length, ">= 0")
 
 
 @dataclass(frozen=True)

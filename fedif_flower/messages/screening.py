@@ -128,6 +128,7 @@ def screen_replies(
     *,
     asked_at: float = -math.inf,
     keep_arrays: bool = False,
+    arrive: Callable[[Tensor, float], float] | None = None,
     on_update: Callable[[AcceptedReply, Tensor], None] | None = None,
 ) -> Screening:
     """Check replies as they come, each on its own; unpack the good ones by partition id.
@@ -148,6 +149,9 @@ def screen_replies(
         When the clients were asked, by :func:`time.perf_counter`: none has trained for longer.
     keep_arrays : bool
         Whether accepted replies keep their arrays besides the update.
+    arrive : callable, optional
+        Takes each update ``[d]``, which it may change in place, and its squared norm; returns the
+        squared norm of what it left.
     on_update : callable, optional
         Takes each accepted reply and its update ``[d]`` at once; the workspace is streaming then. A
         reply whose counters turn out to be no counters' afterwards counts with those it received.
@@ -181,7 +185,7 @@ def screen_replies(
             return
         row = rows[node.node_id]
         try:
-            accepted[row] = _screen(reply, node, received, workspace, row, limits, asked_at)
+            accepted[row] = _screen(reply, node, received, workspace, row, limits, asked_at, arrive)
         except ReplyError as error:
             refused.append(RefusedReply(node, str(error)))
         except Exception as error:  # nothing a client sends may stop the server
@@ -223,6 +227,7 @@ def _screen(
     row: int,
     limits: ReplyLimits,
     asked_at: float,
+    arrive: Callable[[Tensor, float], float] | None,
 ) -> AcceptedReply:
     content = reply.content
     # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
@@ -244,10 +249,9 @@ def _screen(
         workspace.buffer_updates[row],
         max_magnitude=MAX_MAGNITUDE,
     )
-    squared_norm, longest = unpacked.squared_norm, limits.max_update_length
-    if longest and squared_norm > longest**2:
-        update.mul_(longest / math.sqrt(squared_norm))
-        squared_norm = longest**2
+    squared_norm = unpacked.squared_norm
+    if arrive is not None:
+        squared_norm = arrive(update, squared_norm)
     return AcceptedReply(
         node=node,
         reported=reported,

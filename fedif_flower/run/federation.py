@@ -33,6 +33,7 @@ from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.config import configured_stages
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
@@ -64,12 +65,9 @@ def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> Sc
         max_failed_rounds=config.max_failed_rounds,
         max_paused_turns=config.max_paused_turns,
         max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
-        update_clipping=config.update_clipping,
+        stages=configured_stages(config),
         max_examples_ratio=config.max_examples_ratio,
         aggregation=config.aggregation,
-        max_update_length=config.max_update_length,
-        neighbour_mixing=config.assumed_malicious_fraction if config.neighbour_mixing else 0.0,
-        server_momentum=config.server_momentum,
         device=config.device,
         callbacks=callbacks,
     )

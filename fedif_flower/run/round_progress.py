@@ -6,16 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
-
-if TYPE_CHECKING:
-    from fedif_flower.strategies.screened import ScreenedStrategy
 
 SECONDS_PER_LINE = 30.0
 
@@ -93,7 +89,7 @@ class ShowRounds(Callback):
         self._flower = logging.getLogger("flwr")
         self._level = self._flower.level
 
-    def on_start(self, strategy: ScreenedStrategy) -> None:  # noqa: ARG002
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Keep Flower's own lines off the screen."""
         self._level = self._flower.level
         self._flower.setLevel(max(self._level, logging.WARNING))

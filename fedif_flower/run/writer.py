@@ -14,11 +14,10 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import ReportedRun, write_report
 from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.run.server_evaluation import Evaluated, ServerEvaluation, metric_name
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport, client_line, round_line
 from fedif_flower.strategies.scoring import Scoring
-from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 
@@ -93,7 +92,7 @@ class RunWriter(Callback):
         self.title = title
         self.metrics = metrics
         self.evaluation = ServerEvaluation(validation, test, metrics)
-        self._strategy: ScreenedStrategy | None = None
+        self._strategy: RunningStrategy | None = None
         self._every = every
         self._is_malicious = is_malicious or (lambda _: False)
         self._on_row = on_row
@@ -145,7 +144,7 @@ class RunWriter(Callback):
             self.scoring,
         )
 
-    def on_start(self, strategy: ScreenedStrategy) -> None:
+    def on_start(self, strategy: RunningStrategy) -> None:
         """Note whose weight scores are written."""
         self._strategy = strategy
 

@@ -10,11 +10,12 @@ its own are given by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import torch
 
 from fedif_flower.messages.means import MetricsAggregation
+from fedif_flower.stages import Stage
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import Identify
 from fedif_flower.strategies.streaming import AggregationMode
@@ -43,10 +44,7 @@ class BaseArguments(TypedDict, total=False):
     max_paused_turns: int
     max_num_examples: float
     max_examples_ratio: float
-    update_clipping: float | Literal["auto"]
-    neighbour_mixing: float
-    server_momentum: float
+    stages: Sequence[Stage] | None
     aggregation: AggregationMode
-    max_update_length: float
     device: str | torch.device
     callbacks: Sequence[Callback]

@@ -24,11 +24,10 @@ from fedif_flower.strategies.attributed import (
     sums_by_client,
     taken_back,
 )
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.carried import CarriedUpdates, Member, Part, PartCredit
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.steps import Step
 from fedif_flower.valuation.classes import class_validations
 from fedif_flower.valuation.credit import (
@@ -134,7 +133,7 @@ class PathAttribution(Callback):
         self._classes = class_validations(validation) if per_class else []
         self._on_attribution = on_attribution
         self._gradients = validation.gradients
-        self._strategy: ScreenedStrategy | None = None
+        self._strategy: RunningStrategy | None = None
         self._sent: ModelVectors | None = None
         self._pending: tuple[_Taken, Future[RoundAttribution]] | None = None
         self._last: _Taken | None = None
@@ -158,7 +157,7 @@ class PathAttribution(Callback):
         labels = strategy.nodes.labels(sums) if strategy else {i: str(i) for i in sums}
         return {labels[i]: sums[i] for i in sorted(sums, key=sums.__getitem__, reverse=True)}
 
-    def on_start(self, strategy: ScreenedStrategy) -> None:
+    def on_start(self, strategy: RunningStrategy) -> None:
         """Begin with the gradient at the first model.
 
         Raises

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.strategies.global_model import GlobalModel
+from fedif_flower.strategies.nodes import NodeDirectory
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.steps import Step
 
-if TYPE_CHECKING:
-    from fedif_flower.strategies.screened import ScreenedStrategy
+
+class RunningStrategy(Protocol):
+    """What a callback may look at of the strategy that it stands beside."""
+
+    combines_updates: bool
+    nodes: NodeDirectory
+    model: GlobalModel
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How the scores come about that it reports as weight scores; ``None``: not smoothed."""
+        ...
 
 
 class StopTraining(Exception):  # noqa: N818 (as StopIteration: no error)
@@ -27,7 +39,7 @@ class Callback:
     good order.
     """
 
-    def on_start(self, strategy: ScreenedStrategy) -> None:
+    def on_start(self, strategy: RunningStrategy) -> None:
         """Look at the strategy before its first round; its model is the one to begin with."""
 
     def admit(self, nodes: Sequence[ClientNode], server_round: int) -> Sequence[ClientNode]:  # noqa: ARG002

@@ -9,6 +9,14 @@ from pydantic import model_validator
 
 from fedif_flower.aggregators.krum import Distances
 from fedif_flower.settings import RefusedValueError, Settings, setting
+from fedif_flower.stages import (
+    Clip,
+    LossBound,
+    MaxLength,
+    NearestNeighbours,
+    ServerMomentum,
+    Stage,
+)
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedsv import FedSV
@@ -260,6 +268,8 @@ class StrategyConfig(Settings):
             raise RefusedValueError("update_clipping", f"0 with strategy {self.strategy!r}")
         if self.strategy in FLOWER_RULES and self.neighbour_mixing:
             raise RefusedValueError("neighbour_mixing", f"false with strategy {self.strategy!r}")
+        if self.strategy in FLOWER_RULES and self.max_update_length:
+            raise RefusedValueError("max_update_length", f"0 with strategy {self.strategy!r}")
         return self
 
     @model_validator(mode="after")
@@ -282,8 +292,32 @@ _BOUNDED: Mapping[str, type[ScreenedStrategy]] = {
 }
 
 
+def default_stages(strategy: str) -> list[Stage]:
+    """Return the stages that a strategy, by its name, has where it is given none."""
+    kind = STRATEGIES.load(strategy) if STRATEGIES.is_own(strategy) else _BOUNDED.get(strategy)
+    if isinstance(kind, type) and issubclass(kind, ScreenedStrategy):
+        return kind.default_stages()
+    return []
+
+
 def default_clipping(strategy: str) -> float:
     """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name."""
-    if STRATEGIES.is_own(strategy):
-        return float(getattr(STRATEGIES.load(strategy), "default_clipping", 0.0))
-    return _BOUNDED.get(strategy, ScreenedStrategy).default_clipping
+    clips = [stage for stage in default_stages(strategy) if isinstance(stage, Clip)]
+    return clips[0].multiple if clips else 0.0
+
+
+def configured_stages(config: StrategyConfig) -> list[Stage]:
+    """Return the stages that the keys of a run config stand for, in their order."""
+    stages: list[Stage] = []
+    if config.max_update_length:
+        stages.append(MaxLength(config.max_update_length))
+    if config.neighbour_mixing and config.assumed_malicious_fraction:
+        stages.append(NearestNeighbours(config.assumed_malicious_fraction))
+    if config.update_clipping:
+        stages.append(Clip(config.update_clipping))
+        # A strategy that bounds steps by the loss does so where lengths are bounded.
+        if any(isinstance(stage, LossBound) for stage in default_stages(config.strategy)):
+            stages.append(LossBound())
+    if config.server_momentum:
+        stages.append(ServerMomentum(config.server_momentum))
+    return stages

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.streaming import Known, StreamRule
+from fedif_flower.strategies.streaming import Noted, StreamRule
 
 
 class FedAvg(ScreenedStrategy):
@@ -24,10 +24,10 @@ class FedAvg(ScreenedStrategy):
 
     def stream_rule(self, server_round: int) -> StreamRule:  # noqa: ARG002
         """Return the number of examples as all that is needed of a reply."""
-        return lambda reply, _: Known((reply.num_examples,))
+        return lambda reply, _: Noted((reply.num_examples,))
 
     def needs_all_updates(self) -> str:
-        """Return that a bound on examples takes their median, if there is one."""
+        """Return why a bound on examples, if there is one, needs all replies: it takes a median."""
         if self.limits.max_examples_ratio:
             return "max_examples_ratio takes the median number of examples; set it to 0"
         return ""

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.scored import ScoredStrategy
-from fedif_flower.strategies.streaming import Known, StreamRule
+from fedif_flower.strategies.streaming import Noted, StreamRule
 from fedif_flower.valuation import InfluenceValuation, Validation
 from fedif_flower.valuation.influence import influence_from, project_updates
 from fedif_flower.valuation.score_guard import ScoreGuard
@@ -97,7 +97,7 @@ class FedIF(ScoredStrategy):
         gradient = valuation.gradient(self.model.vectors.params, self.model.named_buffers).cpu()
         first: list[float] = []
 
-        def known(reply: AcceptedReply, update: Tensor) -> Known:
+        def note(reply: AcceptedReply, update: Tensor) -> Noted:
             squared_norm = torch.tensor([reply.squared_norm], dtype=torch.float64)
             projection = project_updates(update[None], gradient, squared_norm)
             normalized = valuation.weight_normalization
@@ -105,9 +105,9 @@ class FedIF(ScoredStrategy):
             # From the first on: differences between influences are small beside themselves.
             first.append(phi)
             weight_score = float(self.ledger.scores_of([reply.node.client_id]))
-            return Known((1.0, phi - first[0], weight_score), (float(projection.inner),))
+            return Noted((1.0, phi - first[0], weight_score), (float(projection.inner),))
 
-        return known
+        return note
 
     def needs_all_updates(self) -> str:
         """Return what makes weights depend on each other's scores in other ways, if anything."""

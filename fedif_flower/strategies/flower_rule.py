@@ -69,13 +69,10 @@ class FlowerRule(ScreenedStrategy):
     def __init__(self, inner: FlowerFedAvg, *flower: Any, **base: Unpack[BaseArguments]) -> None:
         _require_fit(inner)
         super().__init__(*flower, **base)
-        if self.update_clipping:
+        if self.stages.change_updates or self.stages.choose_steps:
             raise ConfigError(
-                f"update_clipping = {self.update_clipping:g}; allowed with Flower's own rules: 0"
-            )
-        if self.neighbour_mixing:
-            raise ConfigError(
-                f"neighbour_mixing = {self.neighbour_mixing:g}; allowed with Flower's own rules: 0"
+                f"stages = {self.stages}; allowed with Flower's own rules: none that change "
+                "updates or choose a step, such as ServerMomentum(0.5)"
             )
         self.inner = inner
         self.rule_state = _RuleState(inner)

@@ -17,7 +17,7 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.streaming import Known, StreamRule
+from fedif_flower.strategies.streaming import Noted, StreamRule
 from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
@@ -80,13 +80,13 @@ class FLTrust(ScreenedStrategy):
         vectors, buffers = self.model.vectors, self.model.named_buffers
         server_update = self._train(server_round, vectors.params.to(self.device), buffers).cpu()
 
-        def known(_: AcceptedReply, update: Tensor) -> Known:
+        def note(_: AcceptedReply, update: Tensor) -> Noted:
             # The coefficient of one client alone: its share is 1, whatever its trust.
             rescaling, trust = fltrust_coefficients(update[None], server_update)
             coefficient = float(trust * rescaling)
-            return Known((coefficient,), (coefficient, float(trust)))
+            return Noted((coefficient,), (coefficient, float(trust)))
 
-        return known
+        return note
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]``; trust is both score and weight score."""

@@ -6,21 +6,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from fedif_flower.aggregators.server_momentum import ServerMomentum
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.round import ModelVectors
+from fedif_flower.stages import Stages
+from fedif_flower.strategies.state import Stateful
 from fedif_flower.tasks.batches import describe
-
-if TYPE_CHECKING:
-    from fedif_flower.strategies.state import Stateful
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -76,18 +74,17 @@ class GlobalModel:
         See :class:`~fedif_flower.messages.layout.ParameterLayout`.
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names.
-    server_momentum : float
-        How the model moves on from round to round; see
-        :class:`~fedif_flower.aggregators.server_momentum.ServerMomentum`.
+    stages : Stages, optional
+        They lead the model on from a round's step, as server momentum does.
     """
 
     def __init__(
         self,
         trainable_keys: Sequence[str] | None = None,
         tied_keys: Mapping[str, str] | None = None,
-        server_momentum: float = 0.0,
+        stages: Stages | None = None,
     ) -> None:
-        self.momentum = ServerMomentum(server_momentum)
+        self._stages = stages or Stages()
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
         self._layout: ParameterLayout | None = None
@@ -182,14 +179,14 @@ class GlobalModel:
     def stands_still(self, vectors: ModelVectors) -> bool:
         """Tell whether a round's result is the model that it began with, to the last bit."""
         return (
-            self.momentum.mean is None  # Else the mean of earlier steps leads on.
+            not self._stages.shares  # Else earlier steps lead on.
             and torch.equal(vectors.params, self.vectors.params)
             and torch.equal(vectors.buffers, self.vectors.buffers)
         )
 
     def advance(self, vectors: ModelVectors) -> ArrayRecord:
         """Move on to a round's result; the model before it has proved to work."""
-        params = self.momentum.advance(self.vectors.params, vectors.params)
+        params = self._stages.advance(self.vectors.params, vectors.params)
         vectors = replace(vectors, params=params)
         self._proven = self.record
         record = self.layout.to_arrays(vectors)
@@ -201,7 +198,7 @@ class GlobalModel:
         if self.is_proven or self._proven is None:
             return None
         logger.error("the model goes back to the last one that worked")
-        self.momentum.take_back()
+        self._stages.take_back()
         self._taken_back = self.record
         self._now = self._proven, self.layout.to_vectors(self._proven)
         return self._proven

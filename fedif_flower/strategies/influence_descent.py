@@ -11,6 +11,7 @@ from torch import Tensor
 from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
+from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
@@ -18,7 +19,6 @@ from fedif_flower.valuation import Validation
 from fedif_flower.valuation.classes import missing_classes
 from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.ledger import ScoreLedger
-from fedif_flower.valuation.step_bounds import StepBounds
 
 ENOUGH_EXAMPLES = 100  # docs/methods/influence-descent.md says what fewer cost.
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class InfluenceDescent(ScreenedStrategy):
               d_i = \langle u_i, g \rangle - \sum_j p_j \langle u_j, g \rangle
 
     with :math:`\sigma^2 = \sum_j p_j d_j^2` and :math:`u_i` client i's update, shortened where
-    ``update_clipping`` says so. FedIF's influence is this slope at p = 0, before any update is
+    a stage says so. FedIF's influence is this slope at p = 0, before any update is
     taken. Properties: :func:`~fedif_flower.valuation.descent.descend_weights`. Weights do not
     depend on earlier rounds.
 
@@ -60,8 +60,6 @@ class InfluenceDescent(ScreenedStrategy):
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
-    default_clipping = 2.0
-
     def __init__(
         self,
         validation: Validation,
@@ -80,11 +78,20 @@ class InfluenceDescent(ScreenedStrategy):
         self.validation = validation
         self.descent_steps = descent_steps
         self.descent_examples = descent_examples
-        self.bounds = StepBounds(self.update_clipping, validation, momentum=self.model.momentum)
         self.relative_weights = relative_weights
         self._last_model = _LastModel()
         self.ledger = ScoreLedger(gamma, initial=1.0)
         _warn_of(validation)
+
+    @classmethod
+    def default_stages(cls) -> list[Stage]:
+        """Return bounds on lengths and on the validation loss."""
+        return [Clip(2.0), LossBound()]
+
+    @property
+    def judge(self) -> Validation:
+        """The held-out data behind the scores."""
+        return self.validation
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the weight scores too."""
@@ -108,7 +115,8 @@ class InfluenceDescent(ScreenedStrategy):
             updates,
             self._sample(updates.server_round),
             updates.num_examples,
-            *self.bounds.factors(updates),
+            updates.shortening,
+            updates.buffer_shortening,
             steps=self.descent_steps,
             last_step=last_step,
             relative=relative,

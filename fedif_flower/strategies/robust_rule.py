@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError, require
+from fedif_flower.errors import ConfigError, ValuationError, require
 from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import (
     Aggregation,
@@ -53,8 +53,10 @@ class RobustRule(ScreenedStrategy):
         super().__init__(*flower, **base)
         self.rule = rule
         self.combines_updates = bool(getattr(rule, "gives_weights", False))
-        changed = self.update_clipping or self.neighbour_mixing
-        self.keep_arrays = bool(getattr(rule, "takes_one_model", False)) and not changed
+        takes_one = bool(getattr(rule, "takes_one_model", False))
+        self.keep_arrays = takes_one and not self.stages.change_updates
+        if self.stages.choose_steps and not self.combines_updates:
+            raise ConfigError(f"stages = {self.stages}; {rule!r} leaves no step to choose")
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the rule too, if it does."""
@@ -86,14 +88,7 @@ class RobustRule(ScreenedStrategy):
 
     def _stepped(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
         """Return the model one step of the rule on."""
-        factors, buffer_factors = self.bounds.factors(updates)
-        if bool((factors < 1).any()):
-            updates = replace(
-                updates,
-                client_updates=updates.client_updates * factors[:, None].to(updates.client_updates),
-                squared_norms=updates.squared_norms * factors.square(),
-            )
-        step = self.rule(updates)
+        step = self.rule(updates.shortened())
         if not isinstance(step, Tensor):
             name = type(self.rule).__name__
             raise ValuationError(f"{name} gives no weights: it has to return a step [d]")
@@ -101,7 +96,7 @@ class RobustRule(ScreenedStrategy):
         if not all_finite(params):
             raise ValuationError("the aggregated model is not finite")
         weights = torch.full((updates.num_clients,), torch.nan)
-        shares = buffer_factors / updates.num_clients
+        shares = updates.buffer_shortening / updates.num_clients
         buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, shares).cpu()
         counters = largest_counters(updates.counters, weights)
         return ModelVectors(params, buffers, counters), Aggregation(weights=weights)

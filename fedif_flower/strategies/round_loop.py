@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedif_flower.errors import FedIFError, ValuationError
-from fedif_flower.strategies.callbacks import StopTraining
-
-if TYPE_CHECKING:
-    from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.callbacks import Callback, StopTraining
+from fedif_flower.strategies.global_model import GlobalModel
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger(__name__)
@@ -29,15 +26,30 @@ class RoundLoop(Strategy):
 
     Parameters
     ----------
-    strategy : ScreenedStrategy
-        Asked for everything.
+    strategy : Strategy
+        Says what happens in a round.
+    model : GlobalModel
+        The strategy's.
+    callbacks : sequence of Callback
+        Told of each round's model and metrics, and of the end.
+    completed_rounds : int
+        By earlier processes.
     evaluate_fn : callable, optional
         The user's own, as Flower's strategies take it.
     """
 
-    def __init__(self, strategy: ScreenedStrategy, evaluate_fn: EvaluateFunction | None) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        model: GlobalModel,
+        callbacks: Sequence[Callback],
+        completed_rounds: int,
+        evaluate_fn: EvaluateFunction | None,
+    ) -> None:
         self.strategy = strategy
-        self.offset = strategy.completed_rounds
+        self.offset = completed_rounds
+        self._model = model
+        self._callbacks = callbacks
         self._evaluate_fn = evaluate_fn
         self._so_far = Result()
 
@@ -51,9 +63,6 @@ class RoundLoop(Strategy):
         evaluate_config: ConfigRecord | None,
     ) -> Result:
         """Run the rounds; the result's rounds are counted from the first process on."""
-        self.strategy.begin(initial_arrays)
-        for callback in self.strategy.callbacks:
-            callback.on_start(self.strategy)
         try:
             self.start(
                 grid,
@@ -67,17 +76,17 @@ class RoundLoop(Strategy):
         except StopTraining as stop:
             logger.info("stopped: %s", stop)
         finally:
-            for callback in self.strategy.callbacks:
+            for callback in self._callbacks:
                 callback.on_end()
         if self._so_far.arrays:
-            self._so_far.arrays = self.strategy.model.current(self._so_far.arrays)
+            self._so_far.arrays = self._model.current(self._so_far.arrays)
         return self._so_far
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the strategy for the round's messages."""
-        current = self.strategy.model.current(arrays)
+        current = self._model.current(arrays)
         return self.strategy.configure_train(server_round + self.offset, current, config, grid)
 
     def aggregate_train(
@@ -96,7 +105,7 @@ class RoundLoop(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the strategy who evaluates the new model."""
-        current = self.strategy.model.current(arrays)
+        current = self._model.current(arrays)
         return self.strategy.configure_evaluate(server_round + self.offset, current, config, grid)
 
     def aggregate_evaluate(
@@ -119,18 +128,17 @@ class RoundLoop(Strategy):
             return None  # An earlier process has looked at the model that it left.
         server_round = flower_round + self.offset
         metrics: dict[str, float] = {**self._evaluate(server_round)}
-        callbacks = (self.strategy.history, *self.strategy.callbacks)
         stop: StopTraining | None = None
         try:
             try:
-                for callback in callbacks:
-                    metrics.update(callback.on_model(server_round, self.strategy.model) or {})
+                for callback in self._callbacks:
+                    metrics.update(callback.on_model(server_round, self._model) or {})
             finally:
-                for callback in callbacks:
+                for callback in self._callbacks:
                     callback.on_metrics(server_round, metrics)
         except StopTraining as raised:
             stop = raised  # The round is complete all the same.
-        for callback in callbacks:
+        for callback in self._callbacks:
             callback.on_round_end(server_round)
         if stop is not None:
             raise stop
@@ -145,7 +153,7 @@ class RoundLoop(Strategy):
         if evaluate is None:
             return {}
         try:
-            found = self.strategy.model.examined(lambda arrays: evaluate(server_round, arrays))
+            found = self._model.examined(lambda arrays: evaluate(server_round, arrays))
         except Exception as error:
             ours = isinstance(error, FedIFError) and not isinstance(error, ValuationError)
             if ours or not server_round:

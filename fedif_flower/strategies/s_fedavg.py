@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
@@ -15,7 +16,6 @@ from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
-from fedif_flower.valuation.step_bounds import StepBounds
 
 _LEAST_CHANCE = 1e-12  # Of being drawn.
 
@@ -44,8 +44,6 @@ class SFedAvg(ScreenedStrategy):
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
-    default_clipping = 2.0
-
     def __init__(
         self,
         validation: Validation,
@@ -61,7 +59,6 @@ class SFedAvg(ScreenedStrategy):
         base.setdefault("tied_keys", validation.tied_names)
         super().__init__(*flower, **base)
         self.validation = validation
-        self.bounds = StepBounds(self.update_clipping, validation, momentum=self.model.momentum)
         self.valuation = ShapleyValuation(
             validation,
             estimator=shapley_estimator,
@@ -70,6 +67,16 @@ class SFedAvg(ScreenedStrategy):
             seed=self.seed,
         )
         self.ledger = ScoreLedger(1.0 - alpha)
+
+    @classmethod
+    def default_stages(cls) -> list[Stage]:
+        """Return bounds on lengths and on the validation loss."""
+        return [Clip(2.0), LossBound()]
+
+    @property
+    def judge(self) -> Validation:
+        """The held-out data behind the scores."""
+        return self.validation
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the relevance too."""

@@ -46,33 +46,3 @@ def sample_clients(
     generator = numpy_generator(purpose, seed, server_round)
     chosen = generator.choice(len(nodes), size=size, replace=False, p=probabilities)
     return [nodes[index] for index in sorted(chosen)]
-
-
-class SeededSampling:
-    """Draws a strategy's clients from (seed, round); part of ``ScreenedStrategy``."""
-
-    fraction_train: float
-    min_train_nodes: int
-    seed: int
-    _online: list[ClientNode]
-
-    def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-        """Draw the round's clients from those that may be asked, by (seed, round)."""
-        return self.draw(nodes, server_round)
-
-    def draw(
-        self,
-        nodes: Sequence[ClientNode],
-        server_round: int,
-        probabilities: NDArray[np.float64] | None = None,
-    ) -> list[ClientNode]:
-        """Draw ``fraction_train`` of all nodes online, but only from ``nodes``."""
-        return sample_clients(
-            nodes,
-            self.fraction_train,
-            self.min_train_nodes,
-            self.seed,
-            server_round,
-            probabilities,
-            out_of=max(len(self._online), len(nodes)),
-        )

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
-from fedif_flower.valuation import Valuation
+from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ScoreLedger, min_max
 from fedif_flower.valuation.score_guard import ScoreGuard
-from fedif_flower.valuation.step_bounds import StepBounds
 
 
 class ScoredStrategy(ScreenedStrategy):
@@ -53,8 +53,6 @@ class ScoredStrategy(ScreenedStrategy):
         ``tied_keys`` default to the valuation's own.
     """
 
-    default_clipping = 2.0
-
     def __init__(
         self,
         valuation: Valuation,
@@ -76,9 +74,6 @@ class ScoredStrategy(ScreenedStrategy):
         super().__init__(*flower, **base)
         self.valuation = valuation
         self.validation = valuation.validation
-        self.bounds = StepBounds(
-            self.update_clipping, self.validation, momentum=self.model.momentum
-        )
         self.ledger = ScoreLedger(
             gamma, initial=initial, smooth_update=smooth_update, bias_correction=bias_correction
         )
@@ -86,6 +81,16 @@ class ScoredStrategy(ScreenedStrategy):
         self.weight_scope = weight_scope
         self.guard = guard
         self.num_clients = num_clients
+
+    @classmethod
+    def default_stages(cls) -> list[Stage]:
+        """Return bounds on lengths and on the validation loss."""
+        return [Clip(2.0), LossBound()]
+
+    @property
+    def judge(self) -> Validation | None:
+        """The held-out data behind the scores."""
+        return self.validation
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the weight scores too."""

@@ -13,52 +13,56 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedif_flower.aggregators.neighbour_mixing import mix, unmixed
 from fedif_flower.devices import select_device
-from fedif_flower.errors import DivergedError, ValuationError, require
+from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, average_metrics
-from fedif_flower.messages.metrics import ReplyLimits
+from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace, screen_replies
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
+from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, admitted, tell
-from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
-from fedif_flower.strategies.global_model import GlobalModel
+from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify, NodeDirectory
 from fedif_flower.strategies.reports import log_remarks, round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
-from fedif_flower.strategies.sampling import SeededSampling
-from fedif_flower.strategies.state import Stateful, StatefulParts
+from fedif_flower.strategies.sampling import sample_clients
+from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import Outcome, Step
 from fedif_flower.strategies.streaming import (
     AggregationMode,
-    StreamedAggregation,
     StreamedRound,
-    begin_stream,
+    StreamRule,
     check_mode,
+    streams,
 )
 from fedif_flower.strategies.summary import SettingsSummary
-from fedif_flower.valuation.step_bounds import StepBounds
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.ledger import ScoreLedger
 
+# Parts that are about one model, by name: lengths, losses, directions.
+_OF_ONE_MODEL = ("stages", "rule")
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(
-    SettingsSummary, SeededSampling, StreamedAggregation, StatefulParts, ClientEvaluation
-):
+class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
@@ -98,18 +102,12 @@ class ScreenedStrategy(
     max_num_examples, max_examples_ratio : float
         A client that claims more examples is refused; one that claims more than this many times
         the round's median, >= 1, counts for so many. 0: no such bound.
-    update_clipping : float or "auto"
-        See :class:`~fedif_flower.valuation.step_bounds.StepBounds`; 0: there are no bounds.
-        ``"auto"``: :attr:`default_clipping`, 0 unless the strategy says otherwise.
-    server_momentum : float
-        See :class:`~fedif_flower.aggregators.server_momentum.ServerMomentum`; 0: there is none.
-    neighbour_mixing : float
-        The share of a round that :func:`~fedif_flower.aggregators.neighbour_mixing.mix` leaves out
-        of each mean; 0: nothing is mixed.
+    stages : sequence of Stage, optional
+        What happens to a round before and after it is weighed, in this order, such as
+        ``[Clip(2.0), LossBound(), ServerMomentum(0.5)]`` (see :mod:`fedif_flower.stages`). Default:
+        :meth:`default_stages`, none unless the strategy says otherwise.
     aggregation : {"stacked", "streaming", "auto"}
         Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
-    max_update_length : float
-        Longer updates are shortened to this length as they come; 0: none is.
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     callbacks : sequence of Callback
@@ -117,7 +115,7 @@ class ScreenedStrategy(
     """
 
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
-    default_clipping = 0.0  # What ``update_clipping="auto"`` stands for.
+    can_stream = False  # Whether stream_rule is there.
     keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
 
     def __init__(
@@ -143,11 +141,8 @@ class ScreenedStrategy(
         max_paused_turns: int = 63,
         max_num_examples: float = 10_000_000,
         max_examples_ratio: float = 10.0,
-        update_clipping: float | Literal["auto"] = "auto",
-        neighbour_mixing: float = 0.0,
-        server_momentum: float = 0.0,
+        stages: Sequence[Stage] | None = None,
         aggregation: AggregationMode = "stacked",
-        max_update_length: float = 0.0,
         device: str | torch.device = "auto",
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -163,19 +158,12 @@ class ScreenedStrategy(
             train_metrics_aggr_fn=train_metrics_aggr_fn or average_metrics,
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or average_metrics,
         )
-        self.model = GlobalModel(trainable_keys, tied_keys, server_momentum)
+        self.stages = Stages(self.default_stages() if stages is None else stages)
+        self.model = GlobalModel(trainable_keys, tied_keys, self.stages)
         self.seed = seed
         self.nodes = NodeDirectory(identify, node_timeout)
         self.min_valid_replies = min_valid_replies
-        self.limits = ReplyLimits(
-            weighted_by_key, max_num_examples, max_examples_ratio, (), max_update_length
-        )
-        self.update_clipping = (
-            self.default_clipping if update_clipping == "auto" else update_clipping
-        )
-        self.bounds = StepBounds(self.update_clipping, momentum=self.model.momentum)
-        self.neighbour_mixing = neighbour_mixing
-        require(0 <= neighbour_mixing <= 1, "neighbour_mixing", neighbour_mixing, "0 to 1")
+        self.limits = ReplyLimits(weighted_by_key, max_num_examples, max_examples_ratio)
         self.device = select_device(device)
         self.history = History()
         self.callbacks = list(callbacks)
@@ -184,7 +172,10 @@ class ScreenedStrategy(
         self.completed_rounds = 0  # By earlier processes.
         self._online: list[ClientNode] = []
         self._asked: dict[int, ClientNode] = {}
+        self._asked_to_evaluate: tuple[int, ...] = ()
         self._started = 0.0
+
+    # -- what a strategy says of itself
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -198,10 +189,55 @@ class ScreenedStrategy(
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
         """Begin whatever depends on the global model ``params`` [d] alone."""
 
+    def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
+        """Draw the round's clients from those that may be asked, by (seed, round)."""
+        return self.draw(nodes, server_round)
+
+    def stream_rule(self, server_round: int) -> StreamRule:
+        """Return what is noted of each update as it arrives; for rules that ``can_stream``."""
+        raise NotImplementedError(f"{type(self).__name__} needs all updates at once")
+
+    def needs_all_updates(self) -> str:
+        """Return why a rule that ``can_stream`` cannot, as it is set; empty if it can."""
+        return ""
+
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
-        parts: dict[str, Stateful] = {"nodes": self.nodes, "failures": self.failures}
-        return parts | {"bounds": self.bounds, "momentum": self.model.momentum}
+        return {"nodes": self.nodes, "failures": self.failures, "stages": self.stages}
+
+    @property
+    def judge(self) -> Validation | None:
+        """The held-out data by which updates and steps are judged, if there are any."""
+        return None
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How the scores come about that it reports as weight scores; ``None``: not smoothed."""
+        ledger = self.stateful().get("ledger")
+        return Scoring.of(ledger) if isinstance(ledger, ScoreLedger) else None
+
+    @property
+    def own_shapes(self) -> Mapping[str, Sequence[int]]:
+        """The shapes of the strategy's own copy of the model, by name; empty: it has none."""
+        return {} if self.judge is None else self.judge.shapes
+
+    @classmethod
+    def default_stages(cls) -> list[Stage]:
+        """Return new stages for a strategy that is given none."""
+        return []
+
+    # -- what it remembers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the model needed to go on."""
+        return {name: part.state_dict() for name, part in self.stateful().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned; set ``completed_rounds`` as well."""
+        for name, part in self.stateful().items():
+            part.load_state_dict(state[name])
+
+    # -- its rounds
 
     def start(
         self,
@@ -218,10 +254,48 @@ class ScreenedStrategy(
         See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid` and
         :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
-        check_mode(self)
-        loop = RoundLoop(self, evaluate_fn)
+        check_mode(self.aggregation, self._obstacle())
+        self.begin(initial_arrays)
+        for callback in self.callbacks:
+            callback.on_start(self)
+        callbacks = (self.history, *self.callbacks)
+        loop = RoundLoop(self, self.model, callbacks, self.completed_rounds, evaluate_fn)
         return loop.run(
             screened(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config
+        )
+
+    def begin(self, initial_arrays: ArrayRecord) -> None:
+        """Take the model that a run begins with, before anybody is asked.
+
+        What was learned of another model in an earlier run is forgotten; clients' scores are not.
+
+        Raises
+        ------
+        ConfigError, ValueError
+            If the model cannot be averaged, is not the one that the strategy was given, or differs
+            from that of an earlier run in names, shapes or types.
+        """
+        if own := self.own_shapes:
+            require_shapes(type(self).__name__, own, initial_arrays)
+        self.stages.begin(self.judge)
+        parts = self.stateful()
+        self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
+
+    def draw(
+        self,
+        nodes: Sequence[ClientNode],
+        server_round: int,
+        probabilities: NDArray[np.float64] | None = None,
+    ) -> list[ClientNode]:
+        """Draw ``fraction_train`` of all nodes online, but only from ``nodes``."""
+        return sample_clients(
+            nodes,
+            self.fraction_train,
+            self.min_train_nodes,
+            self.seed,
+            server_round,
+            probabilities,
+            out_of=max(len(self._online), len(nodes)),
         )
 
     def configure_train(
@@ -256,7 +330,7 @@ class ScreenedStrategy(
             return None, None
         for callback in self.callbacks:
             callback.on_replies(server_round)
-        stream = begin_stream(self, server_round, len(self._asked))
+        stream = self._begin_stream(server_round)
         screening = screen_replies(
             replies,
             self._asked,
@@ -265,6 +339,7 @@ class ScreenedStrategy(
             self.limits,
             asked_at=self._started,
             keep_arrays=self.keep_arrays,
+            arrive=self.stages.arrive,
             on_update=None if stream is None else stream.take,
         )
         started = time.perf_counter() - screening.seconds
@@ -305,10 +380,65 @@ class ScreenedStrategy(
         the replies as they came, in the order of ``updates``; any error fails the round.
         """
         aggregation = self.weigh(updates)
-        step = self.bounds.settle(updates, aggregation.weights)
+        step = self.stages.settle(updates, aggregation.weights)
         counters = largest_counters(updates.counters, aggregation.weights)
         vectors = ModelVectors(step.params, step.buffers, counters)
         return vectors, replace(aggregation, applied=step.coefficients)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the clients that evaluate the new model, from (seed, round) too.
+
+        The draws have a purpose of their own: they do not follow those for training.
+        """
+        if self.fraction_evaluate == 0.0:
+            return []
+        needed = max(self.min_evaluate_nodes, 1)
+        nodes = self.nodes.online(grid, needed, "min_evaluate_nodes")
+        sampled = sample_clients(
+            self.failures.available(nodes, server_round, needed),
+            self.fraction_evaluate,
+            self.min_evaluate_nodes,
+            self.seed,
+            server_round,
+            purpose="sample-evaluators",
+            out_of=len(nodes),
+        )
+        self._asked_to_evaluate = tuple(node.node_id for node in sampled)
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return [
+            Message(record, node_id, MessageType.EVALUATE) for node_id in self._asked_to_evaluate
+        ]
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 (Flower's signature)
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Average the metrics of every well-formed evaluation reply."""
+        records = screen_evaluations(replies, self._asked_to_evaluate, self.limits)
+        return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
+
+    def _begin_stream(self, server_round: int) -> StreamedRound | None:
+        """Return what takes the updates of the round that was asked for, if they are summed."""
+        layout = self.model.layout
+        num_bytes = len(self._asked) * layout.num_params * layout.dtype.itemsize
+        streaming = streams(self.aggregation, num_bytes, self._obstacle())
+        self.workspace.streaming = streaming
+        return StreamedRound(lambda: self.stream_rule(server_round)) if streaming else None
+
+    def _obstacle(self) -> str:
+        """Return why the strategy, as it is set, needs all updates at once; empty: it does not."""
+        if not self.can_stream:
+            return f"{type(self).__name__} weighs all updates at once"
+        if reason := self.stages.needs_all_updates():
+            return reason
+        for callback in self.callbacks:
+            if type(callback).on_step is not Callback.on_step:
+                return f"{type(callback).__name__} looks at each client's update"
+        return self.needs_all_updates()
 
     def _aggregate(
         self, server_round: int, screening: Screening, stream: StreamedRound | None, *, blamed: bool
@@ -328,9 +458,9 @@ class ScreenedStrategy(
             )
             if stream is not None:
                 updates = stream.summed(updates, accepted)
-            mixed, mixing = mix(updates, self.neighbour_mixing)
-            vectors, aggregation = self.merge(mixed, accepted)
-            aggregation = unmixed(aggregation, mixing)
+            staged = self.stages.before(updates)
+            vectors, aggregation = self.merge(staged, accepted)
+            aggregation = staged.unmixed(aggregation)
         except Exception as error:  # out of a user's model or loss, as likely as not
             known = isinstance(error, ValuationError)
             # An unknown error may come from the model that was sent: an older one is known to work.
@@ -341,7 +471,7 @@ class ScreenedStrategy(
             logger.warning("round %d: %s; the model stays as it was", server_round, reason)
             return Outcome(self.model.record, aggregation, reason)
         before, arrays = self.model.vectors, self.model.advance(vectors)
-        shares = tuple(self.model.momentum.shares) or (1.0,)
+        shares = tuple(self.stages.shares) or (1.0,)
         nodes = [reply.node for reply in accepted]
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
         return Outcome(arrays, aggregation, step=step if stream is None else None)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates
+from fedif_flower.stages import Clip, Stage
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.scored import ScoredStrategy
 from fedif_flower.tasks.modules import array_shapes, tied_names, trainable_names
@@ -84,6 +85,11 @@ class ShapFed(ScoredStrategy):
             ShapFedValuation(model), *flower, gamma=gamma, round_normalization=False, **base
         )
         self._own_shapes = array_shapes(model)
+
+    @classmethod
+    def default_stages(cls) -> list[Stage]:
+        """Return a bound on lengths: there is no validation set."""
+        return [Clip(2.0)]
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:

@@ -1,19 +1,9 @@
-"""The protocol of server parts whose state a checkpoint keeps, and a strategy's own."""
+"""The protocol of server parts whose state a checkpoint keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
-
-from flwr.app import ArrayRecord
-
-from fedif_flower.strategies.global_model import GlobalModel, require_shapes
-from fedif_flower.strategies.scoring import Scoring
-from fedif_flower.valuation import Validation
-from fedif_flower.valuation.ledger import ScoreLedger
-
-# Parts of strategies that are about one model, by name: updates' lengths and losses, directions.
-_OF_ONE_MODEL = ("bounds", "momentum", "rule")
 
 
 @runtime_checkable
@@ -32,53 +22,3 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         ...
-
-
-class StatefulParts:
-    """Keeps a strategy's state part by part; part of ``ScreenedStrategy``.
-
-    A strategy that judges updates by a Validation has it as ``validation``.
-    """
-
-    model: GlobalModel
-
-    def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds, by name."""
-        return {}
-
-    @property
-    def scoring(self) -> Scoring | None:
-        """How the scores come about that it reports as weight scores; ``None``: not smoothed."""
-        ledger = self.stateful().get("ledger")
-        return Scoring.of(ledger) if isinstance(ledger, ScoreLedger) else None
-
-    @property
-    def own_shapes(self) -> Mapping[str, Sequence[int]]:
-        """The shapes of the strategy's own copy of the model, by name; empty: it has none."""
-        judge: Validation | None = getattr(self, "validation", None)
-        return {} if judge is None else judge.shapes
-
-    def begin(self, initial_arrays: ArrayRecord) -> None:
-        """Take the model that a run begins with, before anybody is asked.
-
-        What was learned of another model in an earlier run is forgotten; clients' scores are not.
-
-        Raises
-        ------
-        ConfigError, ValueError
-            If the model cannot be averaged, is not the one that the strategy was given, or differs
-            from that of an earlier run in names, shapes or types.
-        """
-        if own := self.own_shapes:
-            require_shapes(type(self).__name__, own, initial_arrays)
-        parts = self.stateful()
-        self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything but the model needed to go on."""
-        return {name: part.state_dict() for name, part in self.stateful().items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned; set ``completed_rounds`` as well."""
-        for name, part in self.stateful().items():
-            part.load_state_dict(state[name])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import psutil
 import torch
@@ -23,10 +23,6 @@ from fedif_flower.aggregators.streaming import StreamedSums
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import RoundUpdates
-from fedif_flower.strategies.callbacks import Callback
-
-if TYPE_CHECKING:
-    from fedif_flower.strategies.screened import ScreenedStrategy
 
 AggregationMode = Literal["stacked", "streaming", "auto"]
 MODES: tuple[str, ...] = get_args(AggregationMode)
@@ -35,8 +31,8 @@ MODES: tuple[str, ...] = get_args(AggregationMode)
 SHARE_OF_MEMORY = 0.25
 
 
-class Known(NamedTuple):
-    """What is known of an update when it arrives.
+class Noted(NamedTuple):
+    """What a rule notes of an update when it arrives.
 
     ``coefficients`` are those of :class:`~fedif_flower.aggregators.streaming.StreamedSums`;
     ``notes`` what the rule wants to find in ``RoundUpdates.notes`` when it weighs the round.
@@ -46,15 +42,18 @@ class Known(NamedTuple):
     notes: Sequence[float] = ()
 
 
-StreamRule = Callable[[AcceptedReply, Tensor], Known]
+StreamRule = Callable[[AcceptedReply, Tensor], Noted]
 """Takes a reply and its update ``[d]``, which is overwritten afterwards."""
 
 
 class StreamedRound:
-    """The sums of a round's updates, and what its rule noted of each."""
+    """The sums of a round's updates, and what its rule noted of each.
 
-    def __init__(self, rule: Callable[[], StreamRule]) -> None:
-        self._begin = rule
+    ``begin`` returns the rule; it is called with the first update.
+    """
+
+    def __init__(self, begin: Callable[[], StreamRule]) -> None:
+        self._begin = begin
         self._rule: StreamRule | None = None
         self._sums = StreamedSums()
         self._notes: list[Sequence[float]] = []
@@ -71,13 +70,13 @@ class StreamedRound:
             return
         try:
             self._rule = self._rule or self._begin()
-            known = self._rule(reply, update)
-            self._sums.add(update, known.coefficients)
+            noted = self._rule(reply, update)
+            self._sums.add(update, noted.coefficients)
         except Exception as error:  # The model's or the rule's: no client is to blame.
             self._error = error
             return
         self._places[reply.node.node_id] = len(self)
-        self._notes.append(known.notes)
+        self._notes.append(noted.notes)
 
     def summed(self, updates: RoundUpdates, accepted: Sequence[AcceptedReply]) -> RoundUpdates:
         """Return the round's updates with their sums and notes, in the order of ``accepted``."""
@@ -94,58 +93,15 @@ class StreamedRound:
         return replace(updates, summed=combined, notes=notes)
 
 
-class StreamedAggregation:
-    """Lets a strategy sum a round's updates as they come; part of ``ScreenedStrategy``."""
-
-    can_stream = False  # Whether stream_rule is there.
-
-    def stream_rule(self, server_round: int) -> StreamRule:
-        """Return what is known of each update as it arrives; for rules that ``can_stream``."""
-        raise NotImplementedError(f"{type(self).__name__} needs all updates at once")
-
-    def needs_all_updates(self) -> str:
-        """Return why a rule that ``can_stream`` cannot, as it is set; empty if it can."""
-        return ""
-
-
-def begin_stream(
-    strategy: ScreenedStrategy, server_round: int, clients: int
-) -> StreamedRound | None:
-    """Return what takes the updates of a round of so many clients, if they are to be summed."""
-    strategy.workspace.streaming = _streams(strategy, clients)
-    if not strategy.workspace.streaming:
-        return None
-    return StreamedRound(lambda: strategy.stream_rule(server_round))
-
-
-def _obstacle(strategy: ScreenedStrategy) -> str:
-    """Return why a strategy, as it is set, needs all updates at once; empty if it does not."""
-    if not strategy.can_stream:
-        return f"{type(strategy).__name__} weighs all updates at once"
-    if strategy.update_clipping:
-        return "update_clipping takes the median length; set it to 0, and max_update_length"
-    if strategy.neighbour_mixing:
-        return "neighbour_mixing looks for each update's neighbours"
-    for callback in strategy.callbacks:
-        if type(callback).on_step is not Callback.on_step:
-            return f"{type(callback).__name__} looks at each client's update"
-    return strategy.needs_all_updates()
-
-
-def check_mode(strategy: ScreenedStrategy) -> None:
-    """Raise ConfigError if streaming is asked of a strategy that needs all updates at once."""
-    mode = strategy.aggregation
+def check_mode(mode: AggregationMode, obstacle: str) -> None:
+    """Raise ConfigError if streaming is asked for where something needs all updates at once."""
     require(mode in MODES, "aggregation", mode, ", ".join(MODES))
-    reason = _obstacle(strategy) if mode == "streaming" else ""
-    if reason:
-        raise ConfigError(f"aggregation = 'streaming': {reason}")
+    if mode == "streaming" and obstacle:
+        raise ConfigError(f"aggregation = 'streaming': {obstacle}")
 
 
-def _streams(strategy: ScreenedStrategy, clients: int) -> bool:
-    """Tell whether the round that was asked for is summed as it comes."""
-    if strategy.aggregation != "auto":
-        return strategy.aggregation == "streaming"
-    layout = strategy.model.layout
-    size = clients * layout.num_params * layout.dtype.itemsize
-    free = psutil.virtual_memory().available
-    return size > SHARE_OF_MEMORY * free and not _obstacle(strategy)
+def streams(mode: AggregationMode, num_bytes: int, obstacle: str) -> bool:
+    """Tell whether a round whose updates take so many bytes is summed as it comes."""
+    if mode != "auto":
+        return mode == "streaming"
+    return num_bytes > SHARE_OF_MEMORY * psutil.virtual_memory().available and not obstacle

@@ -15,7 +15,7 @@ from tests.strategies.lines import (
     threshold_validation,
 )
 
-BASE = {"fraction_evaluate": 0.0, "update_clipping": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
 
 
 def test_afedsv_by_hand():

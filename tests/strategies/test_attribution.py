@@ -12,6 +12,7 @@ from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import Clip, NearestNeighbours
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.registry import STRATEGIES
 from tests.strategies.attributing import (
@@ -69,7 +70,7 @@ class Counted(Validation):
 def test_fedif_takes_no_gradient_twice(rule, more, overlap):
     targets = torch.tensor([[4.0], [2.0]])
     held_out = Counted(point(), torch.eye(2), targets, loss_fn=squared, device="cpu")
-    base = {"fraction_evaluate": 0.0, "device": "cpu", "update_clipping": 0.0}
+    base = {"fraction_evaluate": 0.0, "device": "cpu", "stages": ()}
     callback = PathAttribution(held_out, rule)
     strategy = FedIF(held_out, overlap=overlap, callbacks=[callback], **base)
     movers = Movers([[0.5, 0.1], [0.1, 0.4], [-0.1, 0.2]])
@@ -104,7 +105,7 @@ def test_an_adaptive_rule_is_refined_until_contributions_add_up():
 def test_what_was_applied_counts_not_what_was_weighed():
     # The long update is shortened to twice the median length: a third of it is applied.
     movers = Movers([[1.0, 0.0], [0.0, 1.0], [6.0, 0.0]])
-    callback = attributed(lambda v, **base: fedavg(v, update_clipping=2.0, **base), movers)
+    callback = attributed(lambda v, **base: fedavg(v, stages=[Clip(2.0)], **base), movers)
     (found,) = callback.rounds
     assert [c.coefficient for c in found.clients] == pytest.approx([1 / 3, 1 / 3, 1 / 9])
     assert found.attributed == pytest.approx(found.decrease, rel=ROUNDING)
@@ -243,7 +244,9 @@ def test_contributions_by_class_need_every_class():
 def test_neighbour_mixing_is_undone():
     # Of three updates each is replaced by the mean of the two nearest: all are the clients' own.
     movers = Movers([[1.0, 0.0], [1.2, 0.0], [0.0, 3.0]])
-    callback = attributed(lambda v, **base: fedavg(v, neighbour_mixing=0.34, **base), movers)
+    callback = attributed(
+        lambda v, **base: fedavg(v, stages=[NearestNeighbours(0.34)], **base), movers
+    )
     (found,) = callback.rounds
     assert sum(c.coefficient for c in found.clients) == pytest.approx(1.0)
     assert found.attributed == pytest.approx(found.decrease, rel=ROUNDING)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedif_flower import FedAvg, PathAttribution, Validation
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import ServerMomentum
 from fedif_flower.strategies.callbacks import Callback
 from tests.strategies.attributing import (
     ROUNDING,
@@ -127,7 +128,9 @@ class OnlyOnce(Movers):
 
 def test_momentum_pays_those_who_sent_it():
     movers = OnlyOnce([[0.0, 0.0], [0.0, 0.0], [3.0, 0.0]])
-    callback = attributed(lambda v, **base: fedavg(v, server_momentum=0.5, **base), movers, 4)
+    callback = attributed(
+        lambda v, **base: fedavg(v, stages=[ServerMomentum(0.5)], **base), movers, 4
+    )
     for found in callback.rounds:
         # The step of round 1 goes on, halved: all of what it gains is the last client's.
         assert values(found)[:2] == [0.0, 0.0]
@@ -141,7 +144,9 @@ def test_momentum_pays_those_who_sent_it():
 def test_momentum_of_a_step_that_was_taken_back_is_nobodys():
     # Round 2 fails on every client: round 1's step goes, and the mean with it.
     movers = Failing([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], failing=range(3))
-    callback = attributed(lambda v, **base: fedavg(v, server_momentum=0.5, **base), movers, 4)
+    callback = attributed(
+        lambda v, **base: fedavg(v, stages=[ServerMomentum(0.5)], **base), movers, 4
+    )
     assert [len(found.clients) for found in callback.rounds] == [3, 3, 3, 3]
     for found in callback.rounds:
         assert found.attributed == pytest.approx(found.decrease, rel=100 * ROUNDING)

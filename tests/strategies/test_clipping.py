@@ -11,6 +11,7 @@ from fedif_flower import FedAvg
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import Clip
 from fedif_flower.strategies import FlowerRule
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.test_registry import Spoiler, config, run
@@ -23,7 +24,7 @@ def test_parameters_and_buffers_by_hand():
     strategy = FedAvg(
         trainable_keys=["0.weight", "0.bias"],
         fraction_evaluate=0.0,
-        update_clipping=2.0,
+        stages=[Clip(2.0)],
         device="cpu",
     )
     arrays = model_arrays(model)
@@ -63,5 +64,5 @@ def test_flowers_own_rules_cannot_be_clipped(tmp_path):
     refused = "update-clipping = 2.0; allowed: 0 with strategy 'fedmedian'"
     with pytest.raises(ConfigError, match=refused):
         config(tmp_path, "fedmedian", **{"update-clipping": 2.0})
-    with pytest.raises(ConfigError, match="update_clipping = 2; allowed with Flower's"):
-        FlowerRule(FedMedian(), update_clipping=2.0)
+    with pytest.raises(ConfigError, match=r"stages = \[Clip\(2\)\]; allowed with Flower's"):
+        FlowerRule(FedMedian(), stages=[Clip(2.0)])

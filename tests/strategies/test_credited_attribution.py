@@ -8,6 +8,7 @@ import torch
 from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import ServerMomentum
 from fedif_flower.strategies.attributed import round_from
 from fedif_flower.valuation.credit import CreditBounds
 from tests.strategies.attributing import ROUNDING, validation
@@ -24,7 +25,7 @@ def run(movers, rounds=1, *, momentum=0.0, **bounds):
         callbacks=[callback],
         fraction_evaluate=0.0,
         device="cpu",
-        server_momentum=momentum,
+        stages=[ServerMomentum(momentum)] if momentum else (),
     )
     strategy.start(LocalGrid(movers, 3), model_arrays(point()), num_rounds=rounds)
     return callback

@@ -25,6 +25,7 @@ from fedif_flower import (
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import ServerMomentum
 from fedif_flower.strategies import CentredClipping, RobustRule
 from fedif_flower.strategies.flower_rule import FlowerRule
 from tests.strategies.hostile import Clients, step_reply
@@ -132,7 +133,7 @@ def run(strategy, arrays: ArrayRecord, rounds: int = 3) -> list[list[float]]:
 
 AGAIN = {
     "FedIF": lambda: FedIF(judge(), smooth_update=False, **BASE),
-    "momentum": lambda: FedAvg(server_momentum=0.9, **BASE),
+    "momentum": lambda: FedAvg(stages=[ServerMomentum(0.9)], **BASE),
     "last step": lambda: RobustRule(CentredClipping(), **BASE),
     "optimiser": lambda: FlowerRule(flower.FedAdam(), trainable_keys=["weight", "bias"], **BASE),
 }
@@ -186,9 +187,7 @@ def test_with_a_model_of_other_arrays_a_strategy_is_not_used_again(other, words)
 
 IN_HALF = {
     "FedIF": lambda judge, **base: FedIF(judge, **base),
-    "streaming": lambda judge, **base: FedIF(
-        judge, aggregation="streaming", update_clipping=0.0, **base
-    ),
+    "streaming": lambda judge, **base: FedIF(judge, aggregation="streaming", stages=(), **base),
     "InfluenceDescent": lambda judge, **base: InfluenceDescent(judge, **base),
     "AFedSV": lambda judge, **base: AFedSV(judge, shapley_utility="loss", **base),
     "ShapFed": lambda judge, **base: ShapFed(net().bfloat16(), **base),
@@ -239,7 +238,7 @@ def test_a_model_in_bfloat16_goes_through_a_run():
         return Message(RecordDict(content), reply_to=message)
 
     validation = Validation(model, ROWS.bfloat16(), LABELS, device="cpu")
-    strategy = FedIF(validation, update_clipping=0.0, **BASE)
+    strategy = FedIF(validation, stages=(), **BASE)
     result = strategy.start(LocalGrid(client, 3), sent, num_rounds=2)
     assert [report.num_accepted for report in strategy.history.rounds] == [3, 3]
     back = net().bfloat16()

@@ -20,7 +20,7 @@ def fedif(guard: ScoreGuard | None) -> FedIF:
         loss_fn=lambda outputs, _: outputs.mean(),
         device="cpu",
     )
-    return FedIF(validation, fraction_evaluate=0.0, device="cpu", update_clipping=0.0, guard=guard)
+    return FedIF(validation, fraction_evaluate=0.0, device="cpu", stages=(), guard=guard)
 
 
 @pytest.mark.parametrize(

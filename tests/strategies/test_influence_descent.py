@@ -12,7 +12,7 @@ from fedif_flower.run.rows import read_rows
 from tests.strategies.lines import Movers, column, play, point
 from tests.strategies.test_registry import Spoiler, config, run
 
-BASE = {"fraction_evaluate": 0.0, "update_clipping": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
 
 
 def bowl() -> Validation:
@@ -45,7 +45,7 @@ def test_a_round_by_hand():
 def test_what_it_descends_is_the_loss_of_the_shortened_updates():
     # The first update would lead far past (1, 0), and lose; cut to 1, it leads there.
     movers = Movers([[100.0, 0.0], [0.0, 0.5], [0.0, 0.5]])
-    strategy = InfluenceDescent(bowl(), **{**BASE, "update_clipping": 2.0})
+    strategy = InfluenceDescent(bowl(), **{**BASE, "stages": None})
     params, (report,) = play(strategy, point(), movers)
     assert column(report, "weight")[0] > 0.9
     assert params.tolist() == pytest.approx([column(report, "weight")[0], 0.0], abs=0.1)

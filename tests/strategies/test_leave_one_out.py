@@ -12,7 +12,7 @@ from tests.strategies.lines import (
     threshold_validation,
 )
 
-BASE = {"fraction_evaluate": 0.0, "update_clipping": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
 
 
 def test_leave_one_out_by_hand():

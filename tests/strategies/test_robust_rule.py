@@ -7,6 +7,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import Clip, LossBound, NearestNeighbours
 from fedif_flower.strategies import (
     AlignIns,
     CentredClipping,
@@ -54,12 +55,12 @@ def test_the_centre_is_the_last_rounds_step():
 
 def test_lengths_are_bounded_before_the_rule_sees_them():
     params, _ = play(
-        RobustRule(Median(), update_clipping=1.0, **BASE),
+        RobustRule(Median(), stages=[Clip(1.0)], **BASE),
         point(),
         Movers([[3.0, 0.0], [4.0, 0.0], [90.0, 0.0]]),
     )
     assert params.tolist() == [4, 0]
-    trimmed = RobustRule(TrimmedMean(malicious_fraction=0.0), update_clipping=1.0, **BASE)
+    trimmed = RobustRule(TrimmedMean(malicious_fraction=0.0), stages=[Clip(1.0)], **BASE)
     params, _ = play(trimmed, point(), Movers([[3.0, 0.0], [4.0, 0.0], [90.0, 0.0]]))
     assert params.tolist() == pytest.approx([11 / 3, 0])
 
@@ -93,12 +94,14 @@ def test_flame_adds_little_noise_that_the_seed_decides():
 
 def test_mixing_comes_before_any_rule():
     movers = Movers([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0], [100.0, 0.0]])
-    params, _ = play(RobustRule(Median(), neighbour_mixing=0.5, **BASE), point(), movers)
+    params, _ = play(RobustRule(Median(), stages=[NearestNeighbours(0.5)], **BASE), point(), movers)
     assert params.tolist() == pytest.approx([1.25, 0])  # of 0.5, 0.5, 2, 51.5
-    _, (report,) = play(FedAvg(neighbour_mixing=0.5, **BASE), point(), movers)
+    _, (report,) = play(FedAvg(stages=[NearestNeighbours(0.5)], **BASE), point(), movers)
     assert column(report, "weight") == pytest.approx([2 / 8, 3 / 8, 2 / 8, 1 / 8])
     params, _ = play(
-        RobustRule(Krum(malicious_fraction=0.25), neighbour_mixing=0.5, **BASE), point(), movers
+        RobustRule(Krum(malicious_fraction=0.25), stages=[NearestNeighbours(0.5)], **BASE),
+        point(),
+        movers,
     )
     assert params.tolist() == pytest.approx([0.5, 0])  # a mixed model, not one that was sent
 
@@ -118,9 +121,9 @@ def test_arguments_out_of_range_are_named(rule, bad, message):
         rule(**bad)
 
 
-def test_the_share_of_neighbours_left_out_is_named():
-    with pytest.raises(ConfigError, match=r"neighbour_mixing = 2\.0; allowed: 0 to 1"):
-        RobustRule(Median(), neighbour_mixing=2.0, **BASE)
+def test_a_rule_that_makes_a_step_leaves_none_to_choose():
+    with pytest.raises(ConfigError, match=r"LossBound.*Median\(\) leaves no step to choose"):
+        RobustRule(Median(), stages=[LossBound()], **BASE)
 
 
 def test_a_rule_of_ones_own_is_a_function():

@@ -19,7 +19,7 @@ from tests.strategies.lines import (
     threshold_validation,
 )
 
-BASE = {"fraction_evaluate": 0.0, "update_clipping": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
 
 
 def test_s_fedavg_averages_by_examples_and_remembers_relevance():

@@ -228,7 +228,7 @@ def test_fedif_prefers_the_client_that_goes_downhill():
         validation,
         gamma=0.3,
         fraction_evaluate=0.0,
-        update_clipping=0.0,
+        stages=(),
         callbacks=[OnRound(reports.append)],
         device="cpu",
     )

@@ -10,6 +10,7 @@ from torch import nn
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import Clip, LossBound, ServerMomentum
 from fedif_flower.strategies import FlowerRule
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.registry import STRATEGIES
@@ -19,23 +20,24 @@ from tests.strategies.lines import Movers, Threshold, play, point, threshold_val
 from tests.strategies.test_registry import config, run
 from tests.strategies.test_take_back import HUGE, SilentInRound, line, one_more, validation
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu", "server_momentum": 0.5}
+BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
 
 
 @pytest.mark.parametrize("build", [FedAvg, lambda **k: FlowerRule(FedMedian(), **k)])
 def test_three_rounds_by_hand(build):
     # The step is (4, 8) in every round: the means are 1/2, 3/4 and 7/8 of it.
-    params, _ = play(build(**BASE), point(), Movers([[4.0, 8.0]] * 3), rounds=3)
+    strategy = build(stages=[ServerMomentum(0.5)], **BASE)
+    params, _ = play(strategy, point(), Movers([[4.0, 8.0]] * 3), rounds=3)
     assert params.tolist() == pytest.approx([4 * 2.125, 8 * 2.125])
 
 
 def test_a_round_that_fails_makes_no_step():
-    strategy = FedAvg(**BASE, max_paused_turns=0)
+    strategy = FedAvg(stages=[ServerMomentum(0.5)], max_paused_turns=0, **BASE)
     grid = SilentInRound(Clients(dict.fromkeys(range(3), one_more)), silent_round=2)
     arrays = strategy.start(grid, model_arrays(line()), num_rounds=3).arrays
     # 1/2 in round 1, nothing in round 2, 1/4 + 1/2 in round 3.
     assert arrays["0.weight"].numpy().item() == pytest.approx(1.25)
-    assert strategy.model.momentum.shares == [0.5, 0.25]
+    assert strategy.stages.shares == [0.5, 0.25]
 
 
 def test_a_model_that_is_taken_back_takes_its_mean_with_it():
@@ -46,7 +48,10 @@ def test_a_model_that_is_taken_back_takes_its_mean_with_it():
 
     reports = []
     strategy = FedIF(
-        validation(line()), update_clipping=0.0, callbacks=[OnRound(reports.append)], **BASE
+        validation(line()),
+        stages=[ServerMomentum(0.5)],
+        callbacks=[OnRound(reports.append)],
+        **BASE,
     )
     grid = LocalGrid(Clients(dict.fromkeys(range(3), reply)), 3)
     arrays = strategy.start(grid, model_arrays(line()), num_rounds=4).arrays
@@ -56,13 +61,13 @@ def test_a_model_that_is_taken_back_takes_its_mean_with_it():
 
 
 def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alone():
-    strategy = FedIF(threshold_validation(), update_clipping=2.0, **BASE)
+    bound, momentum = LossBound(), ServerMomentum(0.5)
+    strategy = FedIF(threshold_validation(), stages=[Clip(2.0), bound, momentum], **BASE)
     params, _ = play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=2)
-    momentum = strategy.model.momentum
     assert momentum.shares == [0.5, 0.25]
-    assert strategy.bounds.loss is not None
+    assert bound.validation is strategy.validation
     # No model keeps such a loss.
-    strategy.bounds.loss.load_state_dict({"first": 1.0, "least": -10.0})
+    bound.load_state_dict({"first": 1.0, "least": -10.0})
     goes_on = Threshold()
     nn.utils.vector_to_parameters(params, goes_on.parameters())
     play(strategy, goes_on, Movers([[1.0], [1.0]]), rounds=1)

@@ -8,7 +8,7 @@ from fedif_flower import ShapFed
 from fedif_flower.errors import ConfigError
 from tests.strategies.lines import Movers, column, play
 
-BASE = {"fraction_evaluate": 0.0, "update_clipping": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
 
 
 def layers() -> nn.Module:

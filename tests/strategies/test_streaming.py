@@ -23,9 +23,10 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import LossBound, MaxLength, NearestNeighbours, ServerMomentum
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.streaming import StreamedRound, begin_stream
+from fedif_flower.strategies.streaming import StreamedRound
 from tests.tolerance import rounding
 
 CLIENTS = 6
@@ -69,19 +70,16 @@ def judged(**settings) -> Validation:
 
 
 STRATEGIES = {
-    "fedif": lambda **base: FedIF(judged(), update_clipping=0, **base),
+    "fedif": lambda **base: FedIF(judged(), stages=(), **base),
     "fedif of the population": lambda **base: FedIF(
-        judged(), update_clipping=0, weight_scope="population", num_clients=50, **base
+        judged(), stages=(), weight_scope="population", num_clients=50, **base
     ),
     "fedif, no division": lambda **base: FedIF(
-        judged(), update_clipping=0, weight_normalization=False, smooth_update=False, **base
+        judged(), stages=(), weight_normalization=False, smooth_update=False, **base
     ),
-    "fedif, short updates": lambda **base: FedIF(
-        judged(), update_clipping=0, max_update_length=0.3, **base
-    ),
-    "fedif, momentum": lambda **base: FedIF(
-        judged(), update_clipping=0, server_momentum=0.5, **base
-    ),
+    "fedif, short updates": lambda **base: FedIF(judged(), stages=[MaxLength(0.3)], **base),
+    "fedif, momentum": lambda **base: FedIF(judged(), stages=[ServerMomentum(0.5)], **base),
+    "fedif, bounded loss": lambda **base: FedIF(judged(), stages=[LossBound()], **base),
     "fedavg": lambda **base: FedAvg(max_examples_ratio=0, **base),
     "fedprox": lambda **base: FedProx(max_examples_ratio=0, **base),
     "fltrust": lambda **base: FLTrust(model(), INPUTS, TARGETS, **base),
@@ -142,23 +140,23 @@ def test_counters_that_jump_are_not_believed():
     [
         (lambda **base: AFedSV(judged(), **base), "AFedSV weighs all updates at once"),
         (lambda **base: RobustRule(Krum(), **base), "RobustRule weighs all updates at once"),
-        (lambda **base: FedIF(judged(), **base), "update_clipping takes the median length"),
+        (lambda **base: FedIF(judged(), **base), "Clip takes the median length"),
         (lambda **base: FedAvg(**base), "max_examples_ratio takes the median"),
         (
-            lambda **base: FedAvg(neighbour_mixing=0.2, max_examples_ratio=0, **base),
-            "neighbour_mixing looks for",
+            lambda **base: FedAvg(stages=[NearestNeighbours(0.2)], max_examples_ratio=0, **base),
+            "NearestNeighbours looks for",
         ),
         (
-            lambda **base: FedIF(judged(), update_clipping=0, round_normalization=False, **base),
+            lambda **base: FedIF(judged(), stages=(), round_normalization=False, **base),
             "without round_normalization",
         ),
         (
-            lambda **base: FedIF(judged(), update_clipping=0, bias_correction=True, **base),
+            lambda **base: FedIF(judged(), stages=(), bias_correction=True, **base),
             "bias_correction",
         ),
         (
             lambda **base: FedIF(
-                judged(), update_clipping=0, callbacks=[PathAttribution(judged())], **base
+                judged(), stages=(), callbacks=[PathAttribution(judged())], **base
             ),
             "PathAttribution looks at each client's update",
         ),
@@ -222,14 +220,15 @@ def test_one_reply_is_in_memory_at_a_time():
             summed.append(len(rounds[-1]))
             return super().__call__(message, context)
 
-    def begin(strategy, server_round, clients):
-        rounds.append(begin_stream(strategy, server_round, clients))
-        return rounds[-1]
+    class Kept(StreamedRound):
+        def __init__(self, begin):
+            super().__init__(begin)
+            rounds.append(self)
 
     strategy = FedAvg(
         aggregation="streaming", max_examples_ratio=0, fraction_evaluate=0.0, device="cpu"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedif_flower.strategies.screened.begin_stream", begin)
+        patch.setattr("fedif_flower.strategies.screened.StreamedRound", Kept)
         strategy.start(OneByOne(Watching(), CLIENTS), model_arrays(model()), num_rounds=1)
     assert summed == list(range(CLIENTS))

@@ -54,7 +54,7 @@ def test_fedif_goes_on_from_the_last_model_that_worked():
     strategy = FedIF(
         validation(line()),
         fraction_evaluate=0.0,
-        update_clipping=0.0,
+        stages=(),
         callbacks=[OnRound(reports.append)],
         device="cpu",
     )
@@ -182,7 +182,7 @@ def test_an_error_out_of_the_users_loss_fails_the_round_and_not_the_run():
     strategy = FedIF(
         held_out,
         fraction_evaluate=0.0,
-        update_clipping=0.0,
+        stages=(),
         callbacks=[OnRound(reports.append)],
         device="cpu",
     )

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.aggregators.server_momentum import ServerMomentum
 from fedif_flower.errors import ConfigError
+from fedif_flower.stages import ServerMomentum
 
 
 def go(momentum: ServerMomentum, start: float, *steps: float) -> list[float]:
@@ -23,13 +23,6 @@ def test_a_few_steps_by_hand():
     assert go(ServerMomentum(0.5), 1.0, 4.0, 8.0, 0.0) == [3.0, 8.0, 10.5]
 
 
-def test_without_momentum_a_step_is_taken_as_it_is():
-    momentum, after = ServerMomentum(), torch.rand(3)
-    assert momentum.advance(torch.zeros(3), after) is after
-    assert momentum.moved(torch.zeros(3), after) is after
-    assert momentum.state_dict() == {"mean": None, "num_steps": 0}
-
-
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=8), st.floats(0.01, 0.99))
 def test_the_shares_make_up_the_step(steps, beta):
     momentum = ServerMomentum(beta)
@@ -42,7 +35,7 @@ def test_looking_ahead_changes_nothing():
     momentum = ServerMomentum(0.5)
     go(momentum, 0.0, 4.0)
     before = torch.tensor([2.0], dtype=torch.float64)
-    assert momentum.moved(before, before + 8).item() == 7.0
+    assert momentum.lead(before, before + 8).item() == 7.0
     assert momentum.mean.item() == 2.0
     assert momentum.advance(before, before + 8).item() == 7.0
 
@@ -73,7 +66,7 @@ def test_goes_on_after_a_restart():
     assert kept["mean"].item() == pytest.approx(0.3 * 0.7 + 0.7 * 2)  # As it was when asked for.
 
 
-@pytest.mark.parametrize("beta", [-0.1, 1.0, float("nan")])
+@pytest.mark.parametrize("beta", [-0.1, 0.0, 1.0, float("nan")])
 def test_a_share_out_of_range_is_refused(beta):
-    with pytest.raises(ConfigError, match="server_momentum"):
+    with pytest.raises(ConfigError, match="beta"):
         ServerMomentum(beta)

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.server_momentum import ServerMomentum
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.round import ModelVectors, RoundUpdates, moved
+from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.stages import Destination, LossBound, ServerMomentum, Stages
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.loss_bound import BoundedStep, LossBound
-from tests.valuation.test_step_bounds import Point, distance
+from tests.stages.test_pipeline import Point, distance
 
 
 def held_out(loss_fn=distance) -> Validation:
@@ -23,8 +22,8 @@ def held_out(loss_fn=distance) -> Validation:
 
 
 def choose(
-    bound: LossBound, start: float, steps: list[float], weights: list[float], summed=None
-) -> BoundedStep:
+    bound: LossBound, start: float, steps: list[float], weights: list[float], summed=None, more=()
+) -> Destination:
     """Return the step that a round takes whose updates are ``steps`` from ``start``."""
     client_updates = torch.tensor(steps).unsqueeze(1)
     m = len(steps)
@@ -38,12 +37,8 @@ def choose(
         buffer_updates=torch.zeros(m, 0),
         summed=summed,
     )
-    given, ones = torch.tensor(weights, dtype=torch.float64), torch.ones(m, dtype=torch.float64)
-
-    def move(coefficients: Tensor) -> BoundedStep:
-        return BoundedStep(*moved(updates, coefficients, given), coefficients)
-
-    return bound.choose(updates, given, ones, ones, move)
+    given = torch.tensor(weights, dtype=torch.float64)
+    return Stages([bound, *more]).settle(updates, given)
 
 
 def test_a_step_within_the_bound_costs_one_pass_beside_the_first_models():
@@ -123,10 +118,10 @@ def test_a_model_that_swings_goes_on_swinging():
 
 def test_a_step_that_misses_the_bound_begins_a_new_mean():
     momentum = ServerMomentum(0.5)
-    bound = LossBound(held_out(), momentum=momentum)
+    bound = LossBound(held_out())
     momentum.advance(torch.zeros(1), torch.tensor([-8.0]))
     assert momentum.mean is not None
-    choose(bound, 0.0, [-1.0], [1.0])
+    choose(bound, 0.0, [-1.0], [1.0], more=[momentum])
     assert momentum.mean is None
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedif_flower.errors import require
+from fedif_flower.stages.stage import Stage
 
 
 class _Mean(NamedTuple):
@@ -17,7 +18,7 @@ class _Mean(NamedTuple):
     num_steps: int = 0
 
 
-class ServerMomentum:
+class ServerMomentum(Stage):
     r"""Moves the model along a running mean of the steps that the rounds' updates lead to.
 
     .. math:: m_t = \beta m_{t-1} + (1 - \beta) s_t, \qquad w_t = w_{t-1} + m_t, \qquad m_0 = 0
@@ -32,7 +33,7 @@ class ServerMomentum:
     Parameters
     ----------
     beta : float
-        :math:`\beta`, in [0, 1); at 0 there is no mean, and a step is taken as it is.
+        :math:`\beta`, in (0, 1).
 
     Raises
     ------
@@ -45,11 +46,15 @@ class ServerMomentum:
     Classification", 2019 (FedAvgM), with a mean in place of the sum.
     """
 
-    def __init__(self, beta: float = 0.0) -> None:
-        require(0.0 <= beta < 1.0, "server_momentum", beta, "0 <= server_momentum < 1")
+    def __init__(self, beta: float) -> None:
+        require(0.0 < beta < 1.0, "beta", beta, "> 0 and < 1")
         self.beta = beta
         self._mean = _Mean()
         self._before = _Mean()  # The mean that belongs to the model before this one.
+
+    def __repr__(self) -> str:
+        """Name the stage and its setting."""
+        return f"ServerMomentum({self.beta:g})"
 
     @property
     def mean(self) -> Tensor | None:
@@ -61,17 +66,12 @@ class ServerMomentum:
         r"""What each step counts for in the mean, :math:`(1 - \beta) \beta^{t-s}`, newest first."""
         return [(1 - self.beta) * self.beta**age for age in range(self._mean.num_steps)]
 
-    def moved(self, before: Tensor, after: Tensor) -> Tensor:
+    def lead(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
-        if not self.beta:
-            return after
-        mean = self._next(before, after)
-        return before + mean
+        return before + self._next(before, after)
 
     def advance(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return what :meth:`moved` does, and take the step into the mean."""
-        if not self.beta:
-            return after
+        """Return what :meth:`lead` does, and take the step into the mean."""
         mean = self._next(before, after)
         self._before, self._mean = self._mean, _Mean(mean, self._mean.num_steps + 1)
         return before + mean

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.stages import Clip, LossBound, ServerMomentum, Stage, Stages
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.step_bounds import StepBounds
 
 
 class Point(nn.Module):
@@ -24,17 +25,18 @@ def distance(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).abs().mean()
 
 
-def bounds(multiple: float = 2.0, tolerance: float = 0.1) -> StepBounds:
+def bounds(multiple: float = 2.0, tolerance: float = 0.1) -> Stages:
     ones = torch.ones(2, 1)
     validation = Validation(Point(), ones, 3 * ones, loss_fn=distance, device="cpu")
-    return StepBounds(multiple, validation, tolerance)
+    stages = [Clip(multiple), LossBound(validation, tolerance)] if multiple else []
+    return Stages(stages)
 
 
-def settle(bounds: StepBounds, server_round: int, start: float, *steps: float) -> float:
+def settle(bounds: Stages, server_round: int, start: float, *steps: float) -> float:
     """Return where equal weights lead from ``start``."""
     updates = torch.tensor(steps).unsqueeze(1)
     m = len(steps)
-    params, buffers, _ = bounds.settle(
+    staged = bounds.before(
         RoundUpdates(
             server_round=server_round,
             client_ids=tuple(range(m)),
@@ -43,9 +45,9 @@ def settle(bounds: StepBounds, server_round: int, start: float, *steps: float) -
             client_updates=updates,
             squared_norms=updates.double().square().sum(dim=1),
             buffer_updates=torch.zeros(m, 0),
-        ),
-        torch.full((m,), 1 / m, dtype=torch.float64),
+        )
     )
+    params, buffers, _ = bounds.settle(staged, torch.full((m,), 1 / m, dtype=torch.float64))
     assert buffers.shape == (0,)
     return params.item()
 
@@ -101,3 +103,28 @@ def test_goes_on_after_a_restart():
     second.load_state_dict(first.state_dict())
     assert second.state_dict() == first.state_dict()
     assert settle(second, 2, 1.5, 1.0, -50.0) == settle(first, 2, 1.5, 1.0, -50.0)
+
+
+def test_the_state_of_other_stages_is_refused():
+    with pytest.raises(CheckpointError, match=r"stages: \[ServerMomentum\(0\.5\)\]; saved"):
+        Stages([ServerMomentum(0.5)]).load_state_dict(bounds().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([2.0], r"stages: 2\.0; allowed: stages, such as Clip"),
+        ([LossBound(), LossBound()], "one that chooses where a round leads"),
+    ],
+)
+def test_what_are_no_stages_is_named(stages, words):
+    with pytest.raises(ConfigError, match=words):
+        Stages(stages)
+
+
+def test_a_stage_that_overrides_nothing_changes_nothing():
+    plain = Stages([Stage()])
+    assert settle(plain, 1, 0.0, 1.0, 2.0) == settle(Stages(), 1, 0.0, 1.0, 2.0)
+    assert not plain.change_updates
+    assert plain.needs_all_updates() == ""
+    assert plain.arrive(torch.ones(2), 2.0) == 2.0

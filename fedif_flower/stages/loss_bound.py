@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedif_flower.aggregators.server_momentum import ServerMomentum
 from fedif_flower.errors import ValuationError, require
-from fedif_flower.round import RoundUpdates
+from fedif_flower.stages.stage import Destination, Proposal, Stage
 from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.validation import Validation
 
@@ -22,30 +21,15 @@ DESCENT_STEPS = 4
 logger = logging.getLogger(__name__)
 
 
-class BoundedStep(NamedTuple):
-    """Where a round leads: parameters ``[d]``, buffers ``[b]``, and the coefficients applied.
-
-    ``coefficients`` [m] are what the updates of the parameters were multiplied by.
-    """
-
-    params: Tensor
-    buffers: Tensor
-    coefficients: Tensor
-
-
-Move = Callable[[Tensor], BoundedStep]
-"""Takes coefficients ``[m]`` and returns where they lead; raises ValuationError if nowhere."""
-
-
 class _Candidate(NamedTuple):
     """A step that may be taken, and the validation loss there; infinite if it is not finite."""
 
     title: str
-    step: BoundedStep
+    step: Destination
     loss: float
 
 
-class LossBound:
+class LossBound(Stage):
     r"""Takes a round's step where it keeps the validation loss, else the best step there is.
 
     A step is taken as it is if
@@ -69,12 +53,11 @@ class LossBound:
 
     Parameters
     ----------
-    validation : Validation
-        The held-out set D' with model and loss.
+    validation : Validation, optional
+        The held-out set D' with model and loss. Default: the strategy's own; where it has none,
+        steps are not bounded.
     tolerance : float
         :math:`\rho`, >= 0.
-    momentum : ServerMomentum, optional
-        How the model moves on; ``None``: by each round's own step.
 
     Raises
     ------
@@ -82,58 +65,46 @@ class LossBound:
         If the tolerance lies outside its range.
     """
 
-    def __init__(
-        self,
-        validation: Validation,
-        tolerance: float = TOLERANCE,
-        momentum: ServerMomentum | None = None,
-    ) -> None:
+    def __init__(self, validation: Validation | None = None, tolerance: float = TOLERANCE) -> None:
         require(math.isfinite(tolerance) and tolerance >= 0, "tolerance", tolerance, "finite, >= 0")
         self.validation = validation
         self.tolerance = tolerance
-        self.momentum = momentum or ServerMomentum()
         self._first: float | None = None  # Loss at the start.
         self._least = math.inf
 
-    def choose(
-        self,
-        updates: RoundUpdates,
-        weights: Tensor,
-        factors: Tensor,
-        buffer_factors: Tensor,
-        move: Move,
-    ) -> BoundedStep:
-        """Return the step that a round takes.
+    def __repr__(self) -> str:
+        """Name the stage and its setting."""
+        return f"LossBound(tolerance={self.tolerance:g})"
 
-        Parameters
-        ----------
-        updates : RoundUpdates
-            The round's replies.
-        weights : Tensor
-            ``[m]``: how much each would count if nothing were bounded.
-        factors, buffer_factors : Tensor
-            ``[m]``: by which the updates of parameters, and of buffers, are shortened.
-        move : callable
-            Where coefficients lead.
+    def begin(self, validation: Validation | None) -> None:
+        """Take the strategy's validation set, unless another was given."""
+        self.validation = self.validation or validation
+
+    def choose(self, proposal: Proposal) -> Destination:
+        """Return the step that a round takes.
 
         Raises
         ------
         ValuationError
             If no step leads to a finite validation loss.
         """
+        validation, updates = self.validation, proposal.updates
+        if validation is None:
+            return proposal.move(proposal.coefficients)
+        tried = _Tried(validation, proposal)
         if self._first is None or not math.isfinite(self._first):
             before = updates.global_params.cpu(), updates.global_buffers.cpu()
-            self._first = self._least = self._loss(updates, *before)
-        coefficients = weights * factors
+            self._first = self._least = tried.loss(*before)
         if not math.isfinite(self._first):
-            return move(coefficients)  # Where no loss was ever finite there is nothing to keep.
-        whole = self._candidate("the whole step", updates, coefficients, move)
+            # Where no loss was ever finite there is nothing to keep.
+            return proposal.move(proposal.coefficients)
+        whole = tried.candidate("the whole step", proposal.coefficients)
         if whole is not None and whole.loss <= self._least + self.tolerance * abs(self._first):
             return self._take(whole)
-        self.momentum.restart()
+        proposal.restart()
         found = [] if whole is None else [whole]
-        found += self._smaller(updates, coefficients, move)
-        found += self._reweighted(updates, weights, factors, buffer_factors, move)
+        found += tried.smaller()
+        found += tried.reweighted()
         best = min(found, key=lambda candidate: candidate.loss, default=None)
         if best is None:
             raise ValuationError("no step leads to a finite validation loss")
@@ -147,58 +118,9 @@ class LossBound:
         )
         return self._take(best)
 
-    def _take(self, candidate: _Candidate) -> BoundedStep:
+    def _take(self, candidate: _Candidate) -> Destination:
         self._least = min(self._least, candidate.loss)
         return candidate.step
-
-    def _smaller(
-        self, updates: RoundUpdates, coefficients: Tensor, move: Move
-    ) -> Iterator[_Candidate]:
-        for halving in range(1, HALVINGS + 1):
-            share = 0.5**halving
-            found = self._candidate(f"{share:g} of the step", updates, share * coefficients, move)
-            if found is not None:
-                yield found
-
-    def _reweighted(
-        self,
-        updates: RoundUpdates,
-        weights: Tensor,
-        factors: Tensor,
-        buffer_factors: Tensor,
-        move: Move,
-    ) -> Iterator[_Candidate]:
-        total = float(weights.sum())
-        if updates.summed is not None or bool((weights < 0).any()) or not total > 0:
-            return
-        # Half by examples: who has no weight would keep none, though it may be all that helps.
-        examples = updates.num_examples.to(weights)
-        start = weights / total + examples / examples.sum()
-        try:
-            descent = descend_round(
-                updates, self.validation, start, factors, buffer_factors, steps=DESCENT_STEPS
-            )
-        except ValuationError:  # No update leads to a finite loss.
-            return
-        coefficients = total * descent.weights.to(weights) * factors
-        found = self._candidate("the step reweighted", updates, coefficients, move)
-        if found is not None:
-            yield found
-
-    def _candidate(
-        self, title: str, updates: RoundUpdates, coefficients: Tensor, move: Move
-    ) -> _Candidate | None:
-        """Return a step with its loss; ``None`` where model or loss are not finite."""
-        try:
-            step = move(coefficients)
-        except ValuationError:
-            return None
-        params = self.momentum.moved(updates.global_params.cpu(), step.params)
-        loss = self._loss(updates, params, step.buffers)
-        return _Candidate(title, step, loss) if math.isfinite(loss) else None
-
-    def _loss(self, updates: RoundUpdates, params: Tensor, buffers: Tensor) -> float:
-        return self.validation.loss(params, updates.split_buffers(buffers))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
@@ -207,3 +129,60 @@ class LossBound:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self._first, self._least = state["first"], state["least"]
+
+
+class _Tried:
+    """Tries steps of a round: where they lead, and with which validation loss."""
+
+    def __init__(self, validation: Validation, proposal: Proposal) -> None:
+        self._validation = validation
+        self._proposal = proposal
+
+    def smaller(self) -> Iterator[_Candidate]:
+        """Yield shares of the whole step."""
+        for halving in range(1, HALVINGS + 1):
+            share = 0.5**halving
+            coefficients = share * self._proposal.coefficients
+            found = self.candidate(f"{share:g} of the step", coefficients)
+            if found is not None:
+                yield found
+
+    def reweighted(self) -> Iterator[_Candidate]:
+        """Yield the step by weights that descend the loss, if there is one."""
+        updates, weights = self._proposal.updates, self._proposal.weights
+        total = float(weights.sum())
+        if updates.summed is not None or bool((weights < 0).any()) or not total > 0:
+            return
+        # Half by examples: who has no weight would keep none, though it may be all that helps.
+        examples = updates.num_examples.to(weights)
+        start = weights / total + examples / examples.sum()
+        factors = updates.shortening
+        try:
+            descent = descend_round(
+                updates,
+                self._validation,
+                start,
+                factors,
+                updates.buffer_shortening,
+                steps=DESCENT_STEPS,
+            )
+        except ValuationError:  # No update leads to a finite loss.
+            return
+        coefficients = total * descent.weights.to(weights) * factors
+        found = self.candidate("the step reweighted", coefficients)
+        if found is not None:
+            yield found
+
+    def candidate(self, title: str, coefficients: Tensor) -> _Candidate | None:
+        """Return a step with its loss; ``None`` where model or loss are not finite."""
+        try:
+            step = self._proposal.move(coefficients)
+        except ValuationError:
+            return None
+        before = self._proposal.updates.global_params.cpu()
+        loss = self.loss(self._proposal.lead(before, step.params), step.buffers)
+        return _Candidate(title, step, loss) if math.isfinite(loss) else None
+
+    def loss(self, params: Tensor, buffers: Tensor) -> float:
+        """Return the validation loss of a model."""
+        return self._validation.loss(params, self._proposal.updates.split_buffers(buffers))

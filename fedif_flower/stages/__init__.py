@@ -1,0 +1,21 @@
+"""Stages: what happens to a round before and after it is weighed, one class in one file each."""
+
+from fedif_flower.stages.clip import Clip
+from fedif_flower.stages.loss_bound import LossBound
+from fedif_flower.stages.max_length import MaxLength
+from fedif_flower.stages.nearest_neighbours import NearestNeighbours
+from fedif_flower.stages.pipeline import Stages
+from fedif_flower.stages.server_momentum import ServerMomentum
+from fedif_flower.stages.stage import Destination, Proposal, Stage
+
+__all__ = [
+    "Clip",
+    "Destination",
+    "LossBound",
+    "MaxLength",
+    "NearestNeighbours",
+    "Proposal",
+    "ServerMomentum",
+    "Stage",
+    "Stages",
+]

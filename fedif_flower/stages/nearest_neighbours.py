@@ -1,0 +1,52 @@
+"""Nearest-neighbour mixing (NNM) of a round, before any rule weighs it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedif_flower.aggregators.neighbour_mixing import neighbour_mixing
+from fedif_flower.errors import require
+from fedif_flower.round import RoundUpdates
+from fedif_flower.stages.stage import Stage
+
+
+class NearestNeighbours(Stage):
+    """Replaces each update by the mean of those nearest to it, itself included.
+
+    Formula: :func:`~fedif_flower.aggregators.neighbour_mixing.neighbour_mixing`. Buffers are mixed
+    as parameters are. Weights in records are those of the clients' own updates.
+
+    Parameters
+    ----------
+    malicious_fraction : float
+        In [0, 1]: this share of the round is left out of each mean, but never all.
+    """
+
+    def __init__(self, malicious_fraction: float) -> None:
+        fraction = malicious_fraction
+        require(0.0 <= fraction <= 1.0, "malicious_fraction", fraction, "0 to 1")
+        self.malicious_fraction = malicious_fraction
+
+    def __repr__(self) -> str:
+        """Name the stage and its setting."""
+        return f"NearestNeighbours({self.malicious_fraction:g})"
+
+    def needs_all_updates(self) -> str:
+        """Return that neighbours are looked for among all updates."""
+        return "NearestNeighbours looks for each update's neighbours"
+
+    def before(self, updates: RoundUpdates) -> RoundUpdates:
+        """Return the round with mixed updates, and the matrix that mixed them."""
+        updates = updates.shortened()
+        m = updates.num_clients
+        left_out = min(round(self.malicious_fraction * m), m - 1)
+        mixing = neighbour_mixing(updates.client_updates, left_out)  # [m, m]
+        mixed = mixing.to(updates.client_updates) @ updates.client_updates
+        earlier = updates.mixing
+        return replace(
+            updates,
+            client_updates=mixed,
+            squared_norms=mixed.double().square().sum(dim=1).cpu(),
+            buffer_updates=mixing.to(updates.buffer_updates) @ updates.buffer_updates,
+            mixing=mixing.cpu() if earlier is None else mixing.cpu() @ earlier,
+        )

@@ -1,0 +1,107 @@
+"""The protocol of a stage: what it may do to a round, in the order in which a round goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedif_flower.round import RoundUpdates
+from fedif_flower.valuation.validation import Validation
+
+
+class Destination(NamedTuple):
+    """Where a round leads: parameters ``[d]``, buffers ``[b]``, and the coefficients applied.
+
+    ``coefficients`` [m] are what the updates of the parameters were multiplied by.
+    """
+
+    params: Tensor
+    buffers: Tensor
+    coefficients: Tensor
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The step that a round's weights propose.
+
+    Attributes
+    ----------
+    updates : RoundUpdates
+        The round's replies, as the stages left them.
+    weights : Tensor
+        ``[m]``: what the strategy gave them.
+    move : callable
+        Takes coefficients ``[m]`` and returns the :class:`Destination` that they lead to; raises
+        ValuationError where the model would not be finite.
+    lead : callable
+        Takes the parameters ``[d]`` before and after a step, and returns those that the model moves
+        to: stages such as server momentum lead on.
+    restart : callable
+        Makes such stages forget the steps of earlier rounds.
+    """
+
+    updates: RoundUpdates
+    weights: Tensor
+    move: Callable[[Tensor], Destination]
+    lead: Callable[[Tensor, Tensor], Tensor]
+    restart: Callable[[], None]
+
+    @property
+    def coefficients(self) -> Tensor:
+        """The weights ``[m]`` times what shortens each update."""
+        return self.weights * self.updates.shortening
+
+
+class Stage:
+    """Does nothing to a round; a stage overrides what it needs, in the order of a round.
+
+    What a stage remembers of earlier rounds belongs into :meth:`state_dict`.
+    """
+
+    def begin(self, validation: Validation | None) -> None:
+        """Be told, before the first round, what the strategy judges by, if anything."""
+
+    def needs_all_updates(self) -> str:
+        """Return why updates cannot be summed as they come; empty if they can."""
+        return ""
+
+    def arrive(self, update: Tensor, squared_norm: float) -> float:  # noqa: ARG002
+        """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
+        return squared_norm
+
+    def before(self, updates: RoundUpdates) -> RoundUpdates:
+        """Return the round as the strategy is to weigh it."""
+        return updates
+
+    def choose(self, proposal: Proposal) -> Destination:
+        """Return where the round leads; at most one stage of a strategy says so."""
+        return proposal.move(proposal.coefficients)
+
+    def lead(self, before: Tensor, after: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
+        return after
+
+    def advance(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return what :meth:`lead` does, and take the step into account for later rounds."""
+        return self.lead(before, after)
+
+    @property
+    def shares(self) -> list[float]:
+        """What the steps of earlier rounds count for in the last one, newest first; or empty."""
+        return []
+
+    def restart(self) -> None:
+        """Forget the steps of earlier rounds."""
+
+    def take_back(self) -> None:
+        """Return to what was before the last step: the model that it made is taken back."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
