@@ -138,7 +138,7 @@ def test_no_reply_stops_the_server_or_gets_weight_that_is_not_due(rule, data):
         assert np.isfinite(array.numpy()).all()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), strategy=st.sampled_from(["fedif", "afedsv", "fedavg", "fltrust"]))
 def test_no_reply_stops_a_run_or_spoils_what_it_writes(tmp_path_factory, data, strategy):
     def clients(message: Message, context: Context) -> Message:
