@@ -1,0 +1,104 @@
+"""A run's folder: names, columns, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.run.folder import RESULT_FILES, JsonFile, RunFolder, Table, files_of_rounds
+from fedif_flower.strategies.attributed import ClientAttribution, MemberCredit, RoundAttribution
+
+
+def test_a_table_grows_by_lines_and_leaves_empty_what_is_not_there(tmp_path):
+    table = Table(tmp_path / "t.csv", ("round", "share"))
+    assert table.read() == []
+    table.begin(["more"])
+    table.append([{"round": 1, "share": 0.1, "other": "left out"}, {"round": 2, "more": True}])
+    table.append([{"round": 3, "share": float("nan")}])
+    assert table.path.read_bytes() == b"round,share,more\n1,0.1,\n2,,1\n3,nan,\n"
+    assert table.read()[1] == {"round": "2", "share": "", "more": "1"}
+    assert table.cells()[0] == ["round", "share", "more"]
+
+
+def test_a_line_that_a_crash_cut_off_is_not_read(tmp_path):
+    table = Table(tmp_path / "t.csv", ("round", "share"))
+    table.path.write_text("round,share\n1,0.5\n2")
+    assert [row["round"] for row in table.read()] == ["1"]
+
+
+def test_a_table_can_be_replaced_as_a_whole(tmp_path):
+    table = Table(tmp_path / "t.csv", ("client_id", "name"))
+    table.replace([{"client_id": 1, "name": "=a, clinic"}])
+    table.replace([{"client_id": 2, "name": "Hôpital"}])
+    assert table.path.read_text(encoding="utf-8") == "client_id,name\n2,Hôpital\n"
+
+
+def test_what_is_no_table_and_no_object_is_named(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"a,b\n\xff,1\n")
+    with pytest.raises(ConfigError, match=r"t\.csv cannot be read"):
+        Table(tmp_path / "t.csv", ()).cells()
+    for content in ("{", "[1]", "null"):
+        (tmp_path / "o.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"o\.json is no JSON object"):
+            JsonFile(tmp_path / "o.json").read()
+
+
+def test_a_folder_that_is_not_there_cannot_be_written_to(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot write .*rounds\.csv"):
+        RunFolder(tmp_path / "nowhere").rounds.begin()
+
+
+def test_a_run_is_complete_once_its_summary_is_whole(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert not folder.is_complete()
+    folder.summary.path.write_text("{")
+    assert not folder.is_complete()
+    folder.summary.write({})
+    assert folder.is_complete()
+
+
+def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.updates.mkdir()
+    for name in (*reversed(RESULT_FILES), "flwr.log", "updates/round-000002.pt"):
+        (tmp_path / name).write_text("")
+    assert folder.results() == [*RESULT_FILES, "updates/round-000002.pt"]
+    folder.begin()
+    assert {path.name for path in tmp_path.iterdir()} == {"flwr.log", "updates"}
+
+
+def test_every_file_has_one_name():
+    """What an attribute names is what a new run removes."""
+    files = vars(RunFolder("run")).values()
+    names = {getattr(file, "path", file).name for file in files}
+    others = {"checkpoints", "updates", "statement", "undelivered.json", "flwr.log", "run"}
+    assert names == {*RESULT_FILES, *others}
+
+
+def test_files_of_rounds_come_in_the_order_of_the_rounds(tmp_path):
+    names = ("round-1000000.pt", "round-000009.pt", "round-000010.pt", "round-9.pt", "notes.txt")
+    for name in names:
+        (tmp_path / name).write_text("")
+    assert list(files_of_rounds(tmp_path)) == [9, 10, 10**6]
+    assert files_of_rounds(tmp_path / "nowhere") == {}
+
+
+def test_an_attribution_has_a_line_for_each_client_and_one_for_the_round(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.begin_attribution(num_classes=2)
+    credit = MemberCredit(0.25, length=1.5)
+    clients = (
+        ClientAttribution(0, 1000, 0.5, 0.375, (0.25, 0.125), credit),
+        ClientAttribution(1, 1001, 0.5, -0.125, (0.0, -0.125)),
+    )
+    folder.add_attribution(RoundAttribution(1, 1.0, 0.5, clients))
+    assert folder.attribution.path.read_text().splitlines() == [
+        "round,partition_id,client_id,coefficient,contribution,credited,length,weight,borrowed,"
+        "opposed,contribution_class_0,contribution_class_1",
+        "1,0,1000,0.5,0.375,0.25,1.5,0.0,0.0,0.0,0.25,0.125",
+        "1,1,1001,0.5,-0.125,-0.125,0.0,0.0,0.0,0.0,0.0,-0.125",
+    ]
+    assert folder.attributed_rounds.path.read_text().splitlines() == [
+        "round,loss_before,loss_after,decrease,attributed,remainder",
+        "1,1.0,0.5,0.5,0.25,0.25",
+    ]
