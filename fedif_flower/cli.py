@@ -168,6 +168,9 @@ def statement(
         Path | None,
         typer.Option(help="Ed25519 key that signs, made if missing; default: one of your own"),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="make another one; the one that is there is kept")
+    ] = False,
 ) -> None:
     """State what each member contributed to a run: signed pages, a table, JSON."""
     from fedif_flower.statement.bundle import make_statement, parse_budget, read_account
@@ -184,7 +187,7 @@ def statement(
     cents = parse_budget(budget) if budget else None
     known = read_names(names) if names is not None else None
     signer = load_or_make_key(key or default_key_path())
-    folder = make_statement(run_dir, signer, budget_cents=cents, names=known)
+    folder = make_statement(run_dir, signer, budget_cents=cents, names=known, again=again)
     console = Console()
     console.print(f"Statement: {(folder / 'statement.html').absolute()}", soft_wrap=True)
     account, _ = read_account((folder / ACCOUNT).read_text())

@@ -71,6 +71,11 @@ class RunConfig(ClientConfig, StrategyConfig):
         changes_result=False,
     )
 
+    overwrite: bool = setting(
+        False,
+        "a run of the same `run-name` is replaced, whatever it came to; else it is refused",
+        changes_result=False,
+    )
     keep_updates: bool = setting(
         False,
         "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
@@ -117,11 +122,14 @@ class RunConfig(ClientConfig, StrategyConfig):
         if values["update-clipping"] == AUTO:
             values["update-clipping"] = default_clipping(values["strategy"])
         config = cls(**values)
-        if config.run_name == AUTO:
-            parts = config.strategy, config.subject, config.attack
-            name = "-".join(re.sub(r"[^\w.-]+", "-", part) for part in parts)
-            config = config.replace(run_name=f"{name}-{config.digest()[:8]}")
-        return config
+        return config.replace(run_name=config.auto_name) if config.run_name == AUTO else config
+
+    @property
+    def auto_name(self) -> str:
+        """What ``run-name = "auto"`` stands for: strategy, data, attack, a hash of the settings."""
+        parts = self.strategy, self.subject, self.attack
+        name = "-".join(re.sub(r"[^\w.-]+", "-", part) for part in parts)
+        return f"{name}-{self.digest()[:8]}"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

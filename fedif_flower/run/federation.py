@@ -21,7 +21,12 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
-from fedif_flower.run.preflight import require_simulated, try_clients, wait_for_clients
+from fedif_flower.run.preflight import (
+    require_simulated,
+    try_clients,
+    wait_for_clients,
+    with_free_folder,
+)
 from fedif_flower.run.provenance import provenance
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
@@ -157,10 +162,13 @@ def run_federation(
     ------
     StorageError
         If another run writes to the same directory, or the disk is full.
+    ConfigError
+        If the directory holds a run that would be lost (see
+        :func:`~fedif_flower.run.preflight.with_free_folder`).
     FedIFError
         Whatever else stopped the run.
     """
-    loaded = load_task(config, task)  # If this fails, no directory was made.
+    loaded = load_task(with_free_folder(config), task)  # If this fails, no directory was made.
     require_simulated(grid, loaded.config)
     try_clients(grid, loaded)
     if needs_collusion(loaded.config):

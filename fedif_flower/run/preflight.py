@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from itertools import count
 
 import torch
 from flwr.serverapp import Grid
@@ -12,6 +13,7 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import ConfigError, DataError, FedIFError
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.strategies.nodes import (
@@ -77,6 +79,37 @@ def read_config(grid: Grid, run_config: Mapping[str, Scalar]) -> RunConfig:
         more,
     )
     return config
+
+
+def with_free_folder(config: RunConfig) -> RunConfig:
+    """Return a run's config with a folder in which no other run's results would be lost.
+
+    A name of the run's own choice gets a number where it is taken: ``...-2``.
+
+    Raises
+    ------
+    ConfigError
+        If the name was given, and the folder holds a run, finished or stopped.
+    """
+    if config.overwrite or config.resume or not (held := _held(config)):
+        return config
+    if config.run_name != config.auto_name:
+        raise ConfigError(
+            f"run-name = {config.run_name!r}: {config.run_dir} holds {held[0]}; allowed: "
+            f"{held[1]}another run-name, or overwrite = true"
+        )
+    numbered = (config.replace(run_name=f"{config.auto_name}-{n}") for n in count(2))
+    return next(other for other in numbered if not _held(other))
+
+
+def _held(config: RunConfig) -> tuple[str, str] | None:
+    """Return what a run's folder holds that would be lost, and how to go on with it, in words."""
+    folder = RunFolder(config.run_dir)
+    if folder.is_complete():
+        return "a finished run", ""
+    if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):
+        return "a run that stopped", "resume = 'auto' to go on with it, "
+    return None
 
 
 def require_simulated(grid: Grid, config: RunConfig) -> None:

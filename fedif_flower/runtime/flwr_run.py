@@ -26,6 +26,7 @@ from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.preflight import with_free_folder
 from fedif_flower.run.report import print_summary
 from fedif_flower.run.round_progress import RoundProgress
 from fedif_flower.run.rows import headline, read_rows
@@ -88,7 +89,7 @@ def prepare(
             f"{REPOSITORY} has no pyproject.toml, but `flwr run` needs the source tree: "
             "install fedif-flower from a checkout with `pip install -e .`"
         )
-    config = RunConfig.from_run_config({**default_run_config(), **overrides})
+    config = with_free_folder(RunConfig.from_run_config({**default_run_config(), **overrides}))
     select_device(config.device)
     # Flower's processes run elsewhere, so no path may depend on the working directory.
     run_config = dict(overrides)

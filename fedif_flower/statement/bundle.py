@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.rows import csv_text
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, default_secret_path, salt_of
@@ -61,8 +63,9 @@ def make_statement(
     *,
     budget_cents: int | None = None,
     names: Mapping[int, str] | None = None,
+    again: bool = False,
 ) -> Path:
-    """Write ``statement/`` in a run's folder, in place of an earlier one; return it.
+    """Write ``statement/`` in a run's folder; return it.
 
     Parameters
     ----------
@@ -74,12 +77,20 @@ def make_statement(
         What is shared out.
     names : mapping of int to str, optional
         Members' names by client id; default: those given at registration.
+    again : bool
+        Where there is a statement already, keep it as ``statement-1`` (``-2`` ...). Members may
+        have been sent it, and their pages name its manifest.
 
     Raises
     ------
     ConfigError, StorageError
-        If the run has no such records, or the folder cannot be written.
+        If the run has no such records or has a statement already, or the folder cannot be written.
     """
+    if not again and (earlier := RunFolder(run_dir).statement / MANIFEST).is_file():
+        raise ConfigError(
+            f"{earlier.parent} is there, and members may have been sent it; --again makes another "
+            "and keeps it"
+        )
     records = read_run(run_dir, names)
     account = settle(records, budget_cents)
     hashes = chain(records)
@@ -106,7 +117,7 @@ def make_statement(
     of_run = {name: file_hash(run_dir / name) for name in records.folder.results()}
     signed = Manifest(**(vars(manifest) | {"files": of_run | digests})).to_bytes()
     written |= {MANIFEST: signed, SIGNATURE: key.sign(signed)}
-    _replace_folder(folder, written)
+    _put_folder(folder, written)
     return folder
 
 
@@ -196,8 +207,8 @@ def amount(cents: int) -> str:
     return f"{cents // 100}.{cents % 100:02}"
 
 
-def _replace_folder(folder: Path, content: Mapping[str, bytes]) -> None:
-    """Put a folder with these files in place of an earlier statement, and of nothing else."""
+def _put_folder(folder: Path, content: Mapping[str, bytes]) -> None:
+    """Put a folder with these files there; an earlier statement is kept under another name."""
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise StorageError(f"{folder} is there, and is no statement: move it away")
     fresh = temporary_sibling(folder)
@@ -208,7 +219,8 @@ def _replace_folder(folder: Path, content: Mapping[str, bytes]) -> None:
                 (fresh / name).write_bytes(data)
         with writing(folder):
             if folder.exists():
-                shutil.rmtree(folder)
+                kept = (folder.with_name(f"{folder.name}-{n}") for n in count(1))
+                folder.replace(next(path for path in kept if not path.exists()))
             fresh.replace(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

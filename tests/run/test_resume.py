@@ -190,12 +190,32 @@ def test_another_configuration_is_refused_and_nothing_touched(tmp_path):
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
-def test_without_resume_a_run_begins_anew(tmp_path):
+def test_a_run_is_replaced_where_that_is_asked_for_alone(tmp_path):
     config = run_config(tmp_path, num_server_rounds=3)
     run(config)
-    run(config, kill_at=1)
+    kept = {p.name: p.read_bytes() for p in config.run_dir.iterdir() if p.is_file()}
+    with pytest.raises(ConfigError, match=r"run-name = 'run': .* a finished run; .*overwrite"):
+        run(config)
+    assert {p.name: p.read_bytes() for p in config.run_dir.iterdir() if p.is_file()} == kept
+    run(config.replace(overwrite=True), kill_at=1)
     assert checkpoints(config.run_dir) == []
     assert [row["round"] for row in read_rows(config.run_dir / "rounds.csv")] == ["0", "1"]
+
+
+def test_a_run_that_stopped_is_not_lost_either(tmp_path):
+    config = run_config(tmp_path, num_server_rounds=3, checkpoint_every=1)
+    run(config, kill_at=2)
+    with pytest.raises(ConfigError, match="a run that stopped; allowed: resume = 'auto'"):
+        run(config)
+    assert checkpoints(config.run_dir)
+
+
+def test_a_name_of_its_own_choice_gets_a_number(tmp_path):
+    config = run_config(tmp_path, num_server_rounds=1, run_name="auto")
+    first, second, third = (run(config) for _ in range(3))
+    assert first.name == config.auto_name
+    assert (second.name, third.name) == (f"{first.name}-2", f"{first.name}-3")
+    assert (second / "model.pt").read_bytes() == (first / "model.pt").read_bytes()
 
 
 def test_checkpoints_can_be_switched_off(tmp_path):

@@ -60,12 +60,23 @@ def test_a_name_that_a_spreadsheet_would_execute_is_quoted(tmp_path, key):
     assert ",'=1+1," in (folder / "statement.csv").read_text()
 
 
-def test_a_new_statement_takes_the_place_of_an_earlier_one_and_of_nothing_else(tmp_path, key):
+def test_an_earlier_statement_is_refused_or_kept(tmp_path, key):
     run_dir = make_run(tmp_path / "run", ROUNDS)
     folder = make_statement(run_dir, key)
-    (folder / "left.txt").write_text("over")
-    make_statement(run_dir, key, budget_cents=5)
-    assert not (folder / "left.txt").exists()
+    first = (folder / "manifest.sig").read_bytes()
+    with pytest.raises(ConfigError, match="members may have been sent it; --again"):
+        make_statement(run_dir, key, budget_cents=5)
+    assert (folder / "manifest.sig").read_bytes() == first
+    for _ in range(2):
+        make_statement(run_dir, key, budget_cents=5, again=True)
+    assert (run_dir / "statement-1" / "manifest.sig").read_bytes() == first
+    assert (run_dir / "statement-2" / "manifest.json").is_file()
+    assert json.loads((folder / "statement.json").read_text())["budget_cents"] == 5
+
+
+def test_a_folder_that_is_no_statement_is_not_replaced(tmp_path, key):
+    run_dir = make_run(tmp_path / "run", ROUNDS)
+    folder = make_statement(run_dir, key)
     (folder / "manifest.json").unlink()
     with pytest.raises(StorageError, match="is no statement"):
         make_statement(run_dir, key)

@@ -129,7 +129,7 @@ def test_sums_that_do_not_add_up_are_found_though_signed(copy, key):
     sign_again(copy, key)
     with pytest.raises(StatementError, match=r"chain.csv does not follow"):
         verify(copy)
-    make_statement(copy, key)
+    make_statement(copy, key, again=True)
     with pytest.raises(StatementError, match="round 1 does not add up"):
         verify(copy)
 
@@ -143,7 +143,7 @@ def test_a_page_that_shows_something_else_is_found_though_signed(copy, key):
 
 
 def test_another_key_is_found_where_the_right_one_is_known(copy, key):
-    make_statement(copy, Ed25519PrivateKey.generate())
+    make_statement(copy, Ed25519PrivateKey.generate(), again=True)
     verify(copy)
     with pytest.raises(StatementError, match="signed by another key"):
         verify(copy, fingerprint(public_bytes(key)))
