@@ -32,12 +32,12 @@ from fedif_flower.run.server import Server, build_server, tensors_in
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.updates import KeptUpdates, kept_copies
 from fedif_flower.run.writer import OnRow
-from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.strategies.nodes import identify_clients
-from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
+from fedif_flower.strategies.registry import STRATEGIES, BaseArguments, StrategyParts
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Task
 
@@ -55,19 +55,21 @@ def build_strategy(server: Server, callbacks: Sequence[Callback] = ()) -> Screen
         fraction_evaluate=0.0,
         min_train_nodes=1,
         min_available_nodes=config.num_clients,
-        trainable_keys=server.validation.parameter_names,
-        tied_keys=server.validation.tied_names,
-        seed=config.seed,
-        identify=identify_clients,
-        min_valid_replies=config.min_valid_replies,
-        max_failed_rounds=config.max_failed_rounds,
-        max_paused_turns=config.max_paused_turns,
-        max_num_examples=config.max_num_examples or server.task.num_train or MOST_EXAMPLES,
         stages=configured_stages(config),
-        max_examples_ratio=config.max_examples_ratio,
-        aggregation=config.aggregation,
-        device=config.device,
         callbacks=callbacks,
+        setup=Setup(
+            seed=config.seed,
+            device=config.device,
+            trainable_keys=server.validation.parameter_names,
+            tied_keys=server.validation.tied_names,
+            identify=identify_clients,
+            min_valid_replies=config.min_valid_replies,
+            max_failed_rounds=config.max_failed_rounds,
+            max_paused_turns=config.max_paused_turns,
+            max_num_examples=config.max_num_examples or server.task.num_train or MOST_EXAMPLES,
+            max_examples_ratio=config.max_examples_ratio,
+            aggregation=config.aggregation,
+        ),
     )
     parts = StrategyParts(
         config=config,
