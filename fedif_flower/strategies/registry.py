@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from flwr.serverapp import strategy as flower
 from torch import nn
@@ -21,8 +21,9 @@ from fedif_flower.aggregators import (
     TrimmedMean,
 )
 from fedif_flower.aggregators.byzfl import PREFIX, ByzFL
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.registry import Registry
+from fedif_flower.registry import Registry, call_with
 from fedif_flower.stages import Stage
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.callbacks import Callback
@@ -35,7 +36,6 @@ from fedif_flower.strategies.fltrust import FLTrust, RootTraining
 from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.oracle import OracleExclusion
-from fedif_flower.strategies.own import own_strategy
 from fedif_flower.strategies.robust_rule import RobustRule, Rule
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.scored import Weighting
@@ -204,6 +204,37 @@ _BUILT_IN: Mapping[str, Builder] = {
     "oracle": lambda parts: OracleExclusion(parts.is_malicious, **parts.base),
     **FLOWER_RULES,
 }
+
+
+# What a strategy of a package's own may name in its constructor, beside BaseArguments.
+_OFFERED = ("validation", "model", "task", "training", "num_clients")
+
+
+def own_strategy(name: str, found: Any) -> Builder:
+    """Return what builds a strategy of a package's own.
+
+    A :class:`ScreenedStrategy` gets the run's settings, and those of ``validation``, ``model``,
+    ``task``, ``training`` and ``num_clients`` that its constructor names. A strategy of Flower's
+    is wrapped in a :class:`FlowerRule`. A function gets the StrategyParts.
+    """
+
+    def build(parts: StrategyParts) -> ScreenedStrategy:
+        made: object
+        if isinstance(found, type) and issubclass(found, ScreenedStrategy):
+            offered = {key: getattr(parts, key) for key in _OFFERED}
+            made = call_with(f"strategy {name!r}", found, offered, parts.base)
+        elif isinstance(found, type) and issubclass(found, flower.FedAvg):
+            made = FlowerRule(found(), **parts.base)
+        else:
+            made = found(parts) if callable(found) else found
+        if not isinstance(made, ScreenedStrategy):
+            raise ConfigError(
+                f"strategy = {name!r} is of type {type(made).__name__}; allowed: a subclass of "
+                "fedif_flower.strategies.ScreenedStrategy, or a function (parts) that returns one"
+            )
+        return made
+
+    return build
 
 
 class _Strategies(Registry[Builder]):

@@ -130,7 +130,6 @@ class ScreenedStrategy(FlowerFedAvg):
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or average_metrics,
         )
         self.stages = Stages(self.default_stages() if stages is None else stages)
-        self.stages = Stages(self.default_stages() if stages is None else stages)
         self.setup = setup
         self.seed = setup.seed
         self.device = select_device(setup.device)
@@ -350,7 +349,7 @@ class ScreenedStrategy(FlowerFedAvg):
         if not blamed:
             enough = len(screening.accepted) >= self.setup.min_valid_replies
             asked = self._asked.values()
-            # That replies lead nowhere is not counted: clients could end the run by it.
+            # A round whose replies lead nowhere is not counted: clients could end the run by such.
             failed = enough and outcome.aggregation is None
             self.failures.update(server_round, screening, asked, self._online, failed=failed)
         if outcome.reason:

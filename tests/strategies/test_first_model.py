@@ -106,7 +106,7 @@ def test_flower_s_first_argument_in_place_of_what_judges(kind, name):
 
 
 def test_data_without_a_model_are_no_root_training():
-    with pytest.raises(ConfigError, match="model = 0.5; allowed: a Module"):
+    with pytest.raises(ConfigError, match=r"model = 0\.5; allowed: a Module"):
         RootTraining(0.5, ROWS, LABELS)
 
 
