@@ -76,9 +76,8 @@ class ScoredStrategy(ScreenedStrategy):
         Rate of the smooth update, in (0, 1].
     weighting : Weighting, optional
         How scores become weights. Default: :attr:`default_weighting`, the paper's.
-    *flower, **base
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`; ``trainable_keys`` and
-        ``tied_keys`` default to the valuation's own.
+    stages, callbacks, setup, and Flower's arguments
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     default_weighting = Weighting()
