@@ -28,6 +28,7 @@ from fedif_flower import FedIF, Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
+from fedif_flower.strategies import Setup
 from fedif_flower.tasks.models import build_model
 
 NUM_CLIENTS = 10
@@ -95,7 +96,7 @@ def measure(
     arrays = model_arrays(case.model)
     validation = Validation(case.model, case.inputs, case.targets, device=device)
     grid = LocalGrid(lambda message, _: message, NUM_CLIENTS)
-    ours = FedIF(validation, stages=(), fraction_evaluate=0.0, device=device)
+    ours = FedIF(validation, stages=(), fraction_evaluate=0.0, setup=Setup(device=device))
     messages = list(ours.configure_train(1, arrays, ConfigRecord(), grid))
     for index, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = str(index)

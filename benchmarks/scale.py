@@ -29,6 +29,7 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.simulation import run_on_ray
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.tasks.config import OWN
@@ -72,8 +73,7 @@ def measure(case: Case) -> Cost:
             fraction_evaluate=0.0,
             min_train_nodes=1,
             min_available_nodes=case.clients,
-            identify=identify_clients,
-            device="cpu",
+            setup=Setup(identify=identify_clients, device="cpu"),
         )
         model = ArrayRecord({"weight": pack_array(np.zeros(case.size, dtype=np.float32))})
 

@@ -28,6 +28,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.stages import MaxLength
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.streaming import AggregationMode
 
@@ -89,11 +90,13 @@ def measure(case: Case) -> Cost:
         strategy = FedIF(
             Validation(model, words, labels, device="cpu"),
             stages=[MaxLength(1e6)],
-            aggregation=cast(AggregationMode, case.aggregation),
             fraction_evaluate=0.0,
             min_available_nodes=case.clients,
-            identify=identify_clients,
-            device="cpu",
+            setup=Setup(
+                aggregation=cast(AggregationMode, case.aggregation),
+                identify=identify_clients,
+                device="cpu",
+            ),
         )
 
         def on_round(_round: int, _arrays: ArrayRecord) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LeaveOneOut,
         RobustRule,
         ScoredStrategy,
+        Setup,
         SFedAvg,
         ShapFed,
     )
@@ -55,6 +56,7 @@ __all__ = [
     "SFedAvg",
     "ScoreLedger",
     "ScoredStrategy",
+    "Setup",
     "ShapFed",
     "ShowRounds",
     "Site",

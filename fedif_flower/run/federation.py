@@ -35,14 +35,14 @@ from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, payi
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
-from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.quarantine import Quarantine
-from fedif_flower.strategies.registry import STRATEGIES, StrategyParts
+from fedif_flower.strategies.registry import STRATEGIES, BaseArguments, StrategyParts
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import Validation
@@ -62,19 +62,21 @@ def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> Sc
         fraction_evaluate=0.0,
         min_train_nodes=1,
         min_available_nodes=config.num_clients,
-        trainable_keys=loaded.validation.parameter_names,
-        tied_keys=loaded.validation.tied_names,
-        seed=config.seed,
-        identify=identify_clients,
-        min_valid_replies=config.min_valid_replies,
-        max_failed_rounds=config.max_failed_rounds,
-        max_paused_turns=config.max_paused_turns,
-        max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
         stages=configured_stages(config),
-        max_examples_ratio=config.max_examples_ratio,
-        aggregation=config.aggregation,
-        device=config.device,
         callbacks=callbacks,
+        setup=Setup(
+            seed=config.seed,
+            device=config.device,
+            trainable_keys=loaded.validation.parameter_names,
+            tied_keys=loaded.validation.tied_names,
+            identify=identify_clients,
+            min_valid_replies=config.min_valid_replies,
+            max_failed_rounds=config.max_failed_rounds,
+            max_paused_turns=config.max_paused_turns,
+            max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
+            max_examples_ratio=config.max_examples_ratio,
+            aggregation=config.aggregation,
+        ),
     )
     parts = StrategyParts(
         config=config,

@@ -18,14 +18,15 @@ from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.fedsv import FedSV
 from fedif_flower.strategies.flower_rule import FlowerRule
-from fedif_flower.strategies.fltrust import FLTrust
-from fedif_flower.strategies.influence_descent import InfluenceDescent
+from fedif_flower.strategies.fltrust import FLTrust, RootTraining
+from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.oracle import OracleExclusion
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg
-from fedif_flower.strategies.scored import ScoredStrategy
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import Setup
 from fedif_flower.strategies.shapfed import ShapFed
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "AlignIns",
     "ByzFL",
     "CentredClipping",
+    "DescentSettings",
     "DnC",
     "FLTrust",
     "FedAdp",
@@ -49,9 +51,12 @@ __all__ = [
     "Median",
     "OracleExclusion",
     "RobustRule",
+    "RootTraining",
     "SFedAvg",
     "ScoredStrategy",
     "ScreenedStrategy",
+    "Setup",
     "ShapFed",
     "TrimmedMean",
+    "Weighting",
 ]

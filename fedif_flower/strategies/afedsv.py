@@ -5,13 +5,9 @@ It differs from FedIF in its valuation (and in where weight scores start), nothi
 
 from __future__ import annotations
 
-from typing import Any, Unpack
-
-from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.scored import ScoredStrategy
-from fedif_flower.valuation import Validation
-from fedif_flower.valuation.objective import Metric
-from fedif_flower.valuation.score_guard import ScoreGuard
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting
+from fedif_flower.strategies.setup import require_kind
+from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 
@@ -28,54 +24,31 @@ class AFedSV(ScoredStrategy):
 
     Parameters
     ----------
-    validation : Validation
-        The server's held-out set D' with model and loss.
+    validation : Validation or ShapleyValuation
+        The server's held-out set D' with model and loss; or how Shapley values are estimated on it,
+        such as ``ShapleyValuation(validation, estimator="gtg", num_samples=20)``. Default:
+        complementary contributions, 50 samples per stratum, of the accuracy.
     gamma : float
         Rate of the smooth update, in (0, 1].
-    initial : float
-        Weight score of a client never seen.
-    shapley_estimator, shapley_samples, shapley_utility
-        The estimator's name and sample count, and ``"accuracy"``, ``"loss"`` or ``"score"`` (the
-        validation's own).
-    round_normalization, smooth_update, bias_correction, weight_scope, guard, num_clients
-        As in :class:`~fedif_flower.strategies.scored.ScoredStrategy`.
-    *flower, **base
+    weighting : Weighting, optional
+        How scores become weights; a client never seen begins at 0.5.
+    stages, callbacks, setup, and Flower's arguments
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
-    def __init__(
-        self,
-        validation: Validation,
-        *flower: Any,
-        gamma: float = 0.3,
-        initial: float = 0.5,
-        shapley_estimator: str = "complementary",
-        shapley_samples: int = 50,
-        shapley_utility: Metric = "accuracy",
-        round_normalization: bool = True,
-        smooth_update: bool = True,
-        bias_correction: bool = False,
-        weight_scope: str = "participants",
-        guard: ScoreGuard | None = None,
-        num_clients: int | None = None,
-        **base: Unpack[BaseArguments],
-    ) -> None:
-        super().__init__(
-            ShapleyValuation(
-                validation,
-                estimator=shapley_estimator,
-                num_samples=shapley_samples,
-                utility=shapley_utility,
-                seed=base.get("seed", 0),
-            ),
-            *flower,
-            gamma=gamma,
-            initial=initial,
-            round_normalization=round_normalization,
-            smooth_update=smooth_update,
-            bias_correction=bias_correction,
-            weight_scope=weight_scope,
-            guard=guard,
-            num_clients=num_clients,
-            **base,
-        )
+    default_weighting = Weighting(initial=0.5)
+
+    def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
+        """Return Shapley values on a validation set."""
+        return shapley_values(self, validation, "complementary", seed)
+
+
+def shapley_values(
+    strategy: ScoredStrategy, validation: object, estimator: str, seed: int
+) -> ShapleyValuation:
+    """Return what a strategy was given, or Shapley values on a validation set by an estimator."""
+    require_kind(strategy, "validation", validation, Validation, ShapleyValuation)
+    if isinstance(validation, ShapleyValuation):
+        return validation
+    assert isinstance(validation, Validation)
+    return ShapleyValuation(validation, estimator=estimator, seed=seed)

@@ -240,8 +240,7 @@ class StrategyConfig(Settings):
     )
     max_num_examples: int = setting(
         0,
-        "a client that claims more examples is refused; 0: the size of the server's training "
-        "split. No client counts for more than `max-examples-ratio` times the round's median",
+        "a client that claims more examples is refused; 0: the size of the server's training split",
         ge=0,
     )
 

@@ -1,4 +1,4 @@
-"""Members that err: who is asked less often, and when there is nobody left to go on with."""
+"""Members that err: they are asked less often, and the run ends where most of them err."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class MemberFailures:
-    """Remembers who gave no usable reply, pauses them, and stops a federation of mostly such.
+    """Pauses members that gave no usable reply, and ends a run in which most members give none.
 
     A member errs in a round if it was asked and its reply is an error, is refused or does not
     come. After k errors in a row it is not asked for :math:`2^{k-1} - 1` of its turns: none after

@@ -5,15 +5,17 @@ Paper: https://arxiv.org/abs/1812.06127
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Unpack
+from collections.abc import Iterable, Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import require
-from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.messages.means import MetricsAggregation
+from fedif_flower.stages import Stage
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.fedavg import FedAvg
+from fedif_flower.strategies.setup import DEFAULTS, Setup
 
 
 class FedProx(FedAvg):
@@ -26,15 +28,44 @@ class FedProx(FedAvg):
     ----------
     proximal_mu : float
         :math:`\mu`, >= 0; at 0 this is FedAvg.
-    *flower, **base
+    stages, callbacks, setup, and Flower's arguments
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
-        self, *flower: Any, proximal_mu: float = 0.01, **base: Unpack[BaseArguments]
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        proximal_mu: float = 0.01,
+        stages: Sequence[Stage] | None = None,
+        callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
     ) -> None:
         require(proximal_mu >= 0, "proximal_mu", proximal_mu, ">= 0")
-        super().__init__(*flower, **base)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            stages=stages,
+            callbacks=callbacks,
+            setup=setup,
+        )
         self.proximal_mu = proximal_mu
 
     def configure_train(

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
-
-from fedif_flower.strategies.afedsv import AFedSV
-from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.valuation import Validation
-from fedif_flower.valuation.objective import Metric
+from fedif_flower.strategies.afedsv import shapley_values
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting
+from fedif_flower.valuation import Validation, Valuation
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 
-class FedSV(AFedSV):
+class FedSV(ScoredStrategy):
     """Weigh by the round's own Shapley values: AFedSV without smoothing, starting from 0.
 
     Paper: Wang et al., *A Principled Approach to Data Valuation for Federated Learning*, 2020.
 
     The paper values clients and does not weigh by the values. Others who do so take their softmax.
     Here min-max maps them to [0, 1], as for AFedSV: the two then differ in smoothing alone, and the
-    round's worst client has weight 0.
+    round's worst client has weight 0. By default 50 permutations are sampled, as in the paper.
+    Parameters as in :class:`~fedif_flower.strategies.afedsv.AFedSV`; ``gamma`` is of no use.
     """
 
-    def __init__(
-        self,
-        validation: Validation,
-        *flower: Any,
-        shapley_estimator: str = "permutation",
-        shapley_samples: int = 50,
-        shapley_utility: Metric = "accuracy",
-        **base: Unpack[BaseArguments],
-    ) -> None:
-        super().__init__(
-            validation,
-            *flower,
-            initial=0.0,
-            smooth_update=False,
-            shapley_estimator=shapley_estimator,
-            shapley_samples=shapley_samples,
-            shapley_utility=shapley_utility,
-            **base,
-        )
+    default_weighting = Weighting(smooth_update=False)
+
+    def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
+        """Return Shapley values on a validation set."""
+        return shapley_values(self, validation, "permutation", seed)

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +24,14 @@ from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.messages.metrics import scalar
 from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, combine, largest_counters
-from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.stages import Stage
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
 
 _SAMPLING = (
@@ -54,7 +57,7 @@ class FlowerRule(ScreenedStrategy):
     inner : flwr.serverapp.strategy.FedAvg
         A strategy whose ``aggregate_train`` is the rule, e.g. ``FedMedian()``. What it says of
         sampling and of keys is replaced by this strategy's own.
-    *flower, **base
+    stages, callbacks, setup, and Flower's arguments
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
 
     Raises
@@ -66,9 +69,40 @@ class FlowerRule(ScreenedStrategy):
     keep_arrays = True
     combines_updates = False
 
-    def __init__(self, inner: FlowerFedAvg, *flower: Any, **base: Unpack[BaseArguments]) -> None:
+    def __init__(
+        self,
+        inner: FlowerFedAvg,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        stages: Sequence[Stage] | None = None,
+        callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
+    ) -> None:
         _require_fit(inner)
-        super().__init__(*flower, **base)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            stages=stages,
+            callbacks=callbacks,
+            setup=setup,
+        )
         if self.stages.change_updates or self.stages.choose_steps:
             raise ConfigError(
                 f"stages = {self.stages}; allowed with Flower's own rules: none that change "

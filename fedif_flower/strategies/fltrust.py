@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +11,92 @@ from torch import Tensor, nn
 from fedif_flower.aggregators import fltrust_coefficients
 from fedif_flower.client.local import train_task
 from fedif_flower.client.training import train_local
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
+from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
-from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.stages import Stage
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
 from fedif_flower.strategies.streaming import Noted, StreamRule
 from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
 from fedif_flower.tasks.task import Data, Task
+
+
+class RootTraining:
+    """Training on the server's own root data, as a client does on its own.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        What the server trains; it is copied.
+    inputs, labels : Tensor
+        The root data: ``[n, ...]`` and ``[n]``. With a ``task``, ``inputs`` may be data of any
+        kind, and ``labels`` ``None``.
+    task : Task, optional
+        Says by which loss the server trains. Default: cross-entropy.
+    training : TrainingConfig, optional
+        How it trains.
+
+    Raises
+    ------
+    ConfigError
+        If ``model`` is none, or the data are no tensors and there is no task.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Data,
+        labels: Tensor | None = None,
+        *,
+        task: Task | None = None,
+        training: TrainingConfig | None = None,
+    ) -> None:
+        require(isinstance(model, nn.Module), "model", model, "a Module")
+        self.model = copy_module(model)
+        self.training = training or TrainingConfig()
+        self._task = task
+        self._data: Any = as_tensors(inputs if labels is None else (inputs, labels))
+        self._is_pair = tensor_pair(self._data) is not None
+        if not self._is_pair and task is None:
+            raise ConfigError(
+                f"root data are {describe(self._data)}; without a task they are tensors"
+            )
+
+    def __repr__(self) -> str:
+        """Name the model, and not the data."""
+        return f"RootTraining({type(self.model).__name__})"
+
+    def to(self, device: torch.device) -> None:
+        """Train on a device."""
+        self.model.to(device)
+        if self._is_pair:
+            self._data = tuple(part.to(device) for part in self._data)
+
+    def update(
+        self, params: Tensor, buffers: Mapping[str, Tensor], generator: torch.Generator
+    ) -> Tensor:
+        """Return the update ``[d]`` that training from a model leads to."""
+        named = dict(self.model.named_parameters())
+        trained = [named[name] for name in trainable_names(self.model)]
+        start = params.to(trained[0].dtype)
+        # A copy: the parameters become views of it, and training writes into them.
+        nn.utils.vector_to_parameters(start.clone(), trained)
+        state = self.model.state_dict()
+        with torch.no_grad():
+            for name, value in buffers.items():
+                state[name].copy_(value)
+        if self._task is None:
+            inputs, labels = self._data
+            train_local(self.model, inputs, labels, self.training, generator)
+        else:
+            train_task(self._task, self.model, self._data, self.training, generator)
+        return nn.utils.parameters_to_vector(trained).detach().to(params) - start.to(params)
 
 
 class FLTrust(ScreenedStrategy):
@@ -33,47 +108,55 @@ class FLTrust(ScreenedStrategy):
 
     Parameters
     ----------
-    model : torch.nn.Module
-        What the server trains; it is copied.
-    inputs, labels : Tensor
-        The server's root data: ``[n, ...]`` and ``[n]``. With a ``task``, ``inputs`` may be data
-        of any kind, and ``labels`` ``None``.
-    task : Task, optional
-        Says by which loss the server trains. Default: cross-entropy.
-    training : TrainingConfig
-        How it trains, as a client does.
-    *flower, **base
+    root : RootTraining
+        The server's own training: model, root data, loss.
+    stages, callbacks, setup, and Flower's arguments
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
+    can_stream = True
+
     def __init__(
         self,
-        model: nn.Module,
-        inputs: Data,
-        labels: Tensor | None = None,
-        *flower: Any,
-        task: Task | None = None,
-        training: TrainingConfig | None = None,
-        **base: Unpack[BaseArguments],
+        root: RootTraining,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        stages: Sequence[Stage] | None = None,
+        callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
     ) -> None:
-        base.setdefault("trainable_keys", trainable_names(model))
-        base.setdefault("tied_keys", tied_names(model))
-        super().__init__(*flower, **base)
-        self.training = training or TrainingConfig()
-        self._model = copy_module(model).to(self.device)
-        self._task = task
-        data = as_tensors(inputs if labels is None else (inputs, labels))
-        pair = tensor_pair(data)
-        if pair is None and task is None:
-            raise ConfigError(f"root data are {describe(data)}; without a task they are tensors")
-        self._data: Any = data if pair is None else tuple(part.to(self.device) for part in pair)
-
-    can_stream = True
+        require_kind(self, "root", root, RootTraining)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            stages=stages,
+            callbacks=callbacks,
+            setup=setup.naming(trainable_names(root.model), tied_names(root.model)),
+        )
+        self.root = root
+        self.root.to(self.device)
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:
         """The shapes of the model that the server trains."""
-        return array_shapes(self._model)
+        return array_shapes(self.root.model)
 
     def stream_rule(self, server_round: int) -> StreamRule:
         """Return trust times rescaling, which the sum of trust divides in the end."""
@@ -104,19 +187,5 @@ class FLTrust(ScreenedStrategy):
 
     def _train(self, server_round: int, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
         """Return the server's own update ``[d]`` from the model of this round."""
-        named = dict(self._model.named_parameters())
-        trained = [named[name] for name in trainable_names(self._model)]
-        start = params.to(trained[0].dtype)
-        # A copy: the parameters become views of it, and training writes into them.
-        nn.utils.vector_to_parameters(start.clone(), trained)
-        state = self._model.state_dict()
-        with torch.no_grad():
-            for name, value in buffers.items():
-                state[name].copy_(value)
         generator = torch_generator("root-training", self.seed, server_round)
-        if self._task is None:
-            inputs, labels = self._data
-            train_local(self._model, inputs, labels, self.training, generator)
-        else:
-            train_task(self._task, self._model, self._data, self.training, generator)
-        return nn.utils.parameters_to_vector(trained).detach().to(params) - start.to(params)
+        return self.root.update(params, buffers, generator)

@@ -75,7 +75,7 @@ class GlobalModel:
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names.
     stages : Stages, optional
-        They lead the model on from a round's step, as server momentum does.
+        Some move the model further than the round's own step, as server momentum does.
     """
 
     def __init__(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from fedif_flower.errors import require
+from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.classes import missing_classes
@@ -22,6 +25,36 @@ from fedif_flower.valuation.ledger import ScoreLedger
 
 ENOUGH_EXAMPLES = 100  # docs/methods/influence-descent.md says what fewer cost.
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DescentSettings:
+    """How a round of influence descent goes down the validation loss.
+
+    Parameters
+    ----------
+    steps : int
+        Steps that are tried in a round, >= 1.
+    examples : int
+        How many examples of D' a round's descent looks at, >= 0, drawn anew for each round in equal
+        shares by class; 0: all of them.
+    relative : bool
+        Weigh members against each other alone: who shortens or lengthens the step, or repeats the
+        last one, gains no weight by it (see
+        :func:`~fedif_flower.valuation.descent.descend_weights`).
+    """
+
+    steps: int = 8
+    examples: int = 500
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        require(self.steps >= 1, "steps", self.steps, ">= 1")
+        require(self.examples >= 0, "examples", self.examples, ">= 0")
+
+
+DEFAULT_DESCENT = DescentSettings()
 
 
 class InfluenceDescent(ScreenedStrategy):
@@ -45,40 +78,52 @@ class InfluenceDescent(ScreenedStrategy):
     ----------
     validation : Validation
         The server's held-out set D' with model and loss.
-    descent_steps : int
-        Steps that are tried in a round, >= 1.
-    descent_examples : int
-        How many examples of D' a round's descent looks at, >= 0, drawn anew for each round in equal
-        shares by class; 0: all of them.
-    relative_weights : bool
-        Weigh members against each other alone: who shortens or lengthens the step, or repeats the
-        last one, gains no weight by it (``relative`` of
-        :func:`~fedif_flower.valuation.descent.descend_weights`).
+    descent : DescentSettings
+        How far and on what a round descends.
     gamma : float
         Rate of the weight scores' smooth update, in (0, 1].
-    *flower, **base
+    stages, callbacks, setup, and Flower's arguments
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
         self,
         validation: Validation,
-        *flower: Any,
-        descent_steps: int = 8,
-        descent_examples: int = 500,
-        relative_weights: bool = False,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        descent: DescentSettings = DEFAULT_DESCENT,
         gamma: float = 0.3,
-        **base: Unpack[BaseArguments],
+        stages: Sequence[Stage] | None = None,
+        callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
     ) -> None:
-        require(descent_steps >= 1, "descent_steps", descent_steps, ">= 1")
-        require(descent_examples >= 0, "descent_examples", descent_examples, ">= 0")
-        base.setdefault("trainable_keys", validation.parameter_names)
-        base.setdefault("tied_keys", validation.tied_names)
-        super().__init__(*flower, **base)
+        require_kind(self, "validation", validation, Validation)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            stages=stages,
+            callbacks=callbacks,
+            setup=setup.naming(validation.parameter_names, validation.tied_names),
+        )
         self.validation = validation
-        self.descent_steps = descent_steps
-        self.descent_examples = descent_examples
-        self.relative_weights = relative_weights
+        self.descent = descent
         self._last_model = _LastModel()
         self.ledger = ScoreLedger(gamma, initial=1.0)
         _warn_of(validation)
@@ -96,7 +141,7 @@ class InfluenceDescent(ScreenedStrategy):
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the weight scores too."""
         relative: dict[str, Stateful] = {}
-        if self.relative_weights:
+        if self.descent.relative:
             relative["last_model"] = self._last_model
         return super().stateful() | {"ledger": self.ledger} | relative
 
@@ -109,7 +154,7 @@ class InfluenceDescent(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""
-        relative = self.relative_weights
+        relative = self.descent.relative
         last_step = self._last_model.step_to(updates.global_params) if relative else None
         descent = descend_round(
             updates,
@@ -117,7 +162,7 @@ class InfluenceDescent(ScreenedStrategy):
             updates.num_examples,
             updates.shortening,
             updates.buffer_shortening,
-            steps=self.descent_steps,
+            steps=self.descent.steps,
             last_step=last_step,
             relative=relative,
         )
@@ -132,10 +177,10 @@ class InfluenceDescent(ScreenedStrategy):
 
     def _sample(self, server_round: int) -> Validation:
         """Return the part of D' that the round's descent looks at."""
-        if not self.descent_examples:
+        if not self.descent.examples:
             return self.validation
         generator = torch_generator("descent", self.seed, server_round)
-        return self.validation.sample(self.descent_examples, generator)
+        return self.validation.sample(self.descent.examples, generator)
 
 
 class _LastModel:

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
-
-from fedif_flower.strategies.afedsv import AFedSV
-from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.valuation import Validation
-from fedif_flower.valuation.objective import Metric
+from fedif_flower.strategies.afedsv import shapley_values
+from fedif_flower.strategies.scored import ScoredStrategy
+from fedif_flower.valuation import Validation, Valuation
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 
-class LeaveOneOut(AFedSV):
+class LeaveOneOut(ScoredStrategy):
     r"""Weigh by smoothed leave-one-out values :math:`u(S_t) - u(S_t \setminus i)`, from 0.
 
     It takes m + 1 evaluations per round, the fewest of all valuations by coalitions. Clients that
-    can replace each other all get 0.
+    can replace each other all get 0. Parameters as in
+    :class:`~fedif_flower.strategies.afedsv.AFedSV`.
     """
 
-    def __init__(
-        self,
-        validation: Validation,
-        *flower: Any,
-        gamma: float = 0.3,
-        shapley_utility: Metric = "accuracy",
-        **base: Unpack[BaseArguments],
-    ) -> None:
-        super().__init__(
-            validation,
-            *flower,
-            gamma=gamma,
-            initial=0.0,
-            shapley_estimator="leave-one-out",
-            shapley_utility=shapley_utility,
-            **base,
+    def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
+        """Return leave-one-out values on a validation set, whatever the estimator was."""
+        given = shapley_values(self, validation, "leave-one-out", seed)
+        return ShapleyValuation(
+            given.validation, estimator="leave-one-out", utility=given.utility, seed=seed
         )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Unpack
+from collections.abc import Callable, Sequence
 
 import torch
 
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.stages import Stage
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import DEFAULTS, Setup
 
 
 class OracleExclusion(ScreenedStrategy):
@@ -25,17 +27,43 @@ class OracleExclusion(ScreenedStrategy):
     ----------
     is_malicious : callable
         Tells of a client whether it misbehaves.
-    *flower, **base
+    stages, callbacks, setup, and Flower's arguments
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
         self,
         is_malicious: Callable[[ClientNode], bool],
-        *flower: Any,
-        **base: Unpack[BaseArguments],
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        stages: Sequence[Stage] | None = None,
+        callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
     ) -> None:
-        super().__init__(*flower, **base)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            stages=stages,
+            callbacks=callbacks,
+            setup=setup,
+        )
         self.is_malicious = is_malicious
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:

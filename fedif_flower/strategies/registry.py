@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from flwr.serverapp import strategy as flower
 from torch import nn
@@ -21,40 +21,47 @@ from fedif_flower.aggregators import (
     TrimmedMean,
 )
 from fedif_flower.aggregators.byzfl import PREFIX, ByzFL
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.registry import Registry
+from fedif_flower.registry import Registry, call_with
+from fedif_flower.stages import Stage
 from fedif_flower.strategies.afedsv import AFedSV
-from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.fedsv import FedSV
 from fedif_flower.strategies.flower_rule import FlowerRule
-from fedif_flower.strategies.fltrust import FLTrust
-from fedif_flower.strategies.influence_descent import InfluenceDescent
+from fedif_flower.strategies.fltrust import FLTrust, RootTraining
+from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.oracle import OracleExclusion
-from fedif_flower.strategies.own import own_strategy
 from fedif_flower.strategies.robust_rule import RobustRule, Rule
 from fedif_flower.strategies.s_fedavg import SFedAvg
+from fedif_flower.strategies.scored import Weighting
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import Setup
 from fedif_flower.strategies.shapfed import ShapFed
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Data, Task
-from fedif_flower.valuation import Validation
-from fedif_flower.valuation.objective import Metric
+from fedif_flower.valuation import InfluenceValuation, Validation
 from fedif_flower.valuation.score_guard import ScoreGuard
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 if TYPE_CHECKING:
     from fedif_flower.strategies.config import StrategyConfig
 
 
-class ShapleyArguments(TypedDict):
-    """The settings that every strategy with Shapley values shares."""
+class BaseArguments(TypedDict):
+    """What a run gives every strategy."""
 
-    shapley_estimator: str
-    shapley_samples: int
-    shapley_utility: Metric
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_available_nodes: int
+    stages: Sequence[Stage]
+    callbacks: Sequence[Callback]
+    setup: Setup
 
 
 @dataclass(frozen=True)
@@ -72,13 +79,26 @@ class StrategyParts:
     is_malicious: Callable[[ClientNode], bool]
     base: BaseArguments
 
-    @property
-    def shapley(self) -> ShapleyArguments:
-        """How Shapley values are estimated."""
-        return ShapleyArguments(
-            shapley_estimator=self.config.shapley_estimator,
-            shapley_samples=self.config.shapley_samples,
-            shapley_utility=self.config.shapley_utility,
+    def shapley(self, estimator: str | None = None) -> ShapleyValuation:
+        """Return how Shapley values are estimated; ``estimator`` in place of the run's own."""
+        return ShapleyValuation(
+            self.validation,
+            estimator=estimator or self.config.shapley_estimator,
+            num_samples=self.config.shapley_samples,
+            utility=self.config.shapley_utility,
+            seed=self.base["setup"].seed,
+        )
+
+    def weighting(self, initial: float) -> Weighting:
+        """Return how scores become weights, from those of members never seen on."""
+        return Weighting(
+            initial=initial,
+            round_normalization=self.config.round_normalization,
+            smooth_update=self.config.smooth_update,
+            bias_correction=self.config.bias_correction,
+            weight_scope=self.config.weight_scope,
+            num_clients=self.num_clients,
+            guard=self.guard,
         )
 
     @property
@@ -104,58 +124,32 @@ Builder = Callable[[StrategyParts], ScreenedStrategy]
 
 def _fedif(parts: StrategyParts) -> ScreenedStrategy:
     config = parts.config
-    return FedIF(
-        parts.validation,
-        gamma=config.gamma,
-        weight_normalization=config.weight_normalization,
-        round_normalization=config.round_normalization,
-        smooth_update=config.smooth_update,
-        bias_correction=config.bias_correction,
-        weight_scope=config.weight_scope,
-        guard=parts.guard,
-        num_clients=parts.num_clients,
-        **parts.base,
+    influence = InfluenceValuation(
+        parts.validation, weight_normalization=config.weight_normalization
     )
+    return FedIF(influence, gamma=config.gamma, weighting=parts.weighting(0.0), **parts.base)
 
 
 def _afedsv(parts: StrategyParts) -> ScreenedStrategy:
-    config = parts.config
-    return AFedSV(
-        parts.validation,
-        gamma=config.gamma,
-        round_normalization=config.round_normalization,
-        smooth_update=config.smooth_update,
-        bias_correction=config.bias_correction,
-        weight_scope=config.weight_scope,
-        guard=parts.guard,
-        num_clients=parts.num_clients,
-        **parts.shapley,
-        **parts.base,
-    )
+    gamma, weighting = parts.config.gamma, parts.weighting(0.5)
+    return AFedSV(parts.shapley(), gamma=gamma, weighting=weighting, **parts.base)
 
 
 def _fltrust(parts: StrategyParts) -> ScreenedStrategy:
-    return FLTrust(
-        parts.model, parts.root_data, None, task=parts.task, training=parts.training, **parts.base
-    )
+    root = RootTraining(parts.model, parts.root_data, task=parts.task, training=parts.training)
+    return FLTrust(root, **parts.base)
 
 
 def _leave_one_out(parts: StrategyParts) -> ScreenedStrategy:
-    config = parts.config
-    utility = parts.shapley["shapley_utility"]
-    return LeaveOneOut(parts.validation, gamma=config.gamma, shapley_utility=utility, **parts.base)
+    return LeaveOneOut(parts.shapley("leave-one-out"), gamma=parts.config.gamma, **parts.base)
 
 
 def _influence_descent(parts: StrategyParts) -> ScreenedStrategy:
     config = parts.config
-    return InfluenceDescent(
-        parts.validation,
-        descent_steps=config.descent_steps,
-        descent_examples=config.descent_examples,
-        relative_weights=config.relative_weights,
-        gamma=config.gamma,
-        **parts.base,
+    descent = DescentSettings(
+        config.descent_steps, config.descent_examples, config.relative_weights
     )
+    return InfluenceDescent(parts.validation, descent=descent, gamma=config.gamma, **parts.base)
 
 
 def _robust(rule: Callable[[StrategyConfig], Rule]) -> Builder:
@@ -193,8 +187,8 @@ _BUILT_IN: Mapping[str, Builder] = {
     "fedprox": lambda parts: FedProx(proximal_mu=parts.config.proximal_mu, **parts.base),
     "influence-descent": _influence_descent,
     "afedsv": _afedsv,
-    "fedsv": lambda parts: FedSV(parts.validation, **parts.shapley, **parts.base),
-    "s-fedavg": lambda parts: SFedAvg(parts.validation, **parts.shapley, **parts.base),
+    "fedsv": lambda parts: FedSV(parts.shapley(), **parts.base),
+    "s-fedavg": lambda parts: SFedAvg(parts.shapley(), **parts.base),
     "leave-one-out": _leave_one_out,
     "shapfed": lambda parts: ShapFed(parts.model, **parts.base),
     "fltrust": _fltrust,
@@ -210,6 +204,37 @@ _BUILT_IN: Mapping[str, Builder] = {
     "oracle": lambda parts: OracleExclusion(parts.is_malicious, **parts.base),
     **FLOWER_RULES,
 }
+
+
+# What a strategy of a package's own may name in its constructor, beside BaseArguments.
+_OFFERED = ("validation", "model", "task", "training", "num_clients")
+
+
+def own_strategy(name: str, found: Any) -> Builder:
+    """Return what builds a strategy of a package's own.
+
+    A :class:`ScreenedStrategy` gets the run's settings, and those of ``validation``, ``model``,
+    ``task``, ``training`` and ``num_clients`` that its constructor names. A strategy of Flower's
+    is wrapped in a :class:`FlowerRule`. A function gets the StrategyParts.
+    """
+
+    def build(parts: StrategyParts) -> ScreenedStrategy:
+        made: object
+        if isinstance(found, type) and issubclass(found, ScreenedStrategy):
+            offered = {key: getattr(parts, key) for key in _OFFERED}
+            made = call_with(f"strategy {name!r}", found, offered, parts.base)
+        elif isinstance(found, type) and issubclass(found, flower.FedAvg):
+            made = FlowerRule(found(), **parts.base)
+        else:
+            made = found(parts) if callable(found) else found
+        if not isinstance(made, ScreenedStrategy):
+            raise ConfigError(
+                f"strategy = {name!r} is of type {type(made).__name__}; allowed: a subclass of "
+                "fedif_flower.strategies.ScreenedStrategy, or a function (parts) that returns one"
+            )
+        return made
+
+    return build
 
 
 class _Strategies(Registry[Builder]):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, ValuationError, require
+from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import (
     Aggregation,
@@ -19,8 +19,10 @@ from fedif_flower.round import (
     combine_buffers,
     largest_counters,
 )
-from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.stages import Stage
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
 
 Rule = Callable[[RoundUpdates], Aggregation | Tensor]
@@ -40,7 +42,7 @@ class RobustRule(ScreenedStrategy):
         averaged, and no client has a weight of its own: NaN. A rule with ``state_dict`` and
         ``load_state_dict`` is part of checkpoints. Where its ``takes_one_model`` is true, the
         parameters of the one model with a weight are taken over bit for bit.
-    *flower, **base
+    stages, callbacks, setup, and Flower's arguments
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
 
     Examples
@@ -48,9 +50,40 @@ class RobustRule(ScreenedStrategy):
     >>> strategy = RobustRule(Median(), fraction_train=0.5)      # doctest: +SKIP
     """
 
-    def __init__(self, rule: Rule, *flower: Any, **base: Unpack[BaseArguments]) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        stages: Sequence[Stage] | None = None,
+        callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
+    ) -> None:
         require(callable(rule), "rule", rule, "a callable, such as Median()")
-        super().__init__(*flower, **base)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            stages=stages,
+            callbacks=callbacks,
+            setup=setup,
+        )
         self.rule = rule
         self.combines_updates = bool(getattr(rule, "gives_weights", False))
         takes_one = bool(getattr(rule, "takes_one_model", False))

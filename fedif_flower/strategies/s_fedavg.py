@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
 
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
-from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 _LEAST_CHANCE = 1e-12  # Of being drawn.
@@ -34,38 +34,55 @@ class SFedAvg(ScreenedStrategy):
 
     Parameters
     ----------
-    validation : Validation
-        The server's held-out set D' with model and loss.
+    validation : Validation or ShapleyValuation
+        The server's held-out set D' with model and loss; or how Shapley values are estimated on it.
+        Default: 50 permutations, of the accuracy.
     alpha : float
         Share of the old relevance that stays, in [0, 1).
-    shapley_estimator, shapley_samples, shapley_utility
-        As in :class:`~fedif_flower.strategies.afedsv.AFedSV`.
-    *flower, **base
+    stages, callbacks, setup, and Flower's arguments
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
     def __init__(
         self,
-        validation: Validation,
-        *flower: Any,
+        validation: Validation | ShapleyValuation,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
         alpha: float = 0.75,
-        shapley_estimator: str = "permutation",
-        shapley_samples: int = 50,
-        shapley_utility: Metric = "accuracy",
-        **base: Unpack[BaseArguments],
+        stages: Sequence[Stage] | None = None,
+        callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
     ) -> None:
         require(0.0 <= alpha < 1.0, "alpha", alpha, "0 <= alpha < 1")
-        base.setdefault("trainable_keys", validation.parameter_names)
-        base.setdefault("tied_keys", validation.tied_names)
-        super().__init__(*flower, **base)
-        self.validation = validation
-        self.valuation = ShapleyValuation(
-            validation,
-            estimator=shapley_estimator,
-            num_samples=shapley_samples,
-            utility=shapley_utility,
-            seed=self.seed,
+        require_kind(self, "validation", validation, Validation, ShapleyValuation)
+        if isinstance(validation, Validation):
+            validation = ShapleyValuation(validation, estimator="permutation", seed=setup.seed)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            stages=stages,
+            callbacks=callbacks,
+            setup=setup.naming(validation.parameter_names, validation.tied_names),
         )
+        self.valuation = validation
+        self.validation = validation.validation
         self.ledger = ScoreLedger(1.0 - alpha)
 
     @classmethod

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedif_flower.errors import require
+from fedif_flower.errors import ConfigError, require
+from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies.arguments import BaseArguments
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ScoreLedger, min_max
 from fedif_flower.valuation.score_guard import ScoreGuard
 
 
-class ScoredStrategy(ScreenedStrategy):
-    r"""Score a round's clients, smooth the scores over rounds, aggregate by them.
-
-    .. math:: \Psi = \mathrm{minmax}(\Phi), \quad
-              \Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma \Psi_i, \quad
-              p_i = \Omega_i / \sum_{j \in S_t} \Omega_j
+@dataclass(frozen=True)
+class Weighting:
+    r"""How scores become weights.
 
     Parameters
     ----------
-    valuation : Valuation
-        Gives the raw scores :math:`\Phi` of a round's clients.
-    gamma : float
-        Rate of the smooth update, in (0, 1].
     initial : float
         Weight score :math:`\Omega` of a client never seen, >= 0.
     round_normalization : bool
@@ -44,43 +40,105 @@ class ScoredStrategy(ScreenedStrategy):
         ``"participants"``: weights sum to 1 over the round's clients. ``"population"``: AFedSV's
         unbiased form over all K clients (see
         :meth:`~fedif_flower.valuation.ledger.ScoreLedger.population_weights`).
-    guard : ScoreGuard, optional
-        Options against scores that are farmed; ``None``: the paper's scores alone.
     num_clients : int, optional
         K for ``"population"``; default: every node seen so far.
-    *flower, **base
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`; ``trainable_keys`` and
-        ``tied_keys`` default to the valuation's own.
+    guard : ScoreGuard, optional
+        Options against scores that are farmed; ``None``: the paper's scores alone.
     """
+
+    initial: float = 0.0
+    round_normalization: bool = True
+    smooth_update: bool = True
+    bias_correction: bool = False
+    weight_scope: str = "participants"
+    num_clients: int | None = None
+    guard: ScoreGuard | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        known = self.weight_scope in WEIGHT_SCOPES
+        require(known, "weight_scope", self.weight_scope, ", ".join(WEIGHT_SCOPES))
+
+
+class ScoredStrategy(ScreenedStrategy):
+    r"""Score a round's clients, smooth the scores over rounds, aggregate by them.
+
+    .. math:: \Psi = \mathrm{minmax}(\Phi), \quad
+              \Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma \Psi_i, \quad
+              p_i = \Omega_i / \sum_{j \in S_t} \Omega_j
+
+    Parameters
+    ----------
+    validation : Validation or Valuation
+        Gives the raw scores :math:`\Phi` of a round's clients. A strategy with a valuation of its
+        own, such as FedIF, makes it of a Validation.
+    gamma : float
+        Rate of the smooth update, in (0, 1].
+    weighting : Weighting, optional
+        How scores become weights. Default: :attr:`default_weighting`, the paper's.
+    stages, callbacks, setup, and Flower's arguments
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+    """
+
+    default_weighting = Weighting()
 
     def __init__(
         self,
-        valuation: Valuation,
-        *flower: Any,
+        validation: Validation | Valuation,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
         gamma: float = 0.3,
-        initial: float = 0.0,
-        round_normalization: bool = True,
-        smooth_update: bool = True,
-        bias_correction: bool = False,
-        weight_scope: str = "participants",
-        guard: ScoreGuard | None = None,
-        num_clients: int | None = None,
-        **base: Unpack[BaseArguments],
+        weighting: Weighting | None = None,
+        stages: Sequence[Stage] | None = None,
+        callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
     ) -> None:
-        known = weight_scope in WEIGHT_SCOPES
-        require(known, "weight_scope", weight_scope, ", ".join(WEIGHT_SCOPES))
-        base.setdefault("trainable_keys", valuation.parameter_names)
-        base.setdefault("tied_keys", valuation.tied_names)
-        super().__init__(*flower, **base)
+        valuation = self.valued(validation, setup.seed)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            stages=stages,
+            callbacks=callbacks,
+            setup=setup.naming(valuation.parameter_names, valuation.tied_names),
+        )
+        weighting = self.default_weighting if weighting is None else weighting
+        self.weighting = weighting
         self.valuation = valuation
         self.validation = valuation.validation
         self.ledger = ScoreLedger(
-            gamma, initial=initial, smooth_update=smooth_update, bias_correction=bias_correction
+            gamma,
+            initial=weighting.initial,
+            smooth_update=weighting.smooth_update,
+            bias_correction=weighting.bias_correction,
         )
-        self.round_normalization = round_normalization
-        self.weight_scope = weight_scope
-        self.guard = guard
-        self.num_clients = num_clients
+        self.guard = weighting.guard
+
+    def valued(self, validation: Validation | Valuation, seed: int) -> Valuation:  # noqa: ARG002
+        """Return what scores a round; a subclass that has a valuation makes it of a Validation."""
+        if isinstance(validation, Validation) or not hasattr(validation, "score"):
+            own = type(self).__name__
+            raise ConfigError(
+                f"{own}: validation = {validation!r}; allowed: a Valuation, before Flower's own "
+                f"arguments, as in {own}(valuation, fraction_train=0.5)"
+            )
+        return validation
 
     @classmethod
     def default_stages(cls) -> list[Stage]:
@@ -108,7 +166,7 @@ class ScoredStrategy(ScreenedStrategy):
     def scoring(self) -> Scoring:
         """How the weight scores come about."""
         anchored = self.guard is not None and self.guard.anchored
-        return Scoring.of(self.ledger, min_max=self.round_normalization and not anchored)
+        return Scoring.of(self.ledger, min_max=self.weighting.round_normalization and not anchored)
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
         """Let the valuation begin while the clients train."""
@@ -117,7 +175,7 @@ class ScoredStrategy(ScreenedStrategy):
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]`` and the scores behind them."""
         scores, client_ids = self.valuation.score(updates), updates.client_ids
-        normalized = min_max(scores.values) if self.round_normalization else scores.values
+        normalized = min_max(scores.values) if self.weighting.round_normalization else scores.values
         if self.guard:
             normalized = self.guard.normalized(scores.values, normalized, updates.squared_norms)
         weight_scores = self.ledger.update(client_ids, normalized)
@@ -126,8 +184,8 @@ class ScoredStrategy(ScreenedStrategy):
             if scores.influences is not None
             else None
         )
-        if self.weight_scope == "population":
-            population = self.num_clients or len(self.nodes.known)
+        if self.weighting.weight_scope == "population":
+            population = self.weighting.num_clients or len(self.nodes.known)
             weights = self.ledger.population_weights(client_ids, population)
         else:
             weights = self.ledger.weights(client_ids)

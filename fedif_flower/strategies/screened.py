@@ -8,15 +8,15 @@ round.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -39,21 +39,27 @@ from fedif_flower.strategies.callbacks import Callback, admitted, tell
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
-from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify, NodeDirectory
+from fedif_flower.strategies.nodes import NodeDirectory
 from fedif_flower.strategies.reports import log_remarks, round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import Outcome, Step
 from fedif_flower.strategies.streaming import (
-    AggregationMode,
     StreamedRound,
     StreamRule,
     check_mode,
     streams,
 )
-from fedif_flower.strategies.summary import SettingsSummary
+from fedif_flower.strategies.summary import (
+    Settings,
+    constructor_signature,
+    given_settings,
+    log_settings,
+    shown_settings,
+)
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
 
@@ -62,7 +68,7 @@ _OF_ONE_MODEL = ("stages", "rule")
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
+class ScreenedStrategy(FlowerFedAvg):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
@@ -77,44 +83,20 @@ class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
         name any number > 0. The functions receive one RecordDict for each accepted reply, with
         every record but the model's arrays; by default, the mean of each metric is taken
         (see :func:`~fedif_flower.messages.means.average_metrics`).
-    trainable_keys : sequence of str, optional
-        Names of the trainable parameters, in the order of the vector [d]; other floating-point
-        arrays never enter norms, distances or influences. ``None``: all floating-point arrays.
-    tied_keys : mapping of str to str, optional
-        Second names of arrays (tied weights), and their first names; a reply in which the two
-        differ is refused.
-    seed : int
-        Clients are drawn from (seed, round).
-    identify : callable, optional
-        Names nodes (see :class:`~fedif_flower.strategies.nodes.NodeDirectory`).
-    node_timeout : float
-        Seconds to wait for ``min_train_nodes``, and before the first round for
-        ``min_available_nodes`` as well.
-    min_valid_replies : int
-        With fewer, the round fails: the old model is kept.
-    max_failed_rounds : int
-        The run stops with an error where more than half of the members gave no usable reply this
-        many times in a row that they were asked, and after this many rounds in a row that failed
-        although replies were usable (see
-        :class:`~fedif_flower.strategies.failures.MemberFailures`).
-    max_paused_turns : int
-        Members that err again and again are not asked for at most so many of their turns, >= 0.
-    max_num_examples, max_examples_ratio : float
-        A client that claims more examples is refused; one that claims more than this many times
-        the round's median, >= 1, counts for so many. 0: no such bound.
     stages : sequence of Stage, optional
         What happens to a round before and after it is weighed, in this order, such as
         ``[Clip(2.0), LossBound(), ServerMomentum(0.5)]`` (see :mod:`fedif_flower.stages`). Default:
         :meth:`default_stages`, none unless the strategy says otherwise.
-    aggregation : {"stacked", "streaming", "auto"}
-        Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
-    device : str or torch.device
-        Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
     callbacks : sequence of Callback
         See :class:`~fedif_flower.strategies.callbacks.Callback`.
+    setup : Setup
+        What is the same for every strategy: seed, device, limits
+        (see :class:`~fedif_flower.strategies.setup.Setup`).
     """
 
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
+    __signature__: inspect.Signature
+    settings: Settings  # What the constructor was called with.
     can_stream = False  # Whether stream_rule is there.
     keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
 
@@ -131,20 +113,9 @@ class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
-        trainable_keys: Sequence[str] | None = None,
-        tied_keys: Mapping[str, str] | None = None,
-        seed: int = 0,
-        identify: Identify | None = None,
-        node_timeout: float = NODE_TIMEOUT,
-        min_valid_replies: int = 1,
-        max_failed_rounds: int = 3,
-        max_paused_turns: int = 63,
-        max_num_examples: float = 10_000_000,
-        max_examples_ratio: float = 10.0,
         stages: Sequence[Stage] | None = None,
-        aggregation: AggregationMode = "stacked",
-        device: str | torch.device = "auto",
         callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
     ) -> None:
         super().__init__(
             fraction_train=fraction_train,
@@ -159,23 +130,41 @@ class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or average_metrics,
         )
         self.stages = Stages(self.default_stages() if stages is None else stages)
-        self.model = GlobalModel(trainable_keys, tied_keys, self.stages)
-        self.seed = seed
-        self.nodes = NodeDirectory(identify, node_timeout)
-        self.min_valid_replies = min_valid_replies
-        self.limits = ReplyLimits(weighted_by_key, max_num_examples, max_examples_ratio)
-        self.device = select_device(device)
+        self.setup = setup
+        self.seed = setup.seed
+        self.device = select_device(setup.device)
+        self.model = GlobalModel(setup.trainable_keys, setup.tied_keys, self.stages)
+        self.nodes = NodeDirectory(setup.identify, setup.node_timeout)
+        self.limits = ReplyLimits(weighted_by_key, setup.max_num_examples, setup.max_examples_ratio)
         self.history = History()
         self.callbacks = list(callbacks)
-        self.failures = MemberFailures(max_failed_rounds, max_paused_turns)
-        self.aggregation = aggregation
+        self.failures = MemberFailures(setup.max_failed_rounds, setup.max_paused_turns)
         self.completed_rounds = 0  # By earlier processes.
         self._online: list[ClientNode] = []
         self._asked: dict[int, ClientNode] = {}
         self._asked_to_evaluate: tuple[int, ...] = ()
         self._started = 0.0
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show the constructor's signature, not that of :meth:`__new__`."""
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = constructor_signature(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remember what the constructor is called with."""
+        strategy = super().__new__(cls)
+        strategy.settings = given_settings(cls, args, kwargs)
+        return strategy
+
     # -- what a strategy says of itself
+
+    def __repr__(self) -> str:
+        """Name the class and the arguments that it was called with."""
+        return f"{type(self).__name__}({', '.join(shown_settings(self.settings))})"
+
+    def summary(self) -> None:
+        """Log every setting, as Flower's strategies do."""
+        log_settings(self)
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -254,7 +243,7 @@ class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
         See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid` and
         :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
-        check_mode(self.aggregation, self._obstacle())
+        check_mode(self.setup.aggregation, self._obstacle())
         self.begin(initial_arrays)
         for callback in self.callbacks:
             callback.on_start(self)
@@ -358,9 +347,9 @@ class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
         log_remarks(report)
         tell((self.history, *self.callbacks), outcome.step, report)
         if not blamed:
-            enough = len(screening.accepted) >= self.min_valid_replies
+            enough = len(screening.accepted) >= self.setup.min_valid_replies
             asked = self._asked.values()
-            # That replies lead nowhere is not counted: clients could end the run by it.
+            # A round whose replies lead nowhere is not counted: clients could end the run by such.
             failed = enough and outcome.aggregation is None
             self.failures.update(server_round, screening, asked, self._online, failed=failed)
         if outcome.reason:
@@ -425,7 +414,7 @@ class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
         """Return what takes the updates of the round that was asked for, if they are summed."""
         layout = self.model.layout
         num_bytes = len(self._asked) * layout.num_params * layout.dtype.itemsize
-        streaming = streams(self.aggregation, num_bytes, self._obstacle())
+        streaming = streams(self.setup.aggregation, num_bytes, self._obstacle())
         self.workspace.streaming = streaming
         return StreamedRound(lambda: self.stream_rule(server_round)) if streaming else None
 
@@ -447,8 +436,8 @@ class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
         accepted = screening.accepted
         if blamed:
             return self._failed(server_round, "most clients fail on this model", suspect=True)
-        if len(accepted) < self.min_valid_replies:
-            reason = f"{len(accepted)} valid replies, {self.min_valid_replies} needed"
+        if len(accepted) < self.setup.min_valid_replies:
+            reason = f"{len(accepted)} valid replies, {self.setup.min_valid_replies} needed"
             # Where nonsense is all that came, the model that was sent may be why.
             nonsense = not accepted and screening.num_failed < len(screening.refused)
             return self._failed(server_round, reason, suspect=nonsense, level=logging.WARNING)
@@ -483,6 +472,9 @@ class ScreenedStrategy(SettingsSummary, FlowerFedAvg):
         reason = printable(reason)
         logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
         return Outcome(self.model.take_back() if suspect else None, None, reason)
+
+
+ScreenedStrategy.__signature__ = constructor_signature(ScreenedStrategy)
 
 
 def _why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:

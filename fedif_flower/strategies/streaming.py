@@ -65,7 +65,7 @@ class StreamedRound:
         return len(self._notes)
 
     def take(self, reply: AcceptedReply, update: Tensor) -> None:
-        """Add a reply's update ``[d]``; an error of the rule itself is kept for later."""
+        """Add a reply's update ``[d]``; :meth:`summed` raises what the rule raises here."""
         if self._error is not None:
             return
         try:

@@ -19,8 +19,9 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, combine
 from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
-from fedif_flower.strategies.influence_descent import InfluenceDescent
+from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
@@ -128,13 +129,17 @@ class AsRun:
 
 
 STRATEGIES: Mapping[str, Callable[[Validation], Rule]] = {
-    "FedAvg": lambda validation: AsRun(FedAvg(device=validation.device)),
-    "FedIF": lambda validation: AsRun(FedIF(validation, device=validation.device)),
+    "FedAvg": lambda validation: AsRun(FedAvg(setup=Setup(device=validation.device))),
+    "FedIF": lambda validation: AsRun(FedIF(validation, setup=Setup(device=validation.device))),
     "influence descent": lambda validation: AsRun(
-        InfluenceDescent(validation, device=validation.device)
+        InfluenceDescent(validation, setup=Setup(device=validation.device))
     ),
     "influence descent, relative weights": lambda validation: AsRun(
-        InfluenceDescent(validation, relative_weights=True, device=validation.device)
+        InfluenceDescent(
+            validation,
+            descent=DescentSettings(relative=True),
+            setup=Setup(device=validation.device),
+        )
     ),
 }
 

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from fedif_flower import FedIF, Validation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.simulation import run_on_ray
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from quickstart import task
@@ -33,9 +34,8 @@ def learn(grid: LocalGrid) -> None:
     strategy = FedIF(
         Validation(model, validation_loader, batch_loss=batch_loss, device="cpu"),
         fraction_evaluate=1.0,
-        device="cpu",
-        max_paused_turns=0,  # Both are refused in every round.
         callbacks=[OnRound(reports.append)],
+        setup=Setup(device="cpu", max_paused_turns=0),
     )
     result = strategy.start(
         grid=grid,

@@ -9,6 +9,7 @@ from fedif_flower import FedIF, ShowRounds
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.round_progress import RoundProgress
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from tests.strategies.lines import Movers, Threshold, threshold_validation
 
 
@@ -47,8 +48,8 @@ def test_a_notebook_sees_one_line_a_round_in_place_of_flowers(capsys, caplog):
         strategy = FedIF(
             threshold_validation(),
             fraction_evaluate=0.0,
-            device="cpu",
             callbacks=[ShowRounds(every=2)],
+            setup=Setup(device="cpu"),
         )
         grid = LocalGrid(Movers([[1.0], [2.0]]), 2)
         strategy.start(

@@ -13,12 +13,16 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.trackers import TRACKERS, Tracker, build_trackers
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from tests.strategies.lines import Movers, Threshold, threshold_validation
 
 
 def play(*callbacks: Tracker) -> FedIF:
     strategy = FedIF(
-        threshold_validation(), fraction_evaluate=0.0, device="cpu", callbacks=callbacks
+        threshold_validation(),
+        fraction_evaluate=0.0,
+        callbacks=callbacks,
+        setup=Setup(device="cpu"),
     )
     grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
     strategy.start(

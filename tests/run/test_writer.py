@@ -9,13 +9,14 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from tests.strategies.lines import Movers, Threshold, threshold_validation
 
 
 def written(directory, rounds=3, **arguments) -> RunWriter:
     writer = RunWriter(directory, **arguments)
     strategy = FedIF(
-        threshold_validation(), fraction_evaluate=0.0, device="cpu", callbacks=[writer]
+        threshold_validation(), fraction_evaluate=0.0, callbacks=[writer], setup=Setup(device="cpu")
     )
     grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
     strategy.start(grid, model_arrays(Threshold()), num_rounds=rounds)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from fedif_flower import FedAvg, PathAttribution, Validation
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.attributed import RoundAttribution
 from tests.strategies.hostile import Clients
 from tests.strategies.lines import Movers, point
@@ -30,14 +33,18 @@ def attributed(strategy_of, movers: Movers | Clients, rounds: int = 1, rule: str
     """Run rounds and return what was attributed."""
     held_out = validation()
     callback = PathAttribution(held_out, rule)
-    strategy = strategy_of(held_out, callbacks=[callback], fraction_evaluate=0.0, device="cpu")
+    strategy = strategy_of(
+        held_out, callbacks=[callback], fraction_evaluate=0.0, setup=Setup(device="cpu")
+    )
     grid = LocalGrid(movers, len(getattr(movers, "steps", [0, 0, 0])))
     strategy.start(grid, model_arrays(point()), num_rounds=rounds)
     return callback
 
 
 def fedavg(held_out: Validation, **base) -> FedAvg:
-    return FedAvg(trainable_keys=held_out.parameter_names, **base)
+    return FedAvg(
+        **base | {"setup": replace(base["setup"], trainable_keys=held_out.parameter_names)}
+    )
 
 
 def values(found: RoundAttribution) -> list[float]:

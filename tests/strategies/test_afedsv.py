@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedif_flower import AFedSV, FedIF, LeaveOneOut
+from fedif_flower.strategies import Setup, Weighting
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.lines import (
     SHAPLEY,
@@ -15,11 +18,11 @@ from tests.strategies.lines import (
     threshold_validation,
 )
 
-BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
 
 
 def test_afedsv_by_hand():
-    strategy = AFedSV(threshold_validation(), shapley_estimator="exact", **BASE)
+    strategy = AFedSV(ShapleyValuation(threshold_validation(), estimator="exact"), **BASE)
     params, (report,) = play(strategy, Threshold(), Movers(STEPS))
     assert column(report, "score") == pytest.approx(SHAPLEY)
     normalized = [1.0, 15 / 21, 0.0]  # (5 + 10) / (11 + 10)
@@ -35,7 +38,9 @@ def test_afedsv_by_hand():
 
 
 def test_afedsv_smooths_over_rounds():
-    strategy = AFedSV(threshold_validation(), shapley_estimator="exact", gamma=0.5, **BASE)
+    strategy = AFedSV(
+        ShapleyValuation(threshold_validation(), estimator="exact"), gamma=0.5, **BASE
+    )
     _, reports = play(strategy, Threshold(), Movers(STEPS), rounds=2)
     first, second = (column(report, "weight_score") for report in reports)
     psi = column(reports[1], "normalized")
@@ -45,10 +50,8 @@ def test_afedsv_smooths_over_rounds():
 def test_afedsv_population_weights_by_hand():
     # K = 6: three clients are never seen and count as 0.5 each.
     strategy = AFedSV(
-        threshold_validation(),
-        shapley_estimator="exact",
-        weight_scope="population",
-        num_clients=6,
+        ShapleyValuation(threshold_validation(), estimator="exact"),
+        weighting=Weighting(initial=0.5, weight_scope="population", num_clients=6),
         **BASE,
     )
     _, (report,) = play(strategy, Threshold(), Movers(STEPS))
@@ -60,8 +63,8 @@ def test_afedsv_population_weights_by_hand():
 def test_afedsv_and_fedif_differ_in_valuation_and_start_alone():
     afedsv, fedif = (kind(threshold_validation(), **BASE) for kind in (AFedSV, FedIF))
     assert isinstance(afedsv.valuation, ShapleyValuation)
-    same = ("round_normalization", "weight_scope", "num_clients", "seed")
-    assert [getattr(afedsv, name) for name in same] == [getattr(fedif, name) for name in same]
+    assert replace(afedsv.weighting, initial=0.0) == fedif.weighting
+    assert afedsv.seed == fedif.seed
     assert (afedsv.ledger.gamma, fedif.ledger.gamma) == (0.3, 0.3)
     assert (afedsv.ledger.initial, fedif.ledger.initial) == (0.5, 0.0)
 
@@ -73,7 +76,10 @@ def test_evaluation_counts_reach_the_report():
         _, (report,) = play(strategy, Threshold(), movers)
         return report.evaluations
 
-    assert evaluations(AFedSV(threshold_validation(), shapley_estimator="exact", **BASE)) == 1024
+    assert (
+        evaluations(AFedSV(ShapleyValuation(threshold_validation(), estimator="exact"), **BASE))
+        == 1024
+    )
     assert 300 < evaluations(AFedSV(threshold_validation(), **BASE)) < 600
     assert evaluations(LeaveOneOut(threshold_validation(), **BASE)) == 11
     assert evaluations(FedIF(threshold_validation(), **BASE)) == 1

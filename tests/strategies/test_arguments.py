@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
-from fedif_flower import RFA, AFedSV, FedIF, FedProx, Krum, SFedAvg
+from fedif_flower import RFA, FedIF, FedProx, Krum, SFedAvg
+from fedif_flower import strategies as room
 from fedif_flower.errors import FedIFError
+from fedif_flower.strategies import DescentSettings, Setup, Weighting
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.lines import threshold_validation
 
 REFUSED: list[tuple[type, dict[str, object], str]] = [
-    (FedIF, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, population"),
+    (Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, population"),
     (FedIF, {"gamma": 1.5}, "gamma is 1.5; allowed: 0 < gamma <= 1"),
-    (AFedSV, {"shapley_utility": "f1"}, "shapley_utility = 'f1'; allowed: accuracy, loss, score"),
-    (AFedSV, {"shapley_samples": 0}, "shapley_samples = 0; allowed: >= 1"),
+    (ShapleyValuation, {"utility": "f1"}, "utility = 'f1'; allowed: accuracy, loss, score"),
+    (ShapleyValuation, {"num_samples": 0}, "num_samples = 0; allowed: >= 1"),
+    (DescentSettings, {"steps": 0}, "steps = 0; allowed: >= 1"),
+    (Setup, {"min_valid_replies": 0}, "min_valid_replies = 0; allowed: >= 1"),
+    (Setup, {"max_paused_turns": -1}, "max_paused_turns = -1; allowed: >= 0"),
     (SFedAvg, {"alpha": 1.0}, "alpha = 1.0; allowed: 0 <= alpha < 1"),
     (FedProx, {"proximal_mu": -1.0}, "proximal_mu = -1.0; allowed: >= 0"),
     (FedProx, {"proximal_mu": float("nan")}, "proximal_mu = nan; allowed: >= 0"),
@@ -28,7 +35,20 @@ REFUSED: list[tuple[type, dict[str, object], str]] = [
 
 @pytest.mark.parametrize(("kind", "arguments", "message"), REFUSED)
 def test_a_refused_argument_is_named_as_it_is_passed(kind: Any, arguments, message):
-    needed = [threshold_validation()] if kind in (FedIF, AFedSV, SFedAvg) else []
+    needed = [threshold_validation()] if kind in (FedIF, ShapleyValuation, SFedAvg) else []
     with pytest.raises(FedIFError) as caught:
         kind(*needed, **arguments)
     assert str(caught.value) == message
+
+
+STRATEGIES = [
+    kind for name in room.__all__ if issubclass(kind := getattr(room, name), room.ScreenedStrategy)
+]
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_strategy_has_few_arguments_and_ancestors(kind: Any):
+    parameters = inspect.signature(kind).parameters.values()
+    assert len(parameters) <= 16
+    assert not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    assert len(kind.__mro__) - 2 <= 5  # Without itself and object; three are Flower's.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,8 +15,10 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, NearestNeighbours
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.registry import STRATEGIES
+from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.attributing import (
     ROUNDING,
     attributed,
@@ -70,9 +74,9 @@ class Counted(Validation):
 def test_fedif_takes_no_gradient_twice(rule, more, overlap):
     targets = torch.tensor([[4.0], [2.0]])
     held_out = Counted(point(), torch.eye(2), targets, loss_fn=squared, device="cpu")
-    base = {"fraction_evaluate": 0.0, "device": "cpu", "stages": ()}
+    base = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
     callback = PathAttribution(held_out, rule)
-    strategy = FedIF(held_out, overlap=overlap, callbacks=[callback], **base)
+    strategy = FedIF(InfluenceValuation(held_out, overlap=overlap), callbacks=[callback], **base)
     movers = Movers([[0.5, 0.1], [0.1, 0.4], [-0.1, 0.2]])
     strategy.start(LocalGrid(movers, 3), model_arrays(point()), num_rounds=4)
     assert held_out.passes == 4 + more
@@ -90,7 +94,9 @@ def test_an_adaptive_rule_is_refined_until_contributions_add_up():
             point(), torch.eye(2), torch.tensor([[1.0], [2.0]]), loss_fn=waves, device="cpu"
         )
         callback = PathAttribution(held_out, rule)
-        strategy = fedavg(held_out, callbacks=[callback], fraction_evaluate=0.0, device="cpu")
+        strategy = fedavg(
+            held_out, callbacks=[callback], fraction_evaluate=0.0, setup=Setup(device="cpu")
+        )
         movers = Movers([[4.0, 0.0], [0.0, 6.0]])
         strategy.start(LocalGrid(movers, 2), model_arrays(point()), num_rounds=1)
         (found[rule],) = callback.rounds
@@ -132,7 +138,10 @@ def test_a_round_that_leads_nowhere_is_nobodys():
 def test_krum_attributes_to_the_one_it_chose():
     movers = Movers([[1.0, 0.0], [1.1, 0.0], [0.0, 5.0]])
     callback = attributed(
-        lambda v, **base: RobustRule(Krum(), trainable_keys=v.parameter_names, **base), movers
+        lambda v, **base: RobustRule(
+            Krum(), **base | {"setup": replace(base["setup"], trainable_keys=v.parameter_names)}
+        ),
+        movers,
     )
     (found,) = callback.rounds
     chosen = [c.coefficient for c in found.clients]
@@ -152,7 +161,10 @@ def test_a_rule_without_coefficients_is_refused_before_any_client_works():
 
     with pytest.raises(ConfigError, match="FlowerRule combines coordinate by coordinate"):
         attributed(
-            lambda v, **base: FlowerRule(FedMedian(), trainable_keys=v.parameter_names, **base),
+            lambda v, **base: FlowerRule(
+                FedMedian(),
+                **base | {"setup": replace(base["setup"], trainable_keys=v.parameter_names)},
+            ),
             Clients(dict.fromkeys(range(3), count)),
         )
     assert not asked
@@ -166,14 +178,19 @@ def test_a_merge_that_tells_no_coefficients_is_refused():
 
     with pytest.raises(ConfigError, match=r"Own does not say .* \(Aggregation.applied\)"):
         attributed(
-            lambda v, **base: Own(trainable_keys=v.parameter_names, **base),
+            lambda v, **base: Own(
+                **base | {"setup": replace(base["setup"], trainable_keys=v.parameter_names)}
+            ),
             Movers([[1.0, 0.0]] * 3),
         )
 
 
 def test_another_vector_than_the_validation_sets_is_refused():
     with pytest.raises(ConfigError, match=r"trainable_keys=validation\.parameter_names"):
-        attributed(lambda v, **base: FedAvg(trainable_keys=[], **base), Movers([[1.0, 0.0]] * 3))
+        attributed(
+            lambda v, **base: FedAvg(**base | {"setup": replace(base["setup"], trainable_keys=[])}),
+            Movers([[1.0, 0.0]] * 3),
+        )
 
 
 def test_a_rule_that_is_not_there_is_refused():
@@ -196,7 +213,9 @@ def test_changes_of_buffers_are_the_remainder():
     )
     callback = PathAttribution(held_out, "trapezoid")
     strategy = FedAvg(
-        trainable_keys=["weight"], fraction_evaluate=0.0, device="cpu", callbacks=[callback]
+        fraction_evaluate=0.0,
+        callbacks=[callback],
+        setup=Setup(trainable_keys=["weight"], device="cpu"),
     )
     # Every client adds 1 to both: the loss falls from (0 - 4)^2 to (2 - 4)^2, half by each.
     clients = Clients(dict.fromkeys(range(3), lambda message, _: step_reply(message, 1.0)))
@@ -217,10 +236,9 @@ def test_classes_add_up_to_the_contribution():
     held_out = class_validation()
     callback = PathAttribution(held_out, "simpson", per_class=True)
     strategy = FedAvg(
-        trainable_keys=held_out.parameter_names,
         fraction_evaluate=0.0,
-        device="cpu",
         callbacks=[callback],
+        setup=Setup(trainable_keys=held_out.parameter_names, device="cpu"),
     )
     generator = np.random.default_rng(0)
     steps = generator.normal(size=(3, 9)).tolist()

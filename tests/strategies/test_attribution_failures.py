@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fedif_flower import FedAvg, PathAttribution, Validation
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import ServerMomentum
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback
 from tests.strategies.attributing import (
     ROUNDING,
@@ -44,7 +46,13 @@ class Failing(Movers):
 
 def test_a_failed_round_has_no_clients_and_no_decrease():
     movers = Failing([[1.0, 0.5], [0.5, 1.0], [0.0, 0.0]], failing=range(1))
-    callback = attributed(lambda v, **base: fedavg(v, min_valid_replies=3, **base), movers, 3)
+    callback = attributed(
+        lambda v, **base: fedavg(
+            v, **base | {"setup": replace(base["setup"], min_valid_replies=3)}
+        ),
+        movers,
+        3,
+    )
     first, failed, last = callback.rounds
     assert failed.clients == ()
     assert failed.decrease == failed.attributed == failed.remainder == 0.0
@@ -77,7 +85,9 @@ def test_a_loss_that_is_not_finite_is_nobodys(caplog):
     held_out = Validation(Overflows(), torch.eye(2), targets, loss_fn=squared, device="cpu")
     callback = PathAttribution(held_out, "trapezoid")
     strategy = FedAvg(
-        trainable_keys=["weight"], fraction_evaluate=0.0, device="cpu", callbacks=[callback]
+        fraction_evaluate=0.0,
+        callbacks=[callback],
+        setup=Setup(trainable_keys=["weight"], device="cpu"),
     )
     with caplog.at_level(logging.ERROR):
         strategy.start(
@@ -102,7 +112,10 @@ def test_a_step_that_is_taken_back_is_nobodys(caplog):
     held_out = validation()
     callback = PathAttribution(held_out, "trapezoid")
     strategy = fedavg(
-        held_out, fraction_evaluate=0.0, device="cpu", callbacks=[callback, TakesBack()]
+        held_out,
+        fraction_evaluate=0.0,
+        callbacks=[callback, TakesBack()],
+        setup=Setup(device="cpu"),
     )
     strategy.start(LocalGrid(Movers([[1.0, 1.0]] * 3), 3), model_arrays(point()), num_rounds=2)
     first, second = callback.rounds

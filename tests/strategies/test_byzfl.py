@@ -17,11 +17,11 @@ from fedif_flower.attacks.alie import Alie
 from fedif_flower.attacks.ipm import InnerProductManipulation
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.strategies import ByzFL, RobustRule
+from fedif_flower.strategies import ByzFL, RobustRule, Setup
 from fedif_flower.strategies.registry import STRATEGIES
 from tests.strategies.lines import Movers, play, point
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 UPDATES = torch.randn(9, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 CENTRE = torch.zeros(40, dtype=torch.float64)
 

@@ -12,7 +12,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip
-from fedif_flower.strategies import FlowerRule
+from fedif_flower.strategies import FlowerRule, Setup
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.test_registry import Spoiler, config, run
 
@@ -22,10 +22,9 @@ def test_parameters_and_buffers_by_hand():
 
     honest = {i: lambda message, _: step_reply(message, 1.0) for i in (0, 2, 3)}
     strategy = FedAvg(
-        trainable_keys=["0.weight", "0.bias"],
         fraction_evaluate=0.0,
         stages=[Clip(2.0)],
-        device="cpu",
+        setup=Setup(trainable_keys=["0.weight", "0.bias"], device="cpu"),
     )
     arrays = model_arrays(model)
     before = {name: array.numpy().copy() for name, array in arrays.items()}

@@ -9,6 +9,7 @@ from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import ServerMomentum
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.attributed import round_from
 from fedif_flower.valuation.credit import CreditBounds
 from tests.strategies.attributing import ROUNDING, validation
@@ -21,11 +22,10 @@ def run(movers, rounds=1, *, momentum=0.0, **bounds):
     held_out = validation()
     callback = PathAttribution(held_out, "trapezoid", bounds=CreditBounds(**bounds))
     strategy = FedAvg(
-        trainable_keys=held_out.parameter_names,
         callbacks=[callback],
         fraction_evaluate=0.0,
-        device="cpu",
         stages=[ServerMomentum(momentum)] if momentum else (),
+        setup=Setup(trainable_keys=held_out.parameter_names, device="cpu"),
     )
     strategy.start(LocalGrid(movers, 3), model_arrays(point()), num_rounds=rounds)
     return callback

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord
 from fedif_flower import FedAvg
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.sampling import sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
@@ -29,8 +30,8 @@ def run(erring, num_nodes, rounds, clients=None, kind=explode, **settings):
         **{
             "fraction_evaluate": 0.0,
             "min_train_nodes": 1,
-            "device": "cpu",
             "callbacks": [OnRound(reports.append)],
+            "setup": Setup(device="cpu"),
         }
         | settings
     )
@@ -50,7 +51,7 @@ def asked(reports):
 @pytest.mark.parametrize("seed", range(3))
 def test_two_fifths_that_only_err_do_not_end_a_long_run(kind, seed):
     # Of 25 members 10 err. Before, three rounds in a row in which most of ten erred ended a run.
-    reports, _, error = run(10, 25, 100, kind=kind, fraction_train=0.4, seed=seed)
+    reports, _, error = run(10, 25, 100, kind=kind, fraction_train=0.4, setup=Setup(seed=seed))
     assert error == ""
     assert len(reports) == 100
     # Hardly any round is lost to them, and they are asked far less often than two times in five.
@@ -60,7 +61,7 @@ def test_two_fifths_that_only_err_do_not_end_a_long_run(kind, seed):
 
 
 def test_nor_where_rounds_are_so_small_that_some_are_all_errors():
-    reports, _, error = run(4, 10, 100, fraction_train=0.2, seed=1)
+    reports, _, error = run(4, 10, 100, fraction_train=0.2, setup=Setup(seed=1))
     assert (error, len(reports)) == ("", 100)
     assert sum(report.failed for report in reports) < 10
 
@@ -80,7 +81,7 @@ def test_pauses_double():
 
 @pytest.mark.parametrize(("longest", "expected"), [(0, range(1, 9)), (1, [1, 2, 4, 6, 8])])
 def test_pauses_have_a_bound(longest, expected):
-    reports, _, _ = run(1, 5, 8, max_paused_turns=longest)
+    reports, _, _ = run(1, 5, 8, setup=Setup(device="cpu", max_paused_turns=longest))
     assert [t + 1 for t, members in enumerate(asked(reports)) if 0 in members] == list(expected)
 
 
@@ -125,7 +126,7 @@ def test_what_the_server_remembers_goes_on_after_a_restart():
 
 
 def test_where_nobody_errs_the_draw_is_the_one_it_was():
-    reports, strategy, _ = run(0, 20, 5, fraction_train=0.3, seed=4)
+    reports, strategy, _ = run(0, 20, 5, fraction_train=0.3, setup=Setup(seed=4))
     nodes = strategy.nodes.online(LocalGrid(Clients(), 20), 20)
     for report in reports:
         drawn = sample_clients(nodes, 0.3, 1, 4, report.server_round)

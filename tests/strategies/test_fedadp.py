@@ -5,10 +5,10 @@ import math
 import pytest
 
 from fedif_flower import FedAdp
-from fedif_flower.strategies import RobustRule
+from fedif_flower.strategies import RobustRule, Setup
 from tests.strategies.lines import Movers, column, play, point
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
 def gompertz(angle: float, alpha: float = 5.0) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -26,8 +28,9 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import ServerMomentum
-from fedif_flower.strategies import CentredClipping, RobustRule
+from fedif_flower.strategies import CentredClipping, RobustRule, RootTraining, Setup, Weighting
 from fedif_flower.strategies.flower_rule import FlowerRule
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import Clients, step_reply
 
 ROWS, LABELS = torch.eye(4), torch.tensor([0, 1, 2, 0])
@@ -56,14 +59,13 @@ STRATEGIES = {
     "LeaveOneOut": lambda model, **base: LeaveOneOut(judge(model), **base),
     "SFedAvg": lambda model, **base: SFedAvg(judge(model), **base),
     "ShapFed": lambda model, **base: ShapFed(model, **base),
-    "FLTrust": lambda model, **base: FLTrust(model, ROWS, LABELS, **base),
+    "FLTrust": lambda model, **base: FLTrust(RootTraining(model, ROWS, LABELS), **base),
     "PathAttribution": lambda model, **base: FedAvg(
-        trainable_keys=judge(model).parameter_names,
         callbacks=[PathAttribution(judge(model))],
-        **base,
+        **base | {"setup": replace(base["setup"], trainable_keys=judge(model).parameter_names)},
     ),
 }
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -95,13 +97,17 @@ def test_an_array_that_the_model_does_not_have_is_refused_before_the_first_round
         (InfluenceDescent, "validation = 0.5; allowed: a Validation"),
         (SFedAvg, "validation = 0.5; allowed: a Validation"),
         (ShapFed, "model = 0.5; allowed: a Module"),
-        (FLTrust, "model = 0.5; allowed: a Module"),
+        (FLTrust, "root = 0.5; allowed: a RootTraining"),
     ],
 )
 def test_flower_s_first_argument_in_place_of_what_judges(kind, name):
-    more = (ROWS, LABELS) if kind is FLTrust else ()
     with pytest.raises(ConfigError, match=rf"{kind.__name__}: {name}.*fraction_train=0\.5"):
-        kind(0.5, *more)
+        kind(0.5)
+
+
+def test_data_without_a_model_are_no_root_training():
+    with pytest.raises(ConfigError, match=r"model = 0\.5; allowed: a Module"):
+        RootTraining(0.5, ROWS, LABELS)
 
 
 @pytest.mark.parametrize("kind", [">f4", ">f8"])
@@ -132,10 +138,12 @@ def run(strategy, arrays: ArrayRecord, rounds: int = 3) -> list[list[float]]:
 
 
 AGAIN = {
-    "FedIF": lambda: FedIF(judge(), smooth_update=False, **BASE),
+    "FedIF": lambda: FedIF(judge(), weighting=Weighting(smooth_update=False), **BASE),
     "momentum": lambda: FedAvg(stages=[ServerMomentum(0.9)], **BASE),
     "last step": lambda: RobustRule(CentredClipping(), **BASE),
-    "optimiser": lambda: FlowerRule(flower.FedAdam(), trainable_keys=["weight", "bias"], **BASE),
+    "optimiser": lambda: FlowerRule(
+        flower.FedAdam(), **BASE | {"setup": Setup(trainable_keys=["weight", "bias"], device="cpu")}
+    ),
 }
 
 
@@ -187,11 +195,15 @@ def test_with_a_model_of_other_arrays_a_strategy_is_not_used_again(other, words)
 
 IN_HALF = {
     "FedIF": lambda judge, **base: FedIF(judge, **base),
-    "streaming": lambda judge, **base: FedIF(judge, aggregation="streaming", stages=(), **base),
+    "streaming": lambda judge, **base: FedIF(
+        judge, stages=(), **base | {"setup": replace(base["setup"], aggregation="streaming")}
+    ),
     "InfluenceDescent": lambda judge, **base: InfluenceDescent(judge, **base),
-    "AFedSV": lambda judge, **base: AFedSV(judge, shapley_utility="loss", **base),
+    "AFedSV": lambda judge, **base: AFedSV(ShapleyValuation(judge, utility="loss"), **base),
     "ShapFed": lambda judge, **base: ShapFed(net().bfloat16(), **base),
-    "FLTrust": lambda judge, **base: FLTrust(net().bfloat16(), ROWS.bfloat16(), LABELS, **base),
+    "FLTrust": lambda judge, **base: FLTrust(
+        RootTraining(net().bfloat16(), ROWS.bfloat16(), LABELS), **base
+    ),
     "PathAttribution": lambda judge, **base: FedAvg(callbacks=[PathAttribution(judge)], **base),
     "FedMedian": lambda judge, **base: FlowerRule(flower.FedMedian(), **base),
 }

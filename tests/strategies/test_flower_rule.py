@@ -15,7 +15,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import FedAvg, FlowerRule
+from fedif_flower.strategies import FedAvg, FlowerRule, Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.tasks.modules import trainable_names
@@ -71,7 +71,11 @@ def values(result) -> np.ndarray:
 
 
 def screened(rule, clients=None, rounds=4, arrays=None, num_clients=NUM_CLIENTS, **base):
-    strategy = FlowerRule(RULES[rule](), fraction_evaluate=0.0, device="cpu", **base)
+    strategy = FlowerRule(
+        RULES[rule](),
+        fraction_evaluate=0.0,
+        **{"setup": Setup(device="cpu")} | base,
+    )
     grid = LocalGrid(Clients(clients or honest()), num_clients)
     return strategy, strategy.start(grid, arrays or zeros(), num_rounds=rounds)
 
@@ -117,8 +121,8 @@ def test_batch_norm_statistics_are_averaged_not_stepped(rule):
         rule,
         dict.fromkeys(range(NUM_CLIENTS), shrinking),
         arrays=model_arrays(model),
-        trainable_keys=trainable_names(model),
         callbacks=[OnRound(reports.append)],
+        setup=Setup(trainable_keys=trainable_names(model)),
     )
     assert [report.failed for report in reports] == [False] * 4
     np.testing.assert_allclose(result.arrays["1.running_var"].numpy(), 1e-4, rtol=1e-5)
@@ -130,7 +134,7 @@ def test_batch_norm_statistics_are_averaged_not_stepped(rule):
 def test_moments_go_on_after_a_restart(rule):
     _, expected = screened(rule, rounds=4)
     first, half = screened(rule, rounds=2)
-    second = FlowerRule(RULES[rule](), fraction_evaluate=0.0, device="cpu")
+    second = FlowerRule(RULES[rule](), fraction_evaluate=0.0, setup=Setup(device="cpu"))
     second.load_state_dict(first.state_dict())
     second.completed_rounds = 2
     grid = LocalGrid(Clients(honest()), NUM_CLIENTS)
@@ -168,7 +172,10 @@ def test_what_a_rule_raises_fails_the_round_and_keeps_the_model():
 
     reports: list[RoundReport] = []
     strategy = FlowerRule(
-        Broken(), fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], device="cpu"
+        Broken(),
+        fraction_evaluate=0.0,
+        callbacks=[OnRound(reports.append)],
+        setup=Setup(device="cpu"),
     )
     result = strategy.start(LocalGrid(Clients(honest()), NUM_CLIENTS), zeros(), num_rounds=3)
     assert [report.failed for report in reports] == [False, True, False]
@@ -180,7 +187,7 @@ def test_what_a_rule_raises_fails_the_round_and_keeps_the_model():
     [
         (flower.FedXgbBagging(), "it aggregates trees"),
         (flower.FedXgbCyclic(), "it aggregates trees"),
-        (FedAvg(device="cpu"), "it screens replies already"),
+        (FedAvg(setup=Setup(device="cpu")), "it screens replies already"),
         (
             flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(), 1.0, 1.0, 2),
             "allowed: FedAvg and its subclasses",

@@ -7,17 +7,18 @@ from torch import Tensor, nn
 from fedif_flower import FLTrust
 from fedif_flower.client.training import train_local
 from fedif_flower.seeding import torch_generator
+from fedif_flower.strategies import RootTraining, Setup
 from fedif_flower.tasks.config import TrainingConfig
 from tests.strategies.lines import Movers, column, play
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 INPUTS = torch.tensor([[1.0, 0.5], [-1.0, 0.5], [2.0, 1.0], [-2.0, 1.0]])
 LABELS = torch.tensor([0, 1, 0, 1])
 TRAINING = TrainingConfig(local_epochs=2, batch_size=2, learning_rate=0.1)
 
 
 def fltrust() -> FLTrust:
-    return FLTrust(layers_of_two(), INPUTS, LABELS, training=TRAINING, **BASE)
+    return FLTrust(RootTraining(layers_of_two(), INPUTS, LABELS, training=TRAINING), **BASE)
 
 
 def layers_of_two() -> nn.Module:
@@ -49,7 +50,7 @@ def test_fltrust_refuses_an_opposite_update_and_cuts_a_long_one():
 
 def test_a_scripted_model_is_trained_as_its_original():
     script = torch.jit.script(layers_of_two())
-    strategy = FLTrust(script, INPUTS, LABELS, training=TRAINING, **BASE)
+    strategy = FLTrust(RootTraining(script, INPUTS, LABELS, training=TRAINING), **BASE)
     params, _ = play(strategy, layers_of_two(), Movers([server_update(1).tolist()] * 2))
     expected = layers_of_two().weight.detach().flatten() + server_update(1)
     torch.testing.assert_close(params, expected)
@@ -71,7 +72,7 @@ def test_fltrust_trains_from_each_rounds_model():
 def test_fltrust_leaves_the_given_model_alone():
     model = layers_of_two()
     before = model.weight.detach().clone()
-    strategy = FLTrust(model, INPUTS, LABELS, training=TRAINING, **BASE)
+    strategy = FLTrust(RootTraining(model, INPUTS, LABELS, training=TRAINING), **BASE)
     play(strategy, layers_of_two(), Movers([[1.0] * 4] * 2))
     assert torch.equal(model.weight, before)
 

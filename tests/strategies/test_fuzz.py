@@ -25,8 +25,10 @@ from fedif_flower import FedAvg, FedIF, Krum, RobustRule, Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.hostile import Clients, honest_parts
 from tests.strategies.test_registry import config, run
 
@@ -107,13 +109,20 @@ def model() -> nn.Module:
 
 
 def build(rule: str, reports: list[RoundReport]):
-    base = {"fraction_evaluate": 0.0, "callbacks": [OnRound(reports.append)], "device": "cpu"}
+    base = {
+        "fraction_evaluate": 0.0,
+        "callbacks": [OnRound(reports.append)],
+        "setup": Setup(device="cpu"),
+    }
     if rule == "fedavg":
         return FedAvg(**base)
     if rule == "krum":
         return RobustRule(Krum(malicious_fraction=0.3), **base)
     inputs, targets = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
-    return FedIF(Validation(model(), inputs, targets, device="cpu"), overlap=False, **base)
+    return FedIF(
+        InfluenceValuation(Validation(model(), inputs, targets, device="cpu"), overlap=False),
+        **base,
+    )
 
 
 @pytest.mark.parametrize("rule", ["fedavg", "fedif", "krum"])

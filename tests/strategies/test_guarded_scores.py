@@ -5,6 +5,7 @@ import torch
 
 from fedif_flower import FedIF, Validation
 from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.strategies import Setup, Weighting
 from fedif_flower.valuation.score_guard import ScoreGuard
 from tests.strategies.lines import Movers, column, play, point
 
@@ -20,7 +21,13 @@ def fedif(guard: ScoreGuard | None) -> FedIF:
         loss_fn=lambda outputs, _: outputs.mean(),
         device="cpu",
     )
-    return FedIF(validation, fraction_evaluate=0.0, device="cpu", stages=(), guard=guard)
+    return FedIF(
+        validation,
+        fraction_evaluate=0.0,
+        stages=(),
+        weighting=Weighting(guard=guard),
+        setup=Setup(device="cpu"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.rows import ClientRow
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback, StopTraining
 from tests.strategies.lines import Movers, Threshold, threshold_validation
 
@@ -40,7 +41,10 @@ class Counting(Callback):
 def played(counting: Counting | None = None) -> FedIF:
     callbacks = [counting or Counting()]
     strategy = FedIF(
-        threshold_validation(), fraction_evaluate=0.0, device="cpu", callbacks=callbacks
+        threshold_validation(),
+        fraction_evaluate=0.0,
+        callbacks=callbacks,
+        setup=Setup(device="cpu"),
     )
     grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
     strategy.start(grid, model_arrays(Threshold()), num_rounds=5)
@@ -74,7 +78,10 @@ def test_a_table_that_there_is_not_is_refused(table):
 def test_what_a_history_says_of_itself():
     strategy = played()
     assert repr(strategy.history) == "History(2 rounds, 3 clients; to_pandas() shows them)"
-    assert repr(FedIF(threshold_validation(), device="cpu").history) == "History(no rounds yet)"
+    assert (
+        repr(FedIF(threshold_validation(), setup=Setup(device="cpu")).history)
+        == "History(no rounds yet)"
+    )
 
 
 def test_metrics_and_the_end_are_told_even_where_a_callback_ends_the_run():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.round import hold_within
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import RootTraining, Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import Clients, honest_parts
 
 
@@ -81,7 +84,11 @@ def test_one_client_of_five_moves_no_index(strategy, name, value):
     clients[1] = lambda message, _: reply(message, {name: value})
     reports: list[RoundReport] = []
     validation = Validation(model, torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
-    base = {"fraction_evaluate": 0.0, "callbacks": [OnRound(reports.append)], "device": "cpu"}
+    base = {
+        "fraction_evaluate": 0.0,
+        "callbacks": [OnRound(reports.append)],
+        "setup": Setup(device="cpu"),
+    }
     result = STRATEGIES[strategy](validation, base).start(
         LocalGrid(Clients(clients), 5), model_arrays(model), num_rounds=2
     )
@@ -139,15 +146,15 @@ def accuracy(strategy: str, name: str | None = None, value: float = 0.0) -> floa
     """Return the test accuracy after three rounds of ten clients, one of them hostile."""
     model = normalised()
     validation = Validation(model, *examples(100), device="cpu")
-    base = {"fraction_evaluate": 0.0, "device": "cpu"}
-    known = {"trainable_keys": validation.parameter_names}
+    base = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+    known = {"setup": Setup(device="cpu", trainable_keys=validation.parameter_names)}
     chosen = {
         "fedif": lambda: FedIF(validation, **base),
-        "fltrust": lambda: FLTrust(model, *examples(101), training=TRAINING, **base),
+        "fltrust": lambda: FLTrust(RootTraining(model, *examples(101), training=TRAINING), **base),
         # Nobody says which arrays are trained: batch norm's statistics are known by their names.
         "krum": lambda: RobustRule(Krum(malicious_fraction=0.2), **base),
-        "afedsv": lambda: AFedSV(validation, shapley_samples=2, **base),
-        "rfa": lambda: RobustRule(RFA(), **known, **base),
+        "afedsv": lambda: AFedSV(ShapleyValuation(validation, num_samples=2), **base),
+        "rfa": lambda: RobustRule(RFA(), **base | known),
         "flower": lambda: FlowerRule(FlowerFedAvg(), **base),
     }[strategy]()
     result = chosen.start(
@@ -182,12 +189,15 @@ def test_what_nobody_trains_stays_to_the_bit(strategy):
         return trains_and_sends("0.weight", 3.0)(message, context)
 
     validation = Validation(model, *examples(100), device="cpu")
-    base = {"fraction_evaluate": 0.0, "device": "cpu"}
+    base = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
     chosen = {
         "fedif": lambda: FedIF(validation, **base),
-        "fltrust": lambda: FLTrust(model, *examples(101), training=TRAINING, **base),
-        "afedsv": lambda: AFedSV(validation, shapley_samples=2, **base),
-        "rfa": lambda: RobustRule(RFA(), trainable_keys=validation.parameter_names, **base),
+        "fltrust": lambda: FLTrust(RootTraining(model, *examples(101), training=TRAINING), **base),
+        "afedsv": lambda: AFedSV(ShapleyValuation(validation, num_samples=2), **base),
+        "rfa": lambda: RobustRule(
+            RFA(),
+            **base | {"setup": replace(base["setup"], trainable_keys=validation.parameter_names)},
+        ),
     }[strategy]()
     chosen.start(LocalGrid(client, 5), model_arrays(model), num_rounds=2)
     assert set(seen) == {model_arrays(model)["0.weight"].data}
@@ -195,7 +205,9 @@ def test_what_nobody_trains_stays_to_the_bit(strategy):
 
 def test_a_variance_beyond_all_measure_is_refused_by_name():
     reports: list[RoundReport] = []
-    strategy = FedAvg(fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], device="cpu")
+    strategy = FedAvg(
+        fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], setup=Setup(device="cpu")
+    )
     grid = LocalGrid(trains_and_sends("running_var", 1e12), 3)
     strategy.start(grid, model_arrays(normalised()), num_rounds=1)
     reason = "array '2.running_var' has a variance of 1e+12, where the model sent had 1"

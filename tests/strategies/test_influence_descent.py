@@ -9,10 +9,11 @@ from torch import nn
 from fedif_flower import InfluenceDescent, Validation
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.rows import read_rows
+from fedif_flower.strategies import DescentSettings, Setup
 from tests.strategies.lines import Movers, column, play, point
 from tests.strategies.test_registry import Spoiler, config, run
 
-BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
 
 
 def bowl() -> Validation:
@@ -26,7 +27,7 @@ def bowl() -> Validation:
 
 
 def test_a_round_by_hand():
-    strategy = InfluenceDescent(bowl(), descent_steps=1, gamma=0.5, **BASE)
+    strategy = InfluenceDescent(bowl(), gamma=0.5, descent=DescentSettings(steps=1), **BASE)
     movers = Movers([[1.0, 0.0], [0.0, 1.0]], examples=[10, 30])
     params, (report,) = play(strategy, point(), movers)
     # At (1/4, 3/4) the gradient is (-3/4, 3/4): slopes -9/8 and 3/8, of deviation sqrt(27) / 8.
@@ -67,7 +68,7 @@ def test_buffers_are_those_of_the_weights():
     held_out = Validation(
         Shifted(), torch.ones(1, 1), torch.zeros(1, 1), loss_fn=nn.functional.mse_loss, device="cpu"
     )
-    strategy = InfluenceDescent(held_out, descent_steps=1, **BASE)
+    strategy = InfluenceDescent(held_out, descent=DescentSettings(steps=1), **BASE)
     # Weight and shift: at equal weights the model gives 2 + 3.
     _, (report,) = play(strategy, Shifted(), Movers([[1.0, 4.0], [3.0, 2.0]]))
     first, second = column(report, "weight")
@@ -90,7 +91,7 @@ def test_a_round_looks_at_a_sample_of_its_own():
     def weights(examples: int) -> list[float]:
         start = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(start.weight)
-        strategy = InfluenceDescent(held_out, descent_examples=examples, **BASE)
+        strategy = InfluenceDescent(held_out, descent=DescentSettings(examples=examples), **BASE)
         _, reports = play(strategy, start, movers, rounds=2)
         return [report.losses[0] for report in reports]
 
@@ -119,13 +120,13 @@ def test_it_says_what_a_validation_set_lacks(caplog):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"descent_steps": 0}, "descent_steps = 0; allowed: >= 1"),
-        ({"descent_examples": -1}, "descent_examples = -1; allowed: >= 0"),
+        ({"steps": 0}, "steps = 0; allowed: >= 1"),
+        ({"examples": -1}, "examples = -1; allowed: >= 0"),
     ],
 )
 def test_what_is_no_descent_is_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
-        InfluenceDescent(bowl(), **settings)
+        DescentSettings(**settings)
 
 
 def test_losses_are_recorded_and_steps_are_set(tmp_path):

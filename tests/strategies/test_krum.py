@@ -11,7 +11,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import RobustRule
+from fedif_flower.strategies import RobustRule, Setup
 from tests.strategies.hostile import Clients, _fill, spoiled_reply
 
 
@@ -79,7 +79,9 @@ def test_the_chosen_model_is_taken_over_bit_for_bit():
     def reply(message, _):
         return spoiled_reply(message, _fill(0.1))
 
-    strategy = RobustRule(Krum(malicious_fraction=0.25), fraction_evaluate=0.0, device="cpu")
+    strategy = RobustRule(
+        Krum(malicious_fraction=0.25), fraction_evaluate=0.0, setup=Setup(device="cpu")
+    )
     grid = LocalGrid(Clients(dict.fromkeys(range(4), reply)), 4)
     result = strategy.start(grid, model_arrays(model), num_rounds=1)
     assert result.arrays["weight"].numpy() == sent.numpy()

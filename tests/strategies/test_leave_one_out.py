@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower import LeaveOneOut
+from fedif_flower.strategies import Setup
 from tests.strategies.lines import (
     STEPS,
     Movers,
@@ -12,7 +13,7 @@ from tests.strategies.lines import (
     threshold_validation,
 )
 
-BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
 
 
 def test_leave_one_out_by_hand():

@@ -27,9 +27,11 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import RootTraining, Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.tasks.modules import tied_names
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import step_reply
 
 TOKENS = torch.tensor([0, 1, 2, 3, 0, 1])
@@ -89,7 +91,7 @@ WITH_MODEL = {
     "LeaveOneOut": lambda **base: LeaveOneOut(validation(), **base),
     "SFedAvg": lambda **base: SFedAvg(validation(), **base),
     "ShapFed": lambda **base: ShapFed(model(), **base),
-    "FLTrust": lambda **base: FLTrust(model(), TOKENS, NEXT, **base),
+    "FLTrust": lambda **base: FLTrust(RootTraining(model(), TOKENS, NEXT), **base),
 }
 RULES = {
     "FedAvg": FedAvg,
@@ -105,10 +107,14 @@ RULES = {
 @pytest.mark.parametrize("name", [*WITH_MODEL, *RULES])
 def test_tied_parameters_and_odd_buffers_go_through_a_round(name):
     build = WITH_MODEL.get(name) or (
-        lambda **base: RULES[name](tied_keys=tied_names(model()), **base)
+        lambda **base: RULES[name](
+            **base | {"setup": Setup(device="cpu", tied_keys=tied_names(model()))}
+        )
     )
     reports: list = []
-    strategy = build(device="cpu", fraction_evaluate=0.0, callbacks=[OnRound(reports.append)])
+    strategy = build(
+        fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], setup=Setup(device="cpu")
+    )
     sent = model_arrays(model())
     result = strategy.start(LocalGrid(client, 6), sent, num_rounds=2)
     for report in reports:
@@ -139,8 +145,8 @@ def test_distances_do_not_see_a_mask_of_infinity():
     arrays = model_arrays(Masked())
     strategy = FlowerRule(
         flower.MultiKrum(num_malicious_nodes=1, num_nodes_to_select=1),
-        device="cpu",
         fraction_evaluate=0.0,
+        setup=Setup(device="cpu"),
     )
     result = strategy.start(LocalGrid(outlier_first, 5), arrays, num_rounds=1)
     moved = result.arrays["bias"].numpy() - arrays["bias"].numpy()
@@ -151,7 +157,7 @@ def test_a_model_that_cannot_be_averaged_is_refused_before_anybody_is_waited_for
     arrays = ArrayRecord({"weight": pack_array(np.array([np.nan], np.float32))})
     nobody = LocalGrid(client, 0)
     with pytest.raises(ValueError, match="'weight' of the global model has NaN"):
-        FedAvg(device="cpu", node_timeout=0.0).start(nobody, arrays, num_rounds=1)
+        FedAvg(setup=Setup(device="cpu", node_timeout=0.0)).start(nobody, arrays, num_rounds=1)
 
 
 @pytest.mark.parametrize("strategy", [AFedSV, FedSV, LeaveOneOut, SFedAvg])
@@ -160,9 +166,9 @@ def test_accuracy_is_refused_at_construction_where_targets_are_no_classes(strate
     judge = Validation(
         line, torch.ones(2, 1), torch.ones(2, 1), loss_fn=functional.mse_loss, device="cpu"
     )
-    with pytest.raises(ConfigError, match=r'shapley_utility="loss"'):
+    with pytest.raises(ConfigError, match=r'utility="loss"'):
         strategy(judge)
-    strategy(judge, shapley_utility="loss")
+    strategy(ShapleyValuation(judge, utility="loss"))
     scored = Validation(
         line,
         torch.ones(2, 1),
@@ -171,4 +177,4 @@ def test_accuracy_is_refused_at_construction_where_targets_are_no_classes(strate
         score=lambda outputs, targets: -(outputs - targets).abs().mean(),
         device="cpu",
     )
-    strategy(scored, shapley_utility="score")
+    strategy(ShapleyValuation(scored, utility="score"))

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedif_flower.strategies import OracleExclusion
+from fedif_flower.strategies import OracleExclusion, Setup
 from tests.strategies.lines import Movers, column, play, point
 from tests.strategies.test_registry import config, run
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
 def test_the_honest_by_their_examples():

@@ -15,6 +15,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import RootTraining, Setup
 from fedif_flower.strategies.callbacks import OnRound
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.lines import Threshold, threshold_validation
@@ -27,7 +28,11 @@ def zeros(size: int = 1) -> ArrayRecord:
 def run(clients, num_nodes=3, rounds=1, **settings):
     """Run FedAvg, or ``strategy``; return Flower's result and the reports."""
     reports = []
-    base = {"fraction_evaluate": 0.0, "device": "cpu", "callbacks": [OnRound(reports.append)]}
+    base = {
+        "fraction_evaluate": 0.0,
+        "callbacks": [OnRound(reports.append)],
+        "setup": Setup(device="cpu"),
+    }
     strategy = settings.pop("strategy", FedAvg)(**base | settings)
     grid = LocalGrid(clients, num_nodes)
     return strategy.start(grid, zeros(), num_rounds=rounds), reports
@@ -102,14 +107,14 @@ def test_a_claim_of_examples_weighs_ten_medians_at_most(caplog):
         "counts as 300"
     )
     assert f"node 1000: {liar.note}" in caplog.text
-    result, _ = run(clients, max_examples_ratio=0.0)
+    result, _ = run(clients, setup=Setup(max_examples_ratio=0.0, device="cpu"))
     assert result.arrays["w"].numpy().item() == pytest.approx(1.0, rel=1e-3)
 
 
 @pytest.mark.parametrize("ratio", [-1.0, 0.5, math.nan])
 def test_a_bound_below_the_median_is_refused(ratio):
     with pytest.raises(ConfigError, match="max_examples_ratio"):
-        FedAvg(max_examples_ratio=ratio)
+        FedAvg(setup=Setup(max_examples_ratio=ratio))
 
 
 def test_nobody_trained_longer_than_the_round_took():
@@ -126,20 +131,36 @@ FLOWERS = (0.5, 0.0, 1, 1, 1, "n", "model", "settings", None, None)
 @pytest.mark.parametrize(
     "build",
     [
-        lambda *flower: strategies.FedAvg(*flower, device="cpu"),
-        lambda *flower: strategies.FedProx(*flower, device="cpu"),
-        lambda *flower: strategies.RobustRule(strategies.Krum(), *flower, device="cpu"),
-        lambda *flower: strategies.RobustRule(strategies.RFA(), *flower, device="cpu"),
-        lambda *flower: strategies.RobustRule(strategies.FedAdp(), *flower, device="cpu"),
-        lambda *flower: strategies.FedIF(threshold_validation(), *flower, device="cpu"),
-        lambda *flower: strategies.AFedSV(threshold_validation(), *flower, device="cpu"),
-        lambda *flower: strategies.FedSV(threshold_validation(), *flower, device="cpu"),
-        lambda *flower: strategies.SFedAvg(threshold_validation(), *flower, device="cpu"),
-        lambda *flower: strategies.LeaveOneOut(threshold_validation(), *flower, device="cpu"),
-        lambda *flower: strategies.FLTrust(
-            Threshold(), torch.ones(4, 1), torch.ones(4, dtype=torch.int64), *flower, device="cpu"
+        lambda *flower: strategies.FedAvg(*flower, setup=Setup(device="cpu")),
+        lambda *flower: strategies.FedProx(*flower, setup=Setup(device="cpu")),
+        lambda *flower: strategies.RobustRule(
+            strategies.Krum(), *flower, setup=Setup(device="cpu")
         ),
-        lambda *flower: strategies.FlowerRule(FlowerFedAvg(), *flower, device="cpu"),
+        lambda *flower: strategies.RobustRule(strategies.RFA(), *flower, setup=Setup(device="cpu")),
+        lambda *flower: strategies.RobustRule(
+            strategies.FedAdp(), *flower, setup=Setup(device="cpu")
+        ),
+        lambda *flower: strategies.FedIF(
+            threshold_validation(), *flower, setup=Setup(device="cpu")
+        ),
+        lambda *flower: strategies.AFedSV(
+            threshold_validation(), *flower, setup=Setup(device="cpu")
+        ),
+        lambda *flower: strategies.FedSV(
+            threshold_validation(), *flower, setup=Setup(device="cpu")
+        ),
+        lambda *flower: strategies.SFedAvg(
+            threshold_validation(), *flower, setup=Setup(device="cpu")
+        ),
+        lambda *flower: strategies.LeaveOneOut(
+            threshold_validation(), *flower, setup=Setup(device="cpu")
+        ),
+        lambda *flower: strategies.FLTrust(
+            RootTraining(Threshold(), torch.ones(4, 1), torch.ones(4, dtype=torch.int64)),
+            *flower,
+            setup=Setup(device="cpu"),
+        ),
+        lambda *flower: strategies.FlowerRule(FlowerFedAvg(), *flower, setup=Setup(device="cpu")),
     ],
 )
 def test_flowers_arguments_in_flowers_order(build):
@@ -181,7 +202,7 @@ def test_only_who_was_asked_evaluates_and_once():
             replies = super().pull_messages(message_ids)
             return [*replies, replies[0], replies[0]]
 
-    strategy = FedAvg(device="cpu")
+    strategy = FedAvg(setup=Setup(device="cpu"))
     result = strategy.start(Stuffed(Clients(), 3), zeros(), num_rounds=1)
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(1.0)
 
@@ -204,8 +225,8 @@ def test_the_first_round_waits_for_min_train_nodes_too():
         fraction_evaluate=0.0,
         min_available_nodes=1,
         min_train_nodes=4,
-        device="cpu",
         callbacks=[OnRound(reports.append)],
+        setup=Setup(device="cpu"),
     )
     strategy.start(Growing(Clients(), 6), zeros(), num_rounds=1)
     assert len(reports[0].clients) == 4
@@ -218,8 +239,8 @@ def test_the_first_round_waits_for_min_available_nodes_though_the_model_was_eval
         fraction_evaluate=0.0,
         min_available_nodes=4,
         min_train_nodes=1,
-        device="cpu",
         callbacks=[OnRound(reports.append)],
+        setup=Setup(device="cpu"),
     )
 
     def evaluate(server_round, arrays):
@@ -240,7 +261,7 @@ def test_members_are_named_as_the_operator_calls_them(caplog):
     assert ClientNode(-1, huge).label == ClientNode(huge, huge).label == "node 12345678.."
     assert ClientNode(3, huge, name="A").label == "A (node 12345678..)"
     strategy = strategies.FedIF(
-        threshold_validation(), fraction_evaluate=0.0, identify=identify, device="cpu"
+        threshold_validation(), fraction_evaluate=0.0, setup=Setup(identify=identify, device="cpu")
     )
     clients = Clients({1: add(math.nan, m=MetricRecord({"num-examples": 1}))})
     arrays = ArrayRecord({"weight": pack_array(np.zeros((1,), np.float32))})

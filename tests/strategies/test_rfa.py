@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower import RFA
-from fedif_flower.strategies import RobustRule
+from fedif_flower.strategies import RobustRule, Setup
 from tests.strategies.lines import Movers, column, play, point
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
 def test_rfa_by_hand():

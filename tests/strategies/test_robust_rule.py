@@ -17,11 +17,12 @@ from fedif_flower.strategies import (
     Krum,
     Median,
     RobustRule,
+    Setup,
     TrimmedMean,
 )
 from tests.strategies.lines import Movers, column, play, point
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 STEPS = [[1.0, 9.0], [2.0, -3.0], [7.0, 0.0], [8.0, 2.0], [100.0, -50.0]]
 
 
@@ -86,7 +87,11 @@ def test_flame_adds_little_noise_that_the_seed_decides():
     assert column(report, "weight") == pytest.approx([0.2] * 5)
     noisy, _ = play(RobustRule(Flame(noise=0.1), **BASE), point(), movers)
     again, _ = play(RobustRule(Flame(noise=0.1), **BASE), point(), movers)
-    other, _ = play(RobustRule(Flame(noise=0.1), seed=1, **BASE), point(), movers)
+    other, _ = play(
+        RobustRule(Flame(noise=0.1), **BASE | {"setup": Setup(seed=1, device="cpu")}),
+        point(),
+        movers,
+    )
     assert torch.equal(noisy, again)
     assert not torch.equal(noisy, other)
     assert 0 < float((noisy - still).norm()) < 5 * 0.1 * 2**0.5 * 2**0.5

@@ -10,6 +10,7 @@ from fedif_flower import FedAvg
 from fedif_flower.errors import StorageError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback, OnRound, StopTraining
 from fedif_flower.strategies.global_model import GlobalModel
 from tests.strategies.hostile import Clients, step_reply
@@ -25,7 +26,7 @@ def value(arrays: ArrayRecord) -> float:
 
 def start(*callbacks: Callback, rounds: int = 3, completed: int = 0, **started):
     """Three clients that add 1 in each round."""
-    strategy = FedAvg(fraction_evaluate=0.0, device="cpu", callbacks=callbacks)
+    strategy = FedAvg(fraction_evaluate=0.0, callbacks=callbacks, setup=Setup(device="cpu"))
     strategy.completed_rounds = completed
     clients = Clients(dict.fromkeys(range(3), lambda message, _: step_reply(message, 1.0)))
     return strategy.start(LocalGrid(clients, 3), zero(), num_rounds=rounds, **started)

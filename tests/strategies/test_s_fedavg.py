@@ -9,6 +9,8 @@ import torch
 from fedif_flower import AFedSV, FedSV, SFedAvg
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.strategies import Setup
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.lines import (
     SHAPLEY,
     STEPS,
@@ -19,11 +21,11 @@ from tests.strategies.lines import (
     threshold_validation,
 )
 
-BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
 
 
 def test_s_fedavg_averages_by_examples_and_remembers_relevance():
-    strategy = SFedAvg(threshold_validation(), shapley_estimator="exact", **BASE)
+    strategy = SFedAvg(ShapleyValuation(threshold_validation(), estimator="exact"), **BASE)
     movers = Movers(STEPS, examples=[10, 20, 30])
     params, (report,) = play(strategy, Threshold(), movers)
     assert column(report, "weight") == pytest.approx([1 / 6, 2 / 6, 3 / 6])
@@ -57,7 +59,8 @@ def test_s_fedavg_draws_by_relevance():
 
 def test_s_fedavg_remembers_relevance_over_a_restart():
     first, second = (
-        SFedAvg(threshold_validation(), shapley_estimator="exact", **BASE) for _ in range(2)
+        SFedAvg(ShapleyValuation(threshold_validation(), estimator="exact"), **BASE)
+        for _ in range(2)
     )
     play(first, Threshold(), Movers(STEPS))
     second.load_state_dict(first.state_dict())
@@ -71,5 +74,5 @@ def test_s_fedavg_remembers_relevance_over_a_restart():
 
 @pytest.mark.parametrize("kind", [AFedSV, FedSV, SFedAvg])
 def test_unknown_settings_are_named(kind):
-    with pytest.raises(ConfigError, match="shapley_estimator = 'guess'"):
-        kind(threshold_validation(), shapley_estimator="guess")
+    with pytest.raises(ConfigError, match="estimator = 'guess'"):
+        kind(ShapleyValuation(threshold_validation(), estimator="guess"))

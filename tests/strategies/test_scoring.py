@@ -21,6 +21,7 @@ from fedif_flower import (
     ShapFed,
     Validation,
 )
+from fedif_flower.strategies import RootTraining, Weighting
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.valuation.score_guard import ScoreGuard
 
@@ -35,14 +36,20 @@ def validation() -> Validation:
     ("build", "expected"),
     [
         (lambda: FedIF(validation(), gamma=0.4), Scoring(0.4, 0.0, False, True)),
-        (lambda: FedIF(validation(), smooth_update=False), Scoring(1.0, 0.0, False, True)),
         (
-            lambda: FedIF(validation(), round_normalization=False),
+            lambda: FedIF(validation(), weighting=Weighting(smooth_update=False)),
+            Scoring(1.0, 0.0, False, True),
+        ),
+        (
+            lambda: FedIF(validation(), weighting=Weighting(round_normalization=False)),
             Scoring(0.3, 0.0, False, False),
         ),
-        (lambda: FedIF(validation(), bias_correction=True), Scoring(0.3, 0.0, True, True)),
         (
-            lambda: FedIF(validation(), guard=ScoreGuard(anchored=True)),
+            lambda: FedIF(validation(), weighting=Weighting(bias_correction=True)),
+            Scoring(0.3, 0.0, True, True),
+        ),
+        (
+            lambda: FedIF(validation(), weighting=Weighting(guard=ScoreGuard(anchored=True))),
             Scoring(0.3, 0.0, False, False),
         ),
         (lambda: AFedSV(validation(), gamma=0.2), Scoring(0.2, 0.5, False, True)),
@@ -52,7 +59,7 @@ def validation() -> Validation:
         (lambda: ShapFed(nn.Linear(2, 2)), Scoring(0.5, 0.0, False, False)),
         (lambda: InfluenceDescent(validation(), gamma=0.1), Scoring(0.1, 1.0, False, False)),
         (FedAvg, None),
-        (lambda: FLTrust(nn.Linear(2, 2), ROWS, LABELS), None),
+        (lambda: FLTrust(RootTraining(nn.Linear(2, 2), ROWS, LABELS)), None),
     ],
 )
 def test_a_strategy_tells_how_its_scores_come_about(build, expected):

@@ -9,6 +9,7 @@ from fedif_flower import FedAvg, FedIF, Krum, RobustRule, Validation
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup, Weighting
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.nodes import identify_by_query
 from fedif_flower.strategies.reports import RoundReport
@@ -48,11 +49,18 @@ def test_floating_buffers_are_averaged_and_counters_take_the_maximum():
     assert (counter.dtype, counter.item()) == ("int64", 2)
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize("rule", ["fedavg", "fedif", "krum"])
+# The base screens: one rule sees every reply, the others one each.
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [*((kind, "fedavg") for kind in HOSTILE), ("nan", "fedif"), ("nan", "krum")],
+)
 def test_a_hostile_reply_is_refused_alone(kind, rule):
     reports: list[RoundReport] = []
-    base = {"fraction_evaluate": 0.0, "callbacks": [OnRound(reports.append)], "device": "cpu"}
+    base = {
+        "fraction_evaluate": 0.0,
+        "callbacks": [OnRound(reports.append)],
+        "setup": Setup(device="cpu"),
+    }
     validation = Validation(model(), torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
     strategy = {
         "fedavg": lambda: FedAvg(**base),
@@ -128,7 +136,7 @@ def test_old_model_stays_when_nothing_valid_came():
     clients = Clients({p: lambda m, _: spoiled_reply(m, HOSTILE["nan"]) for p in range(3)})
     reports: list[RoundReport] = []
     strategy = FedAvg(
-        fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], max_failed_rounds=3
+        fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], setup=Setup(max_failed_rounds=3)
     )
     result = start(strategy, clients, rounds=2)
     assert len(result.arrays) == 0  # no round ever produced a model
@@ -137,12 +145,14 @@ def test_old_model_stays_when_nothing_valid_came():
 
 def test_run_stops_when_most_clients_fail_round_after_round():
     with pytest.raises(TrainingFailedError, match=r"2 rounds in a row .* no reply before"):
-        start(FedAvg(fraction_evaluate=0.0, max_failed_rounds=2), rounds=5, silent=[0, 1])
+        start(
+            FedAvg(fraction_evaluate=0.0, setup=Setup(max_failed_rounds=2)), rounds=5, silent=[0, 1]
+        )
 
 
 @pytest.mark.parametrize("key", ["min_available_nodes", "min_train_nodes", "min_evaluate_nodes"])
 def test_too_few_nodes_is_an_error_that_names_the_argument(key):
-    strategy = FedAvg(node_timeout=0.2, **{key: 5})
+    strategy = FedAvg(**{key: 5} | {"setup": Setup(node_timeout=0.2, device="cpu")})
     found = r"3 of 5 nodes are online after 0.2 s: start more SuperNodes, or set a lower "
     with pytest.raises(TrainingFailedError, match=found + key):
         start(strategy)
@@ -230,7 +240,7 @@ def test_fedif_prefers_the_client_that_goes_downhill():
         fraction_evaluate=0.0,
         stages=(),
         callbacks=[OnRound(reports.append)],
-        device="cpu",
+        setup=Setup(device="cpu"),
     )
     clients = Clients({1: lambda message, _: step_reply(message, -1.0)})
     result = strategy.start(LocalGrid(clients, 3), model_arrays(line), num_rounds=1)
@@ -254,7 +264,11 @@ def test_fedif_population_weights_by_hand():
         device="cpu",
     )
     strategy = FedIF(
-        validation, gamma=1.0, weight_scope="population", fraction_evaluate=0.0, device="cpu"
+        validation,
+        gamma=1.0,
+        fraction_evaluate=0.0,
+        weighting=Weighting(weight_scope="population"),
+        setup=Setup(device="cpu"),
     )
     clients = Clients({1: lambda message, _: step_reply(message, -1.0)})
     result = strategy.start(LocalGrid(clients, 2), model_arrays(line), num_rounds=1)
@@ -273,7 +287,7 @@ def test_a_diverged_model_fails_rounds_instead_of_crashing():
         device="cpu",
     )
     with pytest.raises(TrainingFailedError, match="3 rounds in a row"):
-        FedIF(validation, fraction_evaluate=0.0, device="cpu").start(
+        FedIF(validation, fraction_evaluate=0.0, setup=Setup(device="cpu")).start(
             LocalGrid(Clients(), 3), model_arrays(line), num_rounds=5
         )
 

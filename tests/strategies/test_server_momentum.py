@@ -11,7 +11,7 @@ from fedif_flower import FedAvg, FedIF
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, LossBound, ServerMomentum
-from fedif_flower.strategies import FlowerRule
+from fedif_flower.strategies import FlowerRule, Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.registry import STRATEGIES
 from tests.run import test_resume as resume
@@ -20,7 +20,7 @@ from tests.strategies.lines import Movers, Threshold, play, point, threshold_val
 from tests.strategies.test_registry import config, run
 from tests.strategies.test_take_back import HUGE, SilentInRound, line, one_more, validation
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
 @pytest.mark.parametrize("build", [FedAvg, lambda **k: FlowerRule(FedMedian(), **k)])
@@ -32,7 +32,9 @@ def test_three_rounds_by_hand(build):
 
 
 def test_a_round_that_fails_makes_no_step():
-    strategy = FedAvg(stages=[ServerMomentum(0.5)], max_paused_turns=0, **BASE)
+    strategy = FedAvg(
+        stages=[ServerMomentum(0.5)], **BASE | {"setup": Setup(max_paused_turns=0, device="cpu")}
+    )
     grid = SilentInRound(Clients(dict.fromkeys(range(3), one_more)), silent_round=2)
     arrays = strategy.start(grid, model_arrays(line()), num_rounds=3).arrays
     # 1/2 in round 1, nothing in round 2, 1/4 + 1/2 in round 3.

@@ -6,9 +6,10 @@ from torch import nn
 
 from fedif_flower import ShapFed
 from fedif_flower.errors import ConfigError
+from fedif_flower.strategies import Setup
 from tests.strategies.lines import Movers, column, play
 
-BASE = {"fraction_evaluate": 0.0, "stages": (), "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
 
 
 def layers() -> nn.Module:

@@ -9,11 +9,12 @@ import pytest
 from fedif_flower import FedAvg, FedIF, Krum, RobustRule
 from fedif_flower.errors import CheckpointError
 from fedif_flower.stages import Clip, LossBound, MaxLength, Stage
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.config import configured_stages
 from tests.strategies.lines import Movers, Threshold, play, point, threshold_validation
 from tests.strategies.test_registry import config
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
 class Warmup(Stage):
@@ -37,8 +38,9 @@ class Warmup(Stage):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_stage_of_ones_own_goes_through_real_rounds(streams):
-    more = {"aggregation": "streaming", "max_examples_ratio": 0} if streams else {}
-    strategy = FedAvg(stages=[Warmup(2)], **more, **BASE)
+    mode = "streaming" if streams else "stacked"
+    setup = Setup(device="cpu", aggregation=mode, max_examples_ratio=0)
+    strategy = FedAvg(stages=[Warmup(2)], fraction_evaluate=0.0, setup=setup)
     params, reports = play(strategy, point(), Movers([[4.0, 8.0]] * 3), rounds=3)
     # Half of the first step, then all of it.
     assert params.tolist() == pytest.approx([4 * 2.5, 8 * 2.5])

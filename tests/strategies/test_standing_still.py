@@ -8,10 +8,11 @@ from torch import nn
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.stages import ServerMomentum
+from fedif_flower.strategies import Setup
 from tests.strategies.attributing import validation
 from tests.strategies.lines import Movers, play, point
 
-BASE = {"fraction_evaluate": 0.0, "device": "cpu"}
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
 class Nobody(FedAvg):

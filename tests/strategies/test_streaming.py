@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -24,9 +26,11 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import LossBound, MaxLength, NearestNeighbours, ServerMomentum
+from fedif_flower.strategies import RootTraining, Setup, Weighting
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.streaming import StreamedRound
+from fedif_flower.valuation import InfluenceValuation
 from tests.tolerance import rounding
 
 CLIENTS = 6
@@ -72,17 +76,24 @@ def judged(**settings) -> Validation:
 STRATEGIES = {
     "fedif": lambda **base: FedIF(judged(), stages=(), **base),
     "fedif of the population": lambda **base: FedIF(
-        judged(), stages=(), weight_scope="population", num_clients=50, **base
+        judged(), stages=(), weighting=Weighting(weight_scope="population", num_clients=50), **base
     ),
     "fedif, no division": lambda **base: FedIF(
-        judged(), stages=(), weight_normalization=False, smooth_update=False, **base
+        InfluenceValuation(judged(), weight_normalization=False),
+        stages=(),
+        weighting=Weighting(smooth_update=False),
+        **base,
     ),
     "fedif, short updates": lambda **base: FedIF(judged(), stages=[MaxLength(0.3)], **base),
     "fedif, momentum": lambda **base: FedIF(judged(), stages=[ServerMomentum(0.5)], **base),
     "fedif, bounded loss": lambda **base: FedIF(judged(), stages=[LossBound()], **base),
-    "fedavg": lambda **base: FedAvg(max_examples_ratio=0, **base),
-    "fedprox": lambda **base: FedProx(max_examples_ratio=0, **base),
-    "fltrust": lambda **base: FLTrust(model(), INPUTS, TARGETS, **base),
+    "fedavg": lambda **base: FedAvg(
+        **base | {"setup": replace(base["setup"], max_examples_ratio=0)}
+    ),
+    "fedprox": lambda **base: FedProx(
+        **base | {"setup": replace(base["setup"], max_examples_ratio=0)}
+    ),
+    "fltrust": lambda **base: FLTrust(RootTraining(model(), INPUTS, TARGETS), **base),
 }
 
 
@@ -90,7 +101,9 @@ def run(
     name: str, aggregation: str, app: Noisy | None = None
 ) -> tuple[torch.Tensor, list[RoundReport], ScreenedStrategy]:
     strategy = STRATEGIES[name](
-        aggregation=aggregation, fraction_evaluate=0.0, fraction_train=0.7, device="cpu"
+        fraction_evaluate=0.0,
+        fraction_train=0.7,
+        setup=Setup(aggregation=aggregation, device="cpu"),
     )
     grid = LocalGrid(app or Noisy(), CLIENTS)
     result = strategy.start(grid, model_arrays(model()), num_rounds=3)
@@ -143,15 +156,22 @@ def test_counters_that_jump_are_not_believed():
         (lambda **base: FedIF(judged(), **base), "Clip takes the median length"),
         (lambda **base: FedAvg(**base), "max_examples_ratio takes the median"),
         (
-            lambda **base: FedAvg(stages=[NearestNeighbours(0.2)], max_examples_ratio=0, **base),
+            lambda **base: FedAvg(
+                stages=[NearestNeighbours(0.2)],
+                **base | {"setup": replace(base["setup"], max_examples_ratio=0)},
+            ),
             "NearestNeighbours looks for",
         ),
         (
-            lambda **base: FedIF(judged(), stages=(), round_normalization=False, **base),
+            lambda **base: FedIF(
+                judged(), stages=(), weighting=Weighting(round_normalization=False), **base
+            ),
             "without round_normalization",
         ),
         (
-            lambda **base: FedIF(judged(), stages=(), bias_correction=True, **base),
+            lambda **base: FedIF(
+                judged(), stages=(), weighting=Weighting(bias_correction=True), **base
+            ),
             "bias_correction",
         ),
         (
@@ -163,7 +183,7 @@ def test_counters_that_jump_are_not_believed():
     ],
 )
 def test_what_needs_all_updates_says_so_before_anybody_is_asked(build, reason):
-    strategy = build(aggregation="streaming", fraction_evaluate=0.0, device="cpu")
+    strategy = build(fraction_evaluate=0.0, setup=Setup(aggregation="streaming", device="cpu"))
     with pytest.raises(ConfigError, match=f"aggregation = 'streaming': {reason}"):
         strategy.start(LocalGrid(Noisy(), CLIENTS), model_arrays(model()), num_rounds=1)
 
@@ -178,7 +198,9 @@ def test_auto_streams_where_updates_would_take_much_of_the_memory(monkeypatch):
 
 def test_auto_stacks_what_cannot_stream(monkeypatch):
     monkeypatch.setattr("fedif_flower.strategies.streaming.SHARE_OF_MEMORY", 0.0)
-    strategy = RobustRule(Krum(), aggregation="auto", fraction_evaluate=0.0, device="cpu")
+    strategy = RobustRule(
+        Krum(), fraction_evaluate=0.0, setup=Setup(aggregation="auto", device="cpu")
+    )
     strategy.start(LocalGrid(Noisy(), CLIENTS), model_arrays(model()), num_rounds=1)
     assert strategy.workspace.updates.shape[0] == CLIENTS
 
@@ -194,7 +216,8 @@ def test_a_rules_own_error_fails_the_round_and_blames_nobody():
             raise RuntimeError("out of order")
 
     strategy = Broken(
-        aggregation="streaming", max_examples_ratio=0, fraction_evaluate=0.0, device="cpu"
+        fraction_evaluate=0.0,
+        setup=Setup(aggregation="streaming", max_examples_ratio=0, device="cpu"),
     )
     with pytest.raises(TrainingFailedError, match="6 valid replies of 6"):
         strategy.start(LocalGrid(Noisy(), CLIENTS), model_arrays(model()), num_rounds=5)
@@ -226,7 +249,8 @@ def test_one_reply_is_in_memory_at_a_time():
             rounds.append(self)
 
     strategy = FedAvg(
-        aggregation="streaming", max_examples_ratio=0, fraction_evaluate=0.0, device="cpu"
+        fraction_evaluate=0.0,
+        setup=Setup(aggregation="streaming", max_examples_ratio=0, device="cpu"),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedif_flower.strategies.screened.StreamedRound", Kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from dataclasses import fields
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from flwr.serverapp.strategy import FedMedian
 from torch import nn
 
 import fedif_flower.strategies as strategies
+from fedif_flower.strategies import DescentSettings, RootTraining, Setup, Weighting
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.summary import given_settings, shown_setting
 from fedif_flower.valuation import InfluenceValuation
@@ -18,17 +20,14 @@ from tests.strategies.lines import threshold_validation
 
 PUBLIC = [getattr(strategies, name) for name in strategies.__all__]
 KINDS = [kind for kind in PUBLIC if issubclass(kind, ScreenedStrategy)]
-BASE = [*inspect.signature(ScreenedStrategy).parameters]
 
 
 def parts() -> dict[str, object]:
     """What strategies cannot do without, by argument."""
     return {
         "validation": threshold_validation(),
-        "valuation": InfluenceValuation(threshold_validation()),
         "model": nn.Linear(2, 3),
-        "inputs": torch.zeros(4, 2),
-        "labels": torch.zeros(4, dtype=torch.int64),
+        "root": RootTraining(nn.Linear(2, 3), torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)),
         "inner": FedMedian(),
         "rule": strategies.Median(),
         "is_malicious": lambda _node: False,
@@ -37,8 +36,10 @@ def parts() -> dict[str, object]:
 
 def built(kind: type[ScreenedStrategy], **settings: object) -> ScreenedStrategy:
     needed = parts()
-    own = [n for n in inspect.signature(kind).parameters if n in needed]
-    return kind(**{name: needed[name] for name in own}, device="cpu", **settings)
+    own = {n: needed[n] for n in inspect.signature(kind).parameters if n in needed}
+    if kind is strategies.ScoredStrategy:
+        own = {"validation": InfluenceValuation(threshold_validation())}
+    return kind(**own, setup=Setup(device="cpu"), **settings)
 
 
 def told(strategy: ScreenedStrategy, caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -49,24 +50,27 @@ def told(strategy: ScreenedStrategy, caplog: pytest.LogCaptureFixture) -> list[s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_argument_is_told(kind, caplog):
-    own = [n for n in inspect.signature(kind).parameters if n not in ("base", "flower")]
+    groups = {"setup": Setup, "weighting": Weighting, "descent": DescentSettings}
+    own = [n for n in inspect.signature(kind).parameters if n not in groups]
+    held = [groups[n] for n in inspect.signature(kind).parameters if n in groups]
+    inside = [field.name for group in held for field in fields(group)]
     names = [line.split(" = ")[0] for line in told(built(kind), caplog)]
-    for name in (*own, *BASE):
+    for name in (*own, *inside):
         assert names.count(name) == 1, name
 
 
 def test_an_argument_that_a_class_fixes_is_told_as_it_is(caplog):
-    fedsv = told(strategies.FedSV(threshold_validation(), gamma=0.7, device="cpu"), caplog)
-    assert {"smooth_update = False", "initial = 0.0", "gamma = 0.7"} <= set(fedsv)
+    fedsv = told(strategies.FedSV(threshold_validation(), setup=Setup(device="cpu")), caplog)
+    assert {"smooth_update = False", "initial = 0.0"} <= set(fedsv)
     caplog.clear()
-    shapfed = told(strategies.ShapFed(nn.Linear(2, 3), device="cpu"), caplog)
-    assert {"round_normalization = False", "gamma = 0.5"} <= set(shapfed)
+    shapfed = told(strategies.ShapFed(nn.Linear(2, 3), setup=Setup(device="cpu")), caplog)
+    assert "gamma = 0.5" in shapfed
 
 
 def test_values_are_those_in_force(caplog):
-    fedif = strategies.FedIF(threshold_validation(), gamma=0.7, seed=9, device="cpu")
+    fedif = strategies.FedIF(threshold_validation(), gamma=0.7, setup=Setup(seed=9, device="cpu"))
     lines = told(fedif, caplog)
-    assert {"gamma = 0.7", "seed = 9", "device = cpu", "overlap = True"} <= set(lines)
+    assert {"gamma = 0.7", "seed = 9", "device = cpu"} <= set(lines)
     assert any(
         line.startswith("validation = Validation(Threshold with 1 parameters") for line in lines
     )
@@ -85,15 +89,18 @@ def test_positional_arguments_and_those_of_a_users_own_subclass():
         def __init__(self, first, second=2, **base):
             super().__init__(**base)
 
-    flower = given_settings(strategies.FedProx, (0.3, 0.4), {"seed": 5})
-    assert (flower["fraction_train"], flower["fraction_evaluate"], flower["seed"]) == (0.3, 0.4, 5)
+    flower = given_settings(strategies.FedProx, (0.3, 0.4), {"proximal_mu": 5}).values
+    shown = flower["fraction_train"], flower["fraction_evaluate"], flower["proximal_mu"]
+    assert shown == (0.3, 0.4, 5)
     settings = given_settings(Own, (1,), {"proximal_mu": 0.5})
-    assert (settings["first"], settings["second"], settings["proximal_mu"]) == (1, 2, 0.5)
-    assert settings["seed"] == 0
+    assert settings.values == {"first": 1, "second": 2, "proximal_mu": 0.5}
+    assert settings.given == {"first": 1, "proximal_mu": 0.5}
 
 
 def test_a_rule_is_told_with_its_settings(caplog):
-    lines = told(strategies.RobustRule(strategies.DnC(iterations=3), device="cpu"), caplog)
+    lines = told(
+        strategies.RobustRule(strategies.DnC(iterations=3), setup=Setup(device="cpu")), caplog
+    )
     assert "rule = DnC(malicious_fraction=0.2, iterations=3)" in lines
 
 
@@ -105,8 +112,10 @@ def test_data_and_models_are_told_by_their_kind():
 
 
 def test_a_strategy_names_what_it_was_called_with():
-    fedif = strategies.FedIF(threshold_validation(), 0.5, gamma=0.7, device="cpu")
+    fedif = strategies.FedIF(threshold_validation(), 0.5, gamma=0.7, setup=Setup(device="cpu"))
     validation = repr(threshold_validation())
-    shown = f"FedIF(validation={validation}, gamma=0.7, fraction_train=0.5, device='cpu')"
+    shown = (
+        f"FedIF(validation={validation}, fraction_train=0.5, gamma=0.7, setup=Setup(device='cpu'))"
+    )
     assert repr(fedif) == shown
     assert repr(strategies.FedSV(threshold_validation())) == f"FedSV(validation={validation})"

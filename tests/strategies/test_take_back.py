@@ -12,6 +12,7 @@ from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.hostile import Clients, honest_parts, spoiled_reply, step_reply
@@ -56,7 +57,7 @@ def test_fedif_goes_on_from_the_last_model_that_worked():
         fraction_evaluate=0.0,
         stages=(),
         callbacks=[OnRound(reports.append)],
-        device="cpu",
+        setup=Setup(device="cpu"),
     )
     arrays = run(strategy, huge_in(1), rounds=5)
     assert [report.failed for report in reports] == [False, True, False, False, False]
@@ -72,7 +73,7 @@ def test_nothing_but_nonsense_blames_the_model_that_was_sent():
             return step_reply(message, float("nan"))
         return huge_in(1).special[0](message, context)
 
-    strategy = FedAvg(fraction_evaluate=0.0, device="cpu")
+    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(device="cpu"))
     arrays = run(strategy, Clients(dict.fromkeys(range(3), overflowing)), rounds=5)
     assert arrays["1.weight"].numpy().item() == pytest.approx(3.0)
 
@@ -95,7 +96,7 @@ def one_more(message: Message, context: Context) -> Message:
 
 
 def test_silence_does_not_blame_the_model():
-    strategy = FedAvg(fraction_evaluate=0.0, device="cpu", max_paused_turns=0)
+    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(device="cpu", max_paused_turns=0))
     grid = SilentInRound(Clients(dict.fromkeys(range(3), one_more)), silent_round=2)
     arrays = strategy.start(grid, model_arrays(line()), num_rounds=3).arrays
     assert arrays["0.weight"].numpy().item() == pytest.approx(2.0)
@@ -115,7 +116,9 @@ def unable_beyond(limit: float):
 
 def test_clients_that_all_fail_on_the_model_just_made_blame_it():
     reports: list[RoundReport] = []
-    strategy = FedAvg(fraction_evaluate=0.0, device="cpu", callbacks=[OnRound(reports.append)])
+    strategy = FedAvg(
+        fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], setup=Setup(device="cpu")
+    )
     arrays = run(strategy, Clients(dict.fromkeys(range(3), unable_beyond(1e6))), rounds=4)
     assert [report.failed for report in reports] == [False, True, False, False]
     assert reports[1].reason == "most clients fail on this model"
@@ -125,7 +128,7 @@ def test_clients_that_all_fail_on_the_model_just_made_blame_it():
 def test_the_few_that_do_not_fail_make_no_model_of_it():
     # Partition 1 sent the huge update, and answers it happily.
     clients = Clients({0: unable_beyond(1e6), 1: huge_in(1).special[1], 2: unable_beyond(1e6)})
-    strategy = FedAvg(fraction_evaluate=0.0, device="cpu")
+    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(device="cpu"))
     assert run(strategy, clients, rounds=3)["1.weight"].numpy().item() == pytest.approx(1.0)
 
 
@@ -133,13 +136,13 @@ def test_clients_that_always_fail_do_not_blame_the_model():
     def failing(message: Message, context: Context) -> Message:
         raise OSError("no data here")
 
-    strategy = FedAvg(fraction_evaluate=0.0, device="cpu", max_paused_turns=0)
+    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(device="cpu", max_paused_turns=0))
     arrays = run(strategy, Clients({0: failing, 1: one_more, 2: one_more}), rounds=3)
     assert arrays["0.weight"].numpy().item() == pytest.approx(3.0)
 
 
 def test_a_first_model_that_is_bad_has_nothing_to_go_back_to():
-    strategy = FedAvg(fraction_evaluate=0.0, device="cpu")
+    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(device="cpu"))
     clients = Clients(dict.fromkeys(range(3), lambda m, _: step_reply(m, float("nan"))))
     with pytest.raises(TrainingFailedError, match="3 rounds in a row"):
         run(strategy, clients, rounds=5)
@@ -157,8 +160,15 @@ def test_negative_variances_are_refused():
     reports: list[RoundReport] = []
     held_out = Validation(model, torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
     for strategy in (
-        FedIF(held_out, fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], device="cpu"),
-        FedAvg(fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], device="cpu"),
+        FedIF(
+            held_out,
+            fraction_evaluate=0.0,
+            callbacks=[OnRound(reports.append)],
+            setup=Setup(device="cpu"),
+        ),
+        FedAvg(
+            fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], setup=Setup(device="cpu")
+        ),
     ):
         strategy.start(LocalGrid(clients, 3), model_arrays(model), num_rounds=1)
     for report in reports:
@@ -184,7 +194,7 @@ def test_an_error_out_of_the_users_loss_fails_the_round_and_not_the_run():
         fraction_evaluate=0.0,
         stages=(),
         callbacks=[OnRound(reports.append)],
-        device="cpu",
+        setup=Setup(device="cpu"),
     )
     arrays = run(strategy, huge_in(1), rounds=4)
     assert [report.failed for report in reports] == [False, True, False, False]

@@ -220,7 +220,7 @@ def test_accuracy_is_refused_where_targets_are_no_classes(targets):
         loss_fn=lambda outputs, t: functional.mse_loss(outputs, t.float()),
         device="cpu",
     )
-    with pytest.raises(ConfigError, match=r'shapley_utility="loss"'):
+    with pytest.raises(ConfigError, match=r'utility="loss"'):
         ShapleyValuation(validation)
     ShapleyValuation(validation, utility="loss")
     with pytest.raises(ConfigError, match=r"utility = 'score' needs Validation\(\.\.\., score="):

@@ -19,7 +19,7 @@ from fedif_flower.valuation.validation import Validation
 _NEEDED = {
     "accuracy": (
         "needs outputs [n, classes] and integer targets [n]. Here take "
-        'shapley_utility="loss", or "score" with Validation(..., score=...)'
+        'utility="loss", or "score" with Validation(..., score=...)'
     ),
     "score": "needs Validation(..., score=...)",
 }
@@ -63,15 +63,13 @@ class ShapleyValuation:
         seed: int = 0,
     ) -> None:
         if estimator not in ESTIMATORS:
-            raise ConfigError(
-                f"shapley_estimator = {estimator!r}; allowed: {', '.join(ESTIMATORS)}"
-            )
+            raise ConfigError(f"estimator = {estimator!r}; allowed: {', '.join(ESTIMATORS)}")
         if utility not in METRICS:
-            raise ConfigError(f"shapley_utility = {utility!r}; allowed: {', '.join(METRICS)}")
+            raise ConfigError(f"utility = {utility!r}; allowed: {', '.join(METRICS)}")
         if num_samples < 1:
-            raise ConfigError(f"shapley_samples = {num_samples}; allowed: >= 1")
+            raise ConfigError(f"num_samples = {num_samples}; allowed: >= 1")
         if utility not in validation.metrics:
-            raise ConfigError(f"shapley_utility = {utility!r} {_NEEDED[utility]}")
+            raise ConfigError(f"utility = {utility!r} {_NEEDED[utility]}")
         self.validation = validation
         self.estimator = ESTIMATORS[estimator]
         self.num_samples = num_samples

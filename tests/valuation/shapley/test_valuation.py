@@ -112,9 +112,9 @@ def test_parameter_names_are_the_models():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"estimator": "guess"}, r"shapley_estimator = 'guess'; allowed: complementary, exact"),
-        ({"utility": "f1"}, r"shapley_utility = 'f1'; allowed: accuracy, loss"),
-        ({"num_samples": 0}, r"shapley_samples = 0; allowed: >= 1"),
+        ({"estimator": "guess"}, r"estimator = 'guess'; allowed: complementary, exact"),
+        ({"utility": "f1"}, r"utility = 'f1'; allowed: accuracy, loss"),
+        ({"num_samples": 0}, r"num_samples = 0; allowed: >= 1"),
     ],
 )
 def test_settings_out_of_range_are_named(arguments, message):

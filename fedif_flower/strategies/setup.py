@@ -1,0 +1,102 @@
+"""What is the same for every strategy: where and how rounds are run, and how far replies count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from fedif_flower.errors import ConfigError, require
+from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
+from fedif_flower.strategies.streaming import AggregationMode
+
+
+@dataclass(frozen=True, repr=False)
+class Setup:
+    """How rounds are run, and how far replies count.
+
+    Parameters
+    ----------
+    seed : int
+        Clients are drawn from (seed, round).
+    device : str or torch.device
+        Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
+    trainable_keys : sequence of str, optional
+        Names of the trainable parameters, in the order of the vector [d]; other floating-point
+        arrays never enter norms, distances or influences. ``None``: those of the strategy's
+        validation set or model, if it has one, else all floating-point arrays.
+    tied_keys : mapping of str to str, optional
+        Second names of arrays (tied weights), and their first names; a reply in which the two
+        differ is refused. ``None``: as ``trainable_keys``.
+    identify : callable, optional
+        Names nodes (see :class:`~fedif_flower.strategies.nodes.NodeDirectory`).
+    node_timeout : float
+        Seconds to wait for ``min_train_nodes``, and before the first round for
+        ``min_available_nodes`` as well.
+    min_valid_replies : int
+        With fewer, >= 1, the round fails: the old model is kept.
+    max_failed_rounds : int
+        The run stops with an error where more than half of the members gave no usable reply this
+        many times in a row that they were asked, and after this many rounds in a row that failed
+        although replies were usable (see
+        :class:`~fedif_flower.strategies.failures.MemberFailures`).
+    max_paused_turns : int
+        Members that err again and again are not asked for at most so many of their turns, >= 0.
+    max_num_examples, max_examples_ratio : float
+        A client that claims more examples is refused; one that claims more than this many times
+        the round's median, >= 1, counts for so many. 0: no such bound.
+    aggregation : {"stacked", "streaming", "auto"}
+        Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
+    """
+
+    seed: int = 0
+    device: str | torch.device = "auto"
+    trainable_keys: Sequence[str] | None = None
+    tied_keys: Mapping[str, str] | None = None
+    identify: Identify | None = None
+    node_timeout: float = NODE_TIMEOUT
+    min_valid_replies: int = 1
+    max_failed_rounds: int = 3
+    max_paused_turns: int = 63
+    max_num_examples: float = 10_000_000
+    max_examples_ratio: float = 10.0
+    aggregation: AggregationMode = "stacked"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        for name, least in (("min_valid_replies", 1), ("max_failed_rounds", 1)):
+            require(getattr(self, name) >= least, name, getattr(self, name), f">= {least}")
+        require(self.max_paused_turns >= 0, "max_paused_turns", self.max_paused_turns, ">= 0")
+
+    def __repr__(self) -> str:
+        """Name what is not a default."""
+        shown = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"Setup({', '.join(shown)})"
+
+    def naming(self, trainable: Sequence[str], tied: Mapping[str, str]) -> Setup:
+        """Return it with a model's own names of arrays, where none are given."""
+        return replace(
+            self,
+            trainable_keys=trainable if self.trainable_keys is None else self.trainable_keys,
+            tied_keys=tied if self.tied_keys is None else self.tied_keys,
+        )
+
+
+DEFAULTS = Setup()
+
+
+def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:
+    """Raise ConfigError for a strategy that was given one of Flower's arguments first."""
+    if not isinstance(value, kinds):
+        own = type(strategy).__name__
+        allowed = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(
+            f"{own}: {name} = {value!r}; allowed: a {allowed}, before Flower's own arguments, as "
+            f"in {own}({name}, ..., fraction_train=0.5)"
+        )
