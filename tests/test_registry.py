@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from fedif_flower.registry import IN_PROCESS, Registry, _installed, call_with, i
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import RobustRule
 from fedif_flower.strategies.config import default_clipping
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.registry import TASKS, build_task
@@ -36,6 +38,11 @@ class Rotate(Behaviour):
 def make(config, ratio): return Rotate(config.attack_target)
 
 class Plain(ScreenedStrategy): ...
+
+class Middle:
+    def __init__(self, malicious_fraction): self.share = malicious_fraction
+
+    def __call__(self, updates): return updates.client_updates.median(dim=0).values
 
 def task():
     return Task(name="t", model=None, client_data=None, validation_data=None, test_data=None)
@@ -89,6 +96,13 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
     assert build_task(RunConfig(task=f"{package}:task")).name == "t"
     assert default_clipping("plain") == 0.0
     assert "rotate" in list(ATTACKS)
+
+
+def test_a_class_whose_instances_are_called_is_a_robust_rule(package):
+    parts = SimpleNamespace(config=SimpleNamespace(assumed_malicious_fraction=0.2), base={})
+    strategy = STRATEGIES[f"{package}:Middle"](parts)
+    assert isinstance(strategy, RobustRule)
+    assert strategy.rule.share == 0.2
 
 
 def test_what_there_is_says_where_it_comes_from(package):

@@ -215,7 +215,8 @@ def own_strategy(name: str, found: Any) -> Builder:
 
     A :class:`ScreenedStrategy` gets the run's settings, and those of ``validation``, ``model``,
     ``task``, ``training`` and ``num_clients`` that its constructor names. A strategy of Flower's
-    is wrapped in a :class:`FlowerRule`. A function gets the StrategyParts.
+    is wrapped in a :class:`FlowerRule`. A class whose instances are called is a robust rule: it
+    gets ``malicious_fraction`` if it names it. A function gets the StrategyParts.
     """
 
     def build(parts: StrategyParts) -> ScreenedStrategy:
@@ -225,6 +226,10 @@ def own_strategy(name: str, found: Any) -> Builder:
             made = call_with(f"strategy {name!r}", found, offered, parts.base)
         elif isinstance(found, type) and issubclass(found, flower.FedAvg):
             made = FlowerRule(found(), **parts.base)
+        elif isinstance(found, type) and any("__call__" in vars(kind) for kind in found.__mro__):
+            share = {"malicious_fraction": parts.config.assumed_malicious_fraction}
+            rule: Rule = call_with(f"strategy {name!r}", found, share)
+            made = RobustRule(rule, **parts.base)
         else:
             made = found(parts) if callable(found) else found
         if not isinstance(made, ScreenedStrategy):

@@ -22,6 +22,7 @@ from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.resume import ResumableRun
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies import Setup
 from tests.run.resuming import CLIENTS, run, run_config
 
 PROJECT = Path(__file__).parents[2]
@@ -136,7 +137,7 @@ def test_a_resumed_run_goes_on_without_nodes_that_do_not_come_back(tmp_path):
     model = ArrayRecord([torch.zeros(2).numpy()])
     first.strategy.model.receive(model)
     first.on_round_end(1)
-    second = resumable(node_timeout=0.01)
+    second = resumable(setup=Setup(node_timeout=0.01))
     del grid.contexts[1003]
     arrays = second.restore(CheckpointFolder(tmp_path, {}).find("auto"), grid, model)
     assert second.rounds_left == 4
