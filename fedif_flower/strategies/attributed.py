@@ -1,4 +1,4 @@
-"""What path attribution says of a round: who brought how much of its decrease of the loss about."""
+"""The records of path attribution: how much each client contributed to a round's decrease."""
 
 from __future__ import annotations
 

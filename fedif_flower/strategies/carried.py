@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-# Of the newest step's share: a step whose own has faded below it is no longer told apart. A running
-# mean that halves every round forgets an update after ten rounds.
+# Of the newest step's share. Older steps whose share has faded below it are left out: ten rounds
+# are kept where the running mean halves each round.
 LEAST_SHARE = 1e-3
 
 

@@ -27,7 +27,7 @@ class FedAvg(ScreenedStrategy):
         return lambda reply, _: Noted((reply.num_examples,))
 
     def needs_all_updates(self) -> str:
-        """Return why a bound on examples, if there is one, needs all replies: it takes a median."""
+        """Return that ``max_examples_ratio`` needs the round's median, or nothing if it is off."""
         if self.limits.max_examples_ratio:
             return "max_examples_ratio takes the median number of examples; set it to 0"
         return ""

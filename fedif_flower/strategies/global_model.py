@@ -75,7 +75,7 @@ class GlobalModel:
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names.
     stages : Stages, optional
-        Some move the model further than the round's own step, as server momentum does.
+        They may move the model on after the round's own step, as server momentum does.
     """
 
     def __init__(
