@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,8 +35,19 @@ OutputDir = Annotated[Path, typer.Option(help="where results go")]
 RunDir = Annotated[Path, typer.Argument(help="a run's folder")]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        Console().print(f"fedif-flower {version('fedif-flower')}", highlight=False)
+        raise typer.Exit
+
+
 @cli.callback()
-def fedif() -> None:
+def fedif(
+    shown: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="say which one"),
+    ] = False,
+) -> None:
     """Simulate federations on this machine, and report on them."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import annotated_types
@@ -18,6 +19,7 @@ from fedif_flower.errors import ConfigError
 
 Scalar = bool | int | float | str
 AUTO = "auto"
+_ALIKE = 0.75  # Of 1: what may have been a slip of the finger.
 _Part = TypeVar("_Part", bound="Settings")
 
 
@@ -190,9 +192,15 @@ def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, ob
     key = str(first["loc"][0])
     name = next((name for name, alias in aliases.items() if key in (name, alias)), None)
     if name is None:
-        known = aliases.values() if by_alias else aliases
+        known = list(aliases.values() if by_alias else aliases)
+        if near := get_close_matches(key, known, cutoff=_ALIKE):
+            return f"unknown key {key!r}; did you mean {' or '.join(near)}?"
         return f"unknown key {key!r}; known keys: {', '.join(known)}"
-    return spell(f"{name} = {first['input']!r}; allowed: {_allowed(cls.model_fields[name])}")
+    field = cls.model_fields[name]
+    choices = [str(choice) for choice in _extra(field, "choices") or ()]
+    near = get_close_matches(str(first["input"]), choices, n=1, cutoff=_ALIKE)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    return spell(f"{name} = {first['input']!r}; allowed: {_allowed(field)}") + meant
 
 
 def _allowed(field: FieldInfo) -> str:

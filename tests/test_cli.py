@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,11 @@ def test_an_error_is_one_line_without_a_traceback():
     assert result.returncode == 1
     assert result.stderr.startswith("error: gamma = [2]; allowed: ")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_it_says_which_version_it_is():
+    result = run_python("from fedif_flower.cli import main; main()", "--version")
+    assert result.stdout == f"fedif-flower {version('fedif-flower')}\n"
 
 
 def test_a_statement_is_made_checked_and_found_changed(tmp_path):

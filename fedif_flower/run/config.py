@@ -118,7 +118,11 @@ class RunConfig(ClientConfig, StrategyConfig):
             tuned = (values["dataset"], values["strategy"]) == ("fashion-mnist", "fedif")
             values["gamma"] = 0.4 if tuned else 0.3
         if values["assumed-malicious-fraction"] == AUTO:
-            values["assumed-malicious-fraction"] = values["malicious-fraction"]
+            share = values["malicious-fraction"]
+            # One that is not allowed is an error of the key that was set.
+            fits = isinstance(share, int | float) and 0 <= share <= 1
+            default = cls.model_fields["assumed_malicious_fraction"].default
+            values["assumed-malicious-fraction"] = share if fits else default
         if values["update-clipping"] == AUTO:
             values["update-clipping"] = default_clipping(values["strategy"])
         config = cls(**values)
@@ -213,8 +217,11 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
         try:
             values[match[1]] = tomllib.loads(f"value = {match[2]}")["value"]
         except tomllib.TOMLDecodeError:
-            raise ConfigError(
-                f"{match[1]} = {match[2]}: not a number or true/false; strings need quotes"
-            ) from None
+            if not re.fullmatch(r"[A-Za-z_][\w:.+-]*", match[2]):
+                raise ConfigError(
+                    f"{match[1]} = {match[2]}: not a number, true, false or a word; other strings "
+                    "need quotes"
+                ) from None
+            values[match[1]] = match[2]  # A shell took the quotes away.
         position = match.end()
     return values

@@ -73,7 +73,7 @@ def test_colluders_and_attackers_with_a_memory_do_the_same_in_actors(tmp_path):
     ("overrides", "message"),
     [
         ("num-server-rounds=0", "num-server-rounds = 0; allowed: an integer >= 1"),
-        ("strategy=krum", "strings need quotes"),
+        ("data-dir=a/b", "other strings need quotes"),
         ('dataset="image-folder" data-dir="nowhere"', "nowhere"),
     ],
 )

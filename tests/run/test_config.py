@@ -133,12 +133,35 @@ def test_overrides_are_read_as_flwr_run_reads_them(text):
     assert parse_overrides(text) == parse_config_args([text])
 
 
-@pytest.mark.parametrize(
-    "text", ["seed", "seed=", "seed = 5", "strategy=krum", 'a="b"c', "seed=5,"]
-)
+@pytest.mark.parametrize("text", ["seed", "seed=", "seed = 5", "data-dir=a/b", 'a="b"c', "seed=5,"])
 def test_overrides_that_flwr_would_skip_or_misread_are_refused(text):
     with pytest.raises(ConfigError):
         parse_overrides(text)
+
+
+def test_a_word_needs_no_quotes():
+    assert parse_overrides("attack=label-noise strategy=byzfl:NNM+TrMean smooth-update=true") == {
+        "attack": "label-noise",
+        "strategy": "byzfl:NNM+TrMean",
+        "smooth-update": True,
+    }
+
+
+def test_an_error_names_the_key_that_was_set():
+    with pytest.raises(ConfigError, match=r"^malicious-fraction = 1\.5; allowed"):
+        RunConfig.from_run_config({**default_run_config(), "malicious-fraction": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"learningrate": 0.1}, "unknown key 'learningrate'; did you mean learning-rate"),
+        ({"strategy": "fedfi"}, r"strategy = 'fedfi'; allowed: .* \(did you mean 'fedif'\?\)"),
+    ],
+)
+def test_an_error_says_what_may_have_been_meant(given, meant):
+    with pytest.raises(ConfigError, match=meant):
+        RunConfig.from_run_config({**default_run_config(), **given})
 
 
 def test_node_config():
