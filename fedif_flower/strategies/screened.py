@@ -358,6 +358,27 @@ class ScreenedStrategy(FlowerFedAvg):
         metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
         return outcome.arrays, metrics
 
+    def aggregate(
+        self, updates: RoundUpdates, accepted: Sequence[AcceptedReply] = ()
+    ) -> tuple[ModelVectors, Aggregation]:
+        """Return where a round leads: through the stages before weighing, weights, and step.
+
+        Parameters
+        ----------
+        updates : RoundUpdates
+            The round's replies as they came.
+        accepted : sequence of AcceptedReply
+            The same for rules that need more than updates.
+
+        Raises
+        ------
+        Exception
+            Whatever fails the round, out of a stage, the rule, or a user's model or loss.
+        """
+        staged = self.stages.before(updates)
+        vectors, aggregation = self.merge(staged, accepted)
+        return vectors, staged.unmixed(aggregation)
+
     def merge(
         self,
         updates: RoundUpdates,
@@ -447,9 +468,7 @@ class ScreenedStrategy(FlowerFedAvg):
             )
             if stream is not None:
                 updates = stream.summed(updates, accepted)
-            staged = self.stages.before(updates)
-            vectors, aggregation = self.merge(staged, accepted)
-            aggregation = staged.unmixed(aggregation)
+            vectors, aggregation = self.aggregate(updates, accepted)
         except Exception as error:  # out of a user's model or loss, as likely as not
             known = isinstance(error, ValuationError)
             # An unknown error may come from the model that was sent: an older one is known to work.

@@ -118,11 +118,12 @@ class AsRun:
 
     def __init__(self, strategy: ScreenedStrategy) -> None:
         self._strategy = strategy
+        strategy.stages.begin(strategy.judge)
 
     def __call__(self, updates: RoundUpdates, validation: Validation) -> Aggregation:  # noqa: ARG002
         """Return the weights, and what updates are multiplied by in the end."""
         try:
-            _, aggregation = self._strategy.merge(updates, ())
+            _, aggregation = self._strategy.aggregate(updates)
         except ValuationError:  # The round fails and the model stays.
             return Aggregation(torch.zeros(updates.num_clients, dtype=torch.float64))
         return aggregation

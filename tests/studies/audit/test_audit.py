@@ -10,11 +10,12 @@ import torch
 from rich.console import Console
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES
-from fedif_studies.audit.federation import federate
+from fedif_studies.audit.federation import STRATEGIES, federate, vector_of
 from fedif_studies.audit.findings import Values, curve, findings, random_curve
 from fedif_studies.audit.measure import (
     Measurements,
@@ -95,6 +96,28 @@ def test_who_returns_the_model_contributes_exactly_nothing(task):
     found = watched(task, "returns the model", *VALUATIONS)
     assert found["path attribution (trapezoid)"][marked].tolist() == [0.0]
     assert found["path attribution (simpson)"][marked].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("name", ["FedIF", "influence descent"])
+def test_a_strategy_keeps_its_bounds_in_an_audit(task, name):
+    """One update is a hundred times as long as the others: clipping shortens it to twice."""
+    params = vector_of(task.new_model(0))
+    rows = -0.01 * torch.stack([task.server.validation.gradient(params)] * MEMBERS)
+    rows[0] *= 100
+    updates = RoundUpdates(
+        server_round=1,
+        client_ids=tuple(range(MEMBERS)),
+        num_examples=torch.ones(MEMBERS, dtype=torch.float64),
+        model=ModelVectors(params, params.new_zeros(0)),
+        client_updates=rows,
+        squared_norms=rows.double().square().sum(dim=1),
+        buffer_updates=rows.new_zeros(MEMBERS, 0),
+        counters=({},) * MEMBERS,
+    )
+    found = STRATEGIES[name](task.server.validation)(updates, task.server.validation)
+    assert found.applied is not None
+    assert found.weights[0] > 0
+    assert float(found.applied[0] / found.weights[0]) == pytest.approx(0.02, rel=1e-3)
 
 
 def line(member: int, value: float, *, case=HONEST, valuation="v", marked=0, seed=0, rule="FedAvg"):
