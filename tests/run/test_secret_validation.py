@@ -55,7 +55,7 @@ def test_a_run_that_goes_on_keeps_its_salt_and_one_that_begins_has_a_new_one(tmp
         run(config(secret=False))
     run(config())
     assert published() == first
-    run(config(resume=""))
+    run(config(resume="").replace(overwrite=True))
     assert published() != first
 
 

@@ -119,7 +119,7 @@ def run_config(tmp_path, **overrides) -> RunConfig:
 def test_a_run_config_names_trackers(tmp_path, no_mlflow_server):
     from client_app import app as client_app
 
-    config = run_config(tmp_path, trackers="tensorboard, mlflow")
+    config = run_config(tmp_path, trackers="tensorboard, mlflow", overwrite=True)
     for _ in range(2):  # A second run replaces the first one's curves.
         run_federation(LocalGrid(client_app, 4), config)
     curves = curves_of_tensorboard(tmp_path / "run" / "tensorboard")

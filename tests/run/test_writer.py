@@ -79,7 +79,10 @@ def test_metrics_of_an_evaluate_fn_are_written(tmp_path):
 
     writer = RunWriter(tmp_path)
     strategy = FedIF(
-        threshold_validation(), fraction_evaluate=0.0, device="cpu", callbacks=[writer]
+        threshold_validation(),
+        fraction_evaluate=0.0,
+        callbacks=[writer],
+        setup=Setup(device="cpu"),
     )
     strategy.start(
         LocalGrid(Movers([[1.0], [-1.0]]), 2),
