@@ -182,6 +182,11 @@ def test_a_key_that_is_not_registered_may_ask_to_be_let_in(server):
     assert status(server.ask(request("activate-node", b"x" * 5000, signed=False))) == 413
 
 
+def header(asked: bytes) -> bytes:
+    """Return a request without the body that it announces."""
+    return asked[: asked.index(b"\r\n\r\n") + 4]
+
+
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
@@ -191,8 +196,9 @@ def test_a_key_that_is_not_registered_may_ask_to_be_let_in(server):
         ),
         (lambda: b"GET /v1/fleet/pull-messages HTTP/1.1\r\nHost: a\r\n\r\n", 405),
         (lambda: request("run-anything"), 404),
-        (lambda: request("pull-messages", b"x" * 5000), 413),
-        (lambda: request("push-messages", b"x" * 200_000), 413),
+        # Without their bodies: the server may close before it has got them.
+        (lambda: header(request("pull-messages", b"x" * 5000)), 413),
+        (lambda: header(request("push-messages", b"x" * 200_000)), 413),
         (lambda: request("push-object", b"\x0a\x00" * 5000), 400),
         (lambda: request("pull-messages", Transfer_Encoding="chunked"), 400),
         (
