@@ -108,7 +108,8 @@ class Server:
     def ask(self, request: bytes, source: str = STRANGER) -> bytes:
         """Send a request on a connection of its own; return all that comes until it is closed."""
         with self.encrypted(source) as connection:
-            connection.sendall(request)
+            with contextlib.suppress(OSError):  # It may be answered, and closed, before its end.
+                connection.sendall(request)
             return all_of(connection)
 
 
