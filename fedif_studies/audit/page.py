@@ -109,25 +109,28 @@ def _head(config: RunConfig, values: Values) -> list[str]:
 
 
 def _table(lines: Sequence[Finding]) -> list[str]:
-    """Return a Markdown table: a row for each valuation, a column for each question and case."""
+    """Return a Markdown table: valuations down, questions and cases across, or the longer down."""
     questions = list(dict.fromkeys(line.question for line in lines))
-    columns = list(dict.fromkeys((line.question, line.case) for line in lines))
+    cases = list(dict.fromkeys((line.question, line.case) for line in lines))
     heads = [
         case if len(questions) == 1 else f"{case}, {question.rsplit(', ', 1)[-1]}"
-        for question, case in columns
+        for question, case in cases
     ]
-    table = [f"| valuation | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
-    for valuation in dict.fromkeys(line.valuation for line in lines):
-        cells = []
-        for column in columns:
-            own = [
-                line.value
-                for line in lines
-                if (line.question, line.case) == column and line.valuation == valuation
-            ]
-            cells.append(f"{own[0]:.3f}" if own else "-")
-        table.append(f"| {valuation} | {' | '.join(cells)} |")
-    return table
+    valuations = list(dict.fromkeys(line.valuation for line in lines))
+    values = {(line.valuation, line.question, line.case): line.value for line in lines}
+    cells = [
+        [f"{values[v, *case]:.3f}" if (v, *case) in values else "-" for case in cases]
+        for v in valuations
+    ]
+    if len(cases) > len(valuations):
+        cells = [list(column) for column in zip(*cells, strict=True)]
+        head, down, across = "case", heads, valuations
+    else:
+        head, down, across = "valuation", valuations, heads
+    table = [f"| {head} | {' | '.join(across)} |", f"| --- |{' ---: |' * len(across)}"]
+    return table + [
+        f"| {name} | {' | '.join(row)} |" for name, row in zip(down, cells, strict=True)
+    ]
 
 
 def _plot_removal(values: Values, case: str, accuracy: torch.Tensor, path: Path) -> None:
