@@ -149,7 +149,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
     unpaid = reason_against_shares(decrease, remainder, credits)
     shares = [Fraction(0)] * len(members)
     if not unpaid:
-        shares = gain_shares(credits, sum(map(Fraction, totals), NOTHING))
+        shares = gain_shares(credits, _sum(totals))
     withheld = withheld_shares(totals, credits) if any(shares) else [NOTHING] * len(members)
     nobody = 1 - sum(shares, Fraction(0)) if any(shares) else Fraction(0)
     cents: list[int] | list[None] = [None] * (len(members) + 1)
@@ -271,10 +271,9 @@ def gain_shares(credits: Sequence[float], gained: Fraction = NOTHING) -> list[Fr
 
     All are 0 if none is positive.
     """
-    positive = [Fraction(max(value, 0.0)) for value in credits]
-    total = sum(positive, Fraction(0))
-    whole = max(total, gained)
-    return [value / whole if total else Fraction(0) for value in positive]
+    positive = [max(value, 0.0) for value in credits]
+    whole = max(_sum(positive), gained)
+    return [Fraction(value) / whole if any(positive) else NOTHING for value in positive]
 
 
 def withheld_shares(contributions: Sequence[float], credits: Sequence[float]) -> list[Fraction]:
@@ -283,11 +282,15 @@ def withheld_shares(contributions: Sequence[float], credits: Sequence[float]) ->
     .. math:: \frac{\max(c_i, 0) - \max(\hat c_i, 0)}
                    {\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
     """
-    gained = sum(map(Fraction, contributions), NOTHING)
-    positive = [Fraction(max(value, 0.0)) for value in credits]
-    whole = max(sum(positive, NOTHING), gained)
-    without = (Fraction(max(value, 0.0)) for value in contributions)
-    return [min((c - p) / whole, Fraction(1)) for c, p in zip(without, positive, strict=True)]
+    whole = max(_sum([max(value, 0.0) for value in credits]), _sum(contributions))
+    return [
+        min((Fraction(max(value, 0.0)) - Fraction(max(credit, 0.0))) / whole, Fraction(1))
+        for value, credit in zip(contributions, credits, strict=True)
+    ]
+
+
+def _sum(values: Sequence[float]) -> Fraction:
+    return sum(map(Fraction, values), NOTHING)
 
 
 def beyond(parts: Sequence[Part]) -> Beyond:

@@ -13,6 +13,7 @@ from fedif_flower.aggregators.clipping import usual_length
 from fedif_flower.errors import DivergedError, ValuationError, require
 from fedif_flower.round import RoundUpdates, combine, combine_buffers
 from fedif_flower.valuation.influence import project_updates
+from fedif_flower.valuation.past_steps import orthonormal
 from fedif_flower.valuation.validation import Validation
 
 LossGradient = Callable[[Tensor, Tensor], tuple[float, Tensor]]
@@ -207,15 +208,7 @@ class _ServerDirections:
         """Return a gradient ``[d]`` at ``params`` [d] less its part along these directions."""
         rest = gradient.double()
         known = [params - self._start, *([] if self._last is None else [self._last])]
-        basis: list[Tensor] = []
-        for direction in known:
-            own = direction.to(rest)
-            for unit in basis:
-                own = own - (own @ unit) * unit
-            length = own.norm()
-            if length > 1e-6 * direction.norm():
-                basis.append(own / length)
-        for unit in basis:
+        for unit in orthonormal([direction.to(rest) for direction in known], least=1e-6):
             rest = rest - (rest @ unit) * unit
         if rest.norm() <= 1e-6 * gradient.double().norm():  # Rounding is no direction.
             return torch.zeros_like(gradient)

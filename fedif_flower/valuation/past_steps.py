@@ -24,7 +24,8 @@ class PastSteps:
 
     def __init__(self, steps: Sequence[Tensor] = ()) -> None:
         self.steps = tuple(steps)[:REMEMBERED]
-        self.basis = orthonormal(self.steps)
+        basis = orthonormal(self.steps, _NEW)
+        self.basis = basis.to(self.steps[0]) if self.steps else basis
 
     def after(self, step: Tensor) -> PastSteps:
         """Return the last steps after one more ``[d]``; one of length 0 changes nothing."""
@@ -38,15 +39,16 @@ class PastSteps:
         return torch.stack(found, dim=1).cpu()
 
 
-def orthonormal(vectors: Sequence[Tensor]) -> Tensor:
-    """Return an orthonormal basis ``[k, d]`` of vectors' span, by Gram and Schmidt.
-
-    A vector of which the earlier ones leave next to nothing adds no direction; without any, k = 0.
+def orthonormal(vectors: Sequence[Tensor], least: float) -> Tensor:
+    """Return an orthonormal basis ``[k, d]`` of vectors' span, by Gram and Schmidt, in float64.
 
     Parameters
     ----------
     vectors : sequence of Tensor
         ``[d]`` each, finite.
+    least : float
+        A vector of which the earlier ones leave no more than so much of its length adds no
+        direction; without any, k = 0.
     """
     basis: list[Tensor] = []
     for vector in vectors:
@@ -54,8 +56,8 @@ def orthonormal(vectors: Sequence[Tensor]) -> Tensor:
         for unit in (*basis, *basis):  # Twice, since rounding leaves some of it the first time.
             rest = rest - (rest @ unit) * unit
         length = torch.linalg.vector_norm(rest)
-        if length > _NEW * torch.linalg.vector_norm(vector.double()):
+        if length > least * torch.linalg.vector_norm(vector.double()):
             basis.append(rest / length)
     if not basis:
-        return torch.zeros(0, len(vectors[0]) if vectors else 0)
-    return torch.stack(basis).to(vectors[0])
+        return torch.zeros(0, len(vectors[0]) if vectors else 0, dtype=torch.float64)
+    return torch.stack(basis)
