@@ -40,7 +40,7 @@ from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.quarantine import Quarantine
-from fedif_flower.strategies.registry import STRATEGIES, BaseArguments, StrategyParts
+from fedif_flower.strategies.registry import BaseArguments, StrategyParts, build_named
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
@@ -79,9 +79,10 @@ def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> Sc
         ),
     )
     parts = StrategyParts(
-        config=config,
         num_clients=config.num_clients,
         clients_per_round=config.clients_per_round,
+        malicious_fraction=config.assumed_malicious_fraction,
+        seed=config.seed,
         training=config.part(TrainingConfig),
         model=loaded.model,
         validation=loaded.validation,
@@ -90,7 +91,7 @@ def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> Sc
         is_malicious=malicious_marker(config),
         base=base,
     )
-    return STRATEGIES[config.strategy](parts)
+    return build_named(config.strategy, parts, config.settings_of("strategy"))
 
 
 def malicious_marker(config: RunConfig) -> Callable[[ClientNode], bool]:

@@ -34,6 +34,7 @@ from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace,
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
+from fedif_flower.sections import require_settings
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, admitted, tell
 from fedif_flower.strategies.failures import MemberFailures
@@ -151,9 +152,10 @@ class ScreenedStrategy(FlowerFedAvg):
         cls.__signature__ = constructor_signature(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember what the constructor is called with."""
+        """Remember what the constructor is called with, and refuse what is out of range."""
         strategy = super().__new__(cls)
         strategy.settings = given_settings(cls, args, kwargs)
+        require_settings(cls, strategy.settings.values)
         return strategy
 
     # -- what a strategy says of itself
