@@ -81,6 +81,12 @@ def require_fields(made: Any) -> None:
     require_settings(type(made), vars(made))
 
 
+def setting_of(maker: Maker, argument: str) -> Any:
+    """Return a constructor's argument as a field of a :class:`Settings` class."""
+    found = _declared(maker)[argument]
+    return found.setting.field(found.default)
+
+
 def section_name(name: str) -> str:
     """Return what the keys of a name begin with: the name, or the last part of an import string."""
     return name.rpartition(":")[2].rpartition(".")[2]

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from fedif_flower.registry import Registry
-from fedif_flower.sections import SectionedSettings
+from fedif_flower.sections import SectionedSettings, setting_of
 from fedif_flower.settings import RefusedValueError, setting
 from fedif_flower.stages import (
     Clip,
@@ -21,6 +21,7 @@ from fedif_flower.stages import (
 )
 from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES, WITHOUT_COEFFICIENTS
 from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import Setup
 from fedif_flower.strategies.streaming import AggregationMode
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
@@ -55,20 +56,8 @@ class StrategyConfig(SectionedSettings):
         ge=0,
         auto="2 for the strategies that score updates, else 0",
     )
-    aggregation: AggregationMode = setting(
-        "stacked",
-        "`streaming`: updates are summed as they come, so that memory does not grow with the "
-        "clients of a round (FedIF, FedAvg, FedProx, FLTrust, without what needs all updates at "
-        "once); `auto`: where they would take a quarter of the free memory",
-        is_new=True,
-    )
-    max_examples_ratio: float = setting(
-        10.0,
-        "no client counts for more than so many times the round's median of examples, >= 1; "
-        "0: no such bound",
-        ge=0,
-        is_new=True,
-    )
+    aggregation: AggregationMode = setting_of(Setup, "aggregation")
+    max_examples_ratio: float = setting_of(Setup, "max_examples_ratio")
     max_update_length: float = setting(
         0.0, "longer updates are shortened to this length; 0: none is", ge=0, is_new=True
     )
@@ -132,21 +121,9 @@ class StrategyConfig(SectionedSettings):
         '`attribution = "simpson"` or `"adaptive"`',
         is_new=True,
     )
-    min_valid_replies: int = setting(1, "with fewer, the round fails and the old model stays", ge=1)
-    max_failed_rounds: int = setting(
-        3,
-        "the run ends when most members gave no usable reply this many times in a row, or when "
-        "this many rounds in a row failed although replies were usable",
-        ge=1,
-        changes_result=False,
-    )
-    max_paused_turns: int = setting(
-        63,
-        "a member that errs again and again is not asked for 1, 3, 7 ... of its turns, at most for "
-        "this many; 0: nobody is paused",
-        ge=0,
-        changes_result=False,
-    )
+    min_valid_replies: int = setting_of(Setup, "min_valid_replies")
+    max_failed_rounds: int = setting_of(Setup, "max_failed_rounds")
+    max_paused_turns: int = setting_of(Setup, "max_paused_turns")
     max_num_examples: int = setting(
         0,
         "a client that claims more examples is refused; 0: the size of the server's training split",
@@ -190,6 +167,8 @@ class StrategyConfig(SectionedSettings):
 
 def default_stages(strategy: str) -> list[Stage]:
     """Return the stages that a strategy, by its name, has where it is given none."""
+    if strategy not in STRATEGIES:
+        return []  # It is refused where it is checked.
     kind = STRATEGIES[strategy]
     if isinstance(kind, type) and issubclass(kind, ScreenedStrategy):
         return kind.default_stages()

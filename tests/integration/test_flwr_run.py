@@ -112,7 +112,7 @@ def test_ctrl_c_ends_the_run_and_all_of_its_processes(launch: Launch) -> None:
 
 
 def test_bad_configuration_starts_nothing(launch: Launch) -> None:
-    assert launch.start("-c", "gamma=2.0").wait() == 1
+    assert launch.start("-c", "fedif.gamma=2.0").wait() == 1
     [line] = launch.printed().splitlines()
-    assert line.startswith("error: gamma = 2.0")
+    assert line.startswith("error: fedif.gamma = 2.0")
     assert not launch.run_dir.parent.exists()

@@ -18,14 +18,17 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies import nodes
+from fedif_flower.sweeps.spec import flatten
 from server_app import app as server_app
 from tests.run.resuming import CLIENTS, Killed, run_config
 from tests.strategies.waiting import Clock, LateGrid
 
 # What `flwr run .` hands to the ServerApp.
-FLWR_RUN: dict[str, Scalar] = tomllib.loads(
-    (Path(__file__).parents[2] / "pyproject.toml").read_text()
-)["tool"]["flwr"]["app"]["config"]
+FLWR_RUN: dict[str, Scalar] = flatten(
+    tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["flwr"][
+        "app"
+    ]["config"]
+)
 SIMULATED = '--federation-config "num-supernodes=100"'
 
 
@@ -138,7 +141,7 @@ def test_too_few_real_nodes_are_an_error_that_names_the_key():
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"gamma": 2.0}, "gamma = 2.0"),
+        ({"fedif.gamma": 2.0}, "fedif.gamma = 2.0"),
         ({"num-clients": "many"}, "num-clients = 'many'; allowed: an integer >= 1 or 'auto'"),
         ({"num-clients": 0}, "num-clients = 0; allowed: an integer >= 1 or 'auto'"),
         ({"resume": "auto"}, "num-clients = 'auto' with resume = 'auto'; allowed: the number"),

@@ -186,8 +186,8 @@ def test_a_completed_run_is_only_reported_again(tmp_path):
 def test_another_configuration_is_refused_and_nothing_touched(tmp_path):
     run_dir = run(run_config(tmp_path))
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match=r"gamma = 0.3 there, 0.9 here"):
-        run(run_config(tmp_path, gamma=0.9, resume="auto"))
+    with pytest.raises(CheckpointError, match=r"fedif.gamma = its default there, 0.9 here"):
+        run(run_config(tmp_path, resume="auto", **{"fedif.gamma": 0.9}))
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 

@@ -68,7 +68,7 @@ def test_cells_side_by_side_give_the_bits_of_a_cell_alone(tmp_path):
 def test_only_the_changed_cell_is_run(tmp_path):
     assert run_cells([small_cell(tmp_path)], Launches(), silent_console())
     launches = Launches()
-    cells = [small_cell(tmp_path), small_cell(tmp_path, gamma=0.9)]
+    cells = [small_cell(tmp_path), small_cell(tmp_path, **{"fedif.gamma": 0.9})]
     assert run_cells(cells, launches, silent_console())
     assert launches.grids[0].trained == 2 * 2
 
