@@ -33,9 +33,9 @@ MAX_MAGNITUDE = 1e15
 _APP_RAISED = 2  # Flower's code for it.
 NO_REPLY = "no reply before the deadline"
 
-# What became of a client in a round: its reply was used or refused, its app raised an error, or
-# nothing came that could be its reply.
-Status = Literal["accepted", "refused", "failed", "away"]
+# What became of a client in a round: its reply was used or refused, its app raised an error,
+# nothing came that could be its reply, or the operator ended its registration meanwhile.
+Status = Literal["accepted", "refused", "failed", "away", "revoked"]
 
 
 @dataclass(frozen=True)
