@@ -189,6 +189,8 @@ def _remainder_words(account: Account, rule: str) -> str:
         return "the loss did not change"
     share = abs(account.remainder) / abs(account.decrease)
     words = f"{100 * share:.1f} % of the fall, credited to nobody"
+    if (account.remainder < 0) is (account.decrease > 0):
+        words = f"nobody's: the contributions add up to {100 * share:.1f} % more than the fall"
     if share > LARGE_REMAINDER:
         finer = "attribution = adaptive makes it smaller"
         words += f": large; {'update-clipping bounds long steps' if rule == ADAPTIVE else finer}"

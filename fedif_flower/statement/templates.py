@@ -68,9 +68,10 @@ is not none %} ({{ member.withheld_cents | money }}){% endif %} withheld{% endif
 <p><b>Contribution.</b> In each round the server combined the accepted updates into one step. A
 member's contribution is the part of the fall of the validation loss along this step that its own
 update brought about, in nats where that loss is a cross-entropy; the sum over all members and
-rounds is the whole fall, but for the remainder. An update that changes nothing, or that was given
-no weight, contributes exactly 0. An owner who splits into several members
-gains nothing by it.</p>
+rounds is the whole fall, but for the remainder: the error of measuring along a step at a few of its
+points, and the effect of batch-norm statistics and of server momentum that faded. It is nobody's.
+An update that changes nothing, or that was given no weight, contributes exactly 0.
+An owner who splits into several members gains nothing by it.</p>
 <p><b>Interval.</b> {{ interval_words }}</p>
 <p><b>Credit.</b> {{ credit_words }}</p>
 <p><b>Share.</b> What a member is credited with over the sum of all positive credits, or over the
