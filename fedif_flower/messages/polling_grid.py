@@ -145,15 +145,18 @@ class PollingGrid(ForwardingGrid):
             replies = [_refusal(round_.waiting[message_id], f"the reply cannot be read: {error!r}")]
         if not replies:
             return False
-        error = replies[0].error if replies[0].has_error() else None
-        if error is not None and error.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
-            message = round_.waiting[message_id]
-            known = self._is_registered(message.metadata.dst_node_id)
-            replies = [
-                _refusal(message, error.reason, NODE_UNAVAILABLE) if known else _ended(message)
-            ]
-        round_.take(message_id, replies[0])
+        reply = self._told_apart(replies[0], round_.waiting[message_id])
+        round_.take(message_id, reply)
         return True
+
+    def _told_apart(self, reply: Message, message: Message) -> Message:
+        """Return a reply; where a node is gone, say whether it is offline or not registered."""
+        code = reply.error.code if reply.has_error() else None
+        if code not in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
+            return reply
+        if not self._is_registered(message.metadata.dst_node_id):
+            return _ended(message)
+        return Message(Error(NODE_UNAVAILABLE, reply.error.reason), reply_to=message)
 
 
 class _Round:

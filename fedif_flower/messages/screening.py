@@ -180,7 +180,7 @@ def screen_replies(
             return
         answered.add(node.node_id)
         if reply.has_error():
-            code, reason = reply.error.code, reply.error.reason
+            code, reason = reply.error.code, str(reply.error.reason)
             status: Status = "failed" if code == _APP_RAISED else "away"
             if code == REGISTRATION_ENDED:
                 status = "revoked"
