@@ -180,6 +180,10 @@ def statement(
         Path | None,
         typer.Option(help="Ed25519 key that signs, made if missing; default: one of your own"),
     ] = None,
+    from_round: Annotated[
+        int, typer.Option(help="the first round that counts, where the first ones decide too much")
+    ] = 1,
+    contact: Annotated[str, typer.Option(help="whom members may ask: shown on every page")] = "",
     again: Annotated[
         bool, typer.Option("--again", help="make another one; the one that is there is kept")
     ] = False,
@@ -199,7 +203,14 @@ def statement(
     cents = parse_budget(budget) if budget else None
     known = read_names(names) if names is not None else None
     signer = load_or_make_key(key or default_key_path())
-    folder = make_statement(run_dir, signer, budget_cents=cents, names=known, again=again)
+    folder = make_statement(
+        *(run_dir, signer),
+        budget_cents=cents,
+        names=known,
+        from_round=from_round,
+        contact=contact,
+        again=again,
+    )
     console = Console()
     console.print(f"Statement: {(folder / 'statement.html').absolute()}", soft_wrap=True)
     account, _ = read_account((folder / ACCOUNT).read_text())

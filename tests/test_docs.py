@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -60,7 +64,7 @@ WITH_CODE = [path for path in WRITTEN if _blocks(path, "python") and path.name !
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def built(tmp_path_factory):
     """Build the site; a link, an anchor or a reference that does not resolve is an error."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
@@ -72,7 +76,82 @@ def site(tmp_path_factory):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(built):
+    """The site's pages by path."""
+    folder = built
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.html")}
+
+
+class Links(HTMLParser):
+    """Collects where a page's tags lead, and what can be led to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.anchors = {"", "__toc"}  # the theme's own: it is opened by its name
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            if name in ("href", "src") and value:
+                self.targets.append(value)
+            elif name in ("id", "name") and value:
+                self.anchors.add(value)
+
+
+def test_every_link_of_the_site_leads_somewhere_when_it_is_opened_as_files(built, site):
+    pages = {(built / name).resolve(): Links() for name in site}
+    for path, links in pages.items():
+        links.feed(path.read_text())
+    dead = []
+    for path, links in pages.items():
+        for target in links.targets:
+            url = urlsplit(target)
+            if url.scheme or url.netloc:
+                continue
+            file = (path.parent / unquote(url.path)).resolve() if url.path else path
+            there = file in pages and unquote(url.fragment) in pages[file].anchors
+            if not (there or (file not in pages and file.is_file() and not url.fragment)):
+                dead.append((path.name, target))
+    assert dead == []
+
+
+@pytest.mark.parametrize("path", [*WRITTEN, REPOSITORY / "CHANGELOG.md"], ids=_name)
+def test_every_link_between_files_of_the_repository_leads_somewhere(path):
+    text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.DOTALL | re.M)
+    targets = [t for t in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", text) if ":" not in t]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_search_needs_no_server(built, site):
+    index = (built / "search" / "search_index.js").read_text()
+    assert index.startswith("var __index = ")
+    found = json.loads(index.removeprefix("var __index = "))["docs"]
+    # What an operator looks for is found under the word for it.
+    assert any("revoke" in document["text"] for document in found)
+    assert all("iframe-worker.js" in page for page in site.values())
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="it takes a browser")
+def test_a_browser_finds_what_is_searched_in_a_file(built):
+    page = (built / "methods" / "fedif.html").as_uri()
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
+    shown = subprocess.run(
+        [*command, "--virtual-time-budget=20000", "--dump-dom", f"{page}?q=revoke"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.search(r"[1-9]\d* matching documents?", shown)
+    assert re.search(r'<a href="[^"]*deployment.html[^"]*" class="md-search-result__link"', shown)
+
+
+def test_wide_pictures_are_shown_whole_on_a_click(site):
+    for name in ("arena", "arena-fashion-mnist", "arena-cifar10"):
+        assert f'<a href="{name}.png"><img' in site[f"{name}.html"]
 
 
 def test_pages_need_no_network(site):

@@ -58,6 +58,11 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     return _FORMULA.sub(_to_mathml, html)
 
 
+def on_post_build(config: MkDocsConfig) -> None:
+    """Remove the page for wrong addresses: it is for servers, and dead where files are opened."""
+    (Path(config.site_dir) / "404.html").unlink(missing_ok=True)
+
+
 def translate_links(markdown: str, page: str) -> str:
     """Return ``markdown`` with the links that hold on ``page``; code blocks stay as they are."""
     source = REPOSITORY_PAGES.get(page, f"docs/{page}")

@@ -17,10 +17,11 @@ from concurrent.futures import Future, wait
 from threading import Thread
 
 import httpx
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
+from fedif_flower.messages.screening import REGISTRATION_ENDED
 
 logger = logging.getLogger(__name__)
 
@@ -76,14 +77,13 @@ class PollingGrid(ForwardingGrid):
         list of Message
             At most one reply to each message, from the node that the message went to; an error
             where the reply could not be read or bore another sender's name, and where the node was
-            started again before it answered.
+            started again before it answered or is not registered any more.
         """
         sent = list(messages)
-        ids = self.push_messages(sent)
-        # An id is missing where Flower could not pass the message on.
-        round_ = _Round(
-            {i: message for i, message in zip(ids, sent, strict=False) if i is not None}
-        )
+        pushed = list(zip(self.push_messages(sent), sent, strict=False))
+        round_ = _Round({i: message for i, message in pushed if i})
+        # An id is missing where Flower knows no such node any more.
+        round_.replies += [_ended(message) for i, message in pushed if not i]
         # Only now: a node that was started before this has the message still to come.
         activations = self._activations() if round_.waiting else {}
         looked = time.monotonic()
@@ -117,6 +117,11 @@ class PollingGrid(ForwardingGrid):
                 reason = "the node was started again before it answered"
                 round_.take(message_id, _refusal(message, reason, NODE_UNAVAILABLE))
 
+    def _is_registered(self, node_id: int) -> bool:
+        """Tell whether Flower would pass a message on to a node: it would, if that is offline."""
+        # It is good for a second: nobody has to answer it.
+        return all(self.push_messages([Message(RecordDict(), node_id, MessageType.QUERY, ttl=1.0)]))
+
     def _sweep(self, round_: _Round) -> None:
         """Look for all that is missing once more, whatever the others do meanwhile."""
         pulls = [round_.pull(message_id, self) for message_id in round_.waiting]
@@ -140,8 +145,18 @@ class PollingGrid(ForwardingGrid):
             replies = [_refusal(round_.waiting[message_id], f"the reply cannot be read: {error!r}")]
         if not replies:
             return False
-        round_.take(message_id, replies[0])
+        reply = self._told_apart(replies[0], round_.waiting[message_id])
+        round_.take(message_id, reply)
         return True
+
+    def _told_apart(self, reply: Message, message: Message) -> Message:
+        """Return a reply; where a node is gone, say whether it is offline or not registered."""
+        code = reply.error.code if reply.has_error() else None
+        if code not in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
+            return reply
+        if not self._is_registered(message.metadata.dst_node_id):
+            return _ended(message)
+        return Message(Error(NODE_UNAVAILABLE, reply.error.reason), reply_to=message)
 
 
 class _Round:
@@ -182,6 +197,10 @@ def _in_a_thread(grid: PollingGrid, message_id: str) -> Future[list[Message]]:
 
     Thread(target=fetch, name=f"reply-{message_id[:8]}", daemon=True).start()
     return future
+
+
+def _ended(message: Message) -> Message:
+    return _refusal(message, "the operator ended its registration", REGISTRATION_ENDED)
 
 
 def _refusal(message: Message, reason: str, code: int = MESSAGE_UNAVAILABLE) -> Message:

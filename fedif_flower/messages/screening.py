@@ -32,10 +32,11 @@ logger = logging.getLogger(__name__)
 MAX_MAGNITUDE = 1e15
 _APP_RAISED = 2  # Flower's code for it.
 NO_REPLY = "no reply before the deadline"
+REGISTRATION_ENDED = 105  # No code of Flower's, whose errors do not tell it from a node's crash.
 
-# What became of a client in a round: its reply was used or refused, its app raised an error, or
-# nothing came that could be its reply.
-Status = Literal["accepted", "refused", "failed", "away"]
+# What became of a client in a round: its reply was used or refused, its app raised an error,
+# nothing came that could be its reply, or the operator ended its registration meanwhile.
+Status = Literal["accepted", "refused", "failed", "away", "revoked"]
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,12 @@ def screen_replies(
             return
         answered.add(node.node_id)
         if reply.has_error():
-            reason = f"client error {reply.error.code}: {reply.error.reason}"
-            status: Status = "failed" if reply.error.code == _APP_RAISED else "away"
+            code, reason = reply.error.code, str(reply.error.reason)
+            status: Status = "failed" if code == _APP_RAISED else "away"
+            if code == REGISTRATION_ENDED:
+                status = "revoked"
+            else:
+                reason = f"client error {code}: {reason}"
             refused.append(RefusedReply(node, reason, status))
             return
         row = rows[node.node_id]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 HONEST, MALICIOUS = "#2a6fbb", "#c8442e"
 FEW = 12  # Clients, at most, whose lines are named.
+MAX_NAME = 24  # Characters of a name beside a line.
 _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 
@@ -57,7 +59,12 @@ def plot_progress(
     return path
 
 
-def plot_scores(clients: Sequence[ClientRow], num_rounds: int, path: Path) -> bool:
+def plot_scores(
+    clients: Sequence[ClientRow],
+    num_rounds: int,
+    path: Path,
+    names: Mapping[int, str] = MappingProxyType({}),
+) -> bool:
     """Draw each client's weight score over the rounds; ``False`` if there are none."""
     series: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for row in clients:
@@ -65,7 +72,7 @@ def plot_scores(clients: Sequence[ClientRow], num_rounds: int, path: Path) -> bo
             series[row.client_id].append((row.round, row.weight_score))
     title = "Weight score of each client that took part"
     labels = r"weight score $\Omega$", title
-    return _plot_members(series, clients, num_rounds, labels, path)
+    return _plot_members(series, clients, num_rounds, labels, path, names)
 
 
 def plot_attribution(
@@ -73,6 +80,7 @@ def plot_attribution(
     clients: Sequence[ClientRow],
     num_rounds: int,
     path: Path,
+    names: Mapping[int, str] = MappingProxyType({}),
 ) -> bool:
     """Draw the sum of each client's contributions over the rounds; ``False`` if there are none."""
     series: dict[int, list[tuple[int, float]]] = defaultdict(lambda: [(0, 0.0)])
@@ -82,7 +90,7 @@ def plot_attribution(
             so_far.append((found.server_round, so_far[-1][1] + client.contribution))
     title = "Contribution of each client, summed over its rounds"
     labels = "decrease of the validation loss", title
-    return _plot_members(series, clients, num_rounds, labels, path)
+    return _plot_members(series, clients, num_rounds, labels, path, names)
 
 
 def _plot_members(
@@ -91,6 +99,7 @@ def _plot_members(
     num_rounds: int,
     labels: tuple[str, str],
     path: Path,
+    names: Mapping[int, str],
 ) -> bool:
     """Draw a line for each client, coloured by its mark; ``False`` if there are none."""
     if not series:
@@ -109,8 +118,13 @@ def _plot_members(
             clients_are = "1 client" if count == 1 else f"{count} clients"
             axes.plot([], [], color=colour, label=f"{label} ({clients_are})")
     if len(series) <= FEW:
-        known = [i for i in series if last[i].partition_id not in (UNKNOWN_PARTITION, i)]
-        _name_lines(axes, {last[i].partition_id: series[i][-1][1] for i in known})
+        called = {i: (0, names[i][:MAX_NAME]) for i in series if names.get(i)}
+        if not called:
+            known = [i for i in series if last[i].partition_id not in (UNKNOWN_PARTITION, i)]
+            called = {i: (last[i].partition_id, str(last[i].partition_id)) for i in known}
+        _name_lines(axes, [(series[i][-1][1], name) for i, name in called.items()])
+        if called and not any(map(names.get, called)):
+            axes.annotate("partition", (1.01, 1.02), xycoords="axes fraction")
     axes.set(xlabel="round", ylabel=labels[0], title=labels[1])
     axes.grid(alpha=0.3)
     if any(malicious.values()):
@@ -119,21 +133,19 @@ def _plot_members(
     return True
 
 
-def _name_lines(axes: Axes, ends: Mapping[int, float]) -> None:
-    """Write which partition a line is of beside its end; lines that end together share a label."""
+def _name_lines(axes: Axes, ends: Sequence[tuple[float, tuple[int, str]]]) -> None:
+    """Write whose a line is beside its end; lines that end together share a label."""
     low, high = axes.get_ylim()
-    groups: list[list[int]] = []
-    for partition_id in sorted(ends, key=ends.__getitem__):
-        if groups and ends[partition_id] - ends[groups[-1][0]] < 0.03 * (high - low):
-            groups[-1].append(partition_id)
+    groups: list[list[tuple[float, tuple[int, str]]]] = []
+    for end in sorted(ends):
+        if groups and end[0] - groups[-1][0][0] < 0.03 * (high - low):
+            groups[-1].append(end)
         else:
-            groups.append([partition_id])
+            groups.append([end])
     for group in groups:
-        middle = sum(ends[partition_id] for partition_id in group) / len(group)
-        names = ", ".join(map(str, sorted(group)))
+        middle = sum(value for value, _ in group) / len(group)
+        names = ", ".join(name for _, (_, name) in sorted(group, key=lambda end: end[1]))
         axes.annotate(names, (1.01, middle), xycoords=("axes fraction", "data"), va="center")
-    if groups:
-        axes.annotate("partition", (1.01, 1.02), xycoords="axes fraction")
 
 
 def new_figure(height: float = 4.0) -> Figure:

@@ -58,11 +58,15 @@ class ReportedRun:
 def write_report(folder: RunFolder, run: ReportedRun, summary: Mapping[str, Any]) -> None:
     """Write pictures and ``report.md``."""
     clients, last = run.clients, run.last_round
-    by_score = plot_scores(clients, last, folder.score_picture)
-    by_loss = plot_attribution(run.attributed, clients, last, folder.attribution_picture)
+    by_score = plot_scores(clients, last, folder.score_picture, run.names)
+    by_loss = plot_attribution(
+        *(run.attributed, clients, last, folder.attribution_picture, run.names)
+    )
     lines = [f"# {run.title}", "", "| figure | value |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_rows(summary)]
     lines += [""]
+    if told := _remainder(summary):
+        lines += [*wrap(told, 100), ""]
     if any(row.test_loss is not None or row.validation_loss is not None for row in run.rounds):
         picture = plot_progress(run.rounds, run.metrics, folder, run.title)
         lines += [f"![{picture.stem} over rounds]({picture.name})", ""]
@@ -87,8 +91,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_quality(summary),
         *backdoor,
         *_gained(summary),
-        ("weight of malicious clients", _percent(summary["malicious_weight_share"])),
-        ("detection AUC", _number(summary["detection_auc"], ".3f")),
+        *_found(summary),
         ("training, s per client and round", _number(training, ".4f")),
         ("aggregation, s per round", _number(aggregation, ".4f")),
         (
@@ -159,8 +162,30 @@ def _gained(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return by how much the validation loss fell, and how much of that has an owner."""
     if (sums := summary.get("attribution")) is None:
         return []
-    fell = f"{sums['decrease']:.4f}, of which {sums['attributed']:.4f} are attributed"
+    nobody = f"{'less' if sums['remainder'] < 0 else 'and'} {abs(sums['remainder']):.4f} by nobody"
+    fell = f"{sums['decrease']:.4f}: {sums['attributed']:.4f} by members, {nobody}"
     return [("decrease of the validation loss", fell)]
+
+
+def _remainder(summary: Mapping[str, Any]) -> str:
+    """Return what the part of the decrease is that has no owner; empty: there is none."""
+    sums = summary.get("attribution")
+    if sums is None or not sums["remainder"]:
+        return ""
+    way = "more" if sums["remainder"] < 0 else "less"
+    return (
+        f"The members' contributions add up to {abs(sums['remainder']):.4f} {way} than the "
+        "validation loss fell by. This remainder is nobody's: the error of measuring along a step "
+        "at a few of its points, which grows with the step, and the effect of batch-norm "
+        "statistics and of server momentum that faded."
+    )
+
+
+def _found(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return how malicious clients fared, where there are any and that is defined."""
+    share, auc = summary["malicious_weight_share"], summary["detection_auc"]
+    weight = [] if share is None else [("weight of malicious clients", _percent(share))]
+    return weight + ([] if auc is None else [("detection AUC", f"{auc:.3f}")])
 
 
 def _percent(value: float | None) -> str:
@@ -202,7 +227,7 @@ def member_table(
         return -(float("-inf") if value is None else value), last.partition_id, last.client_id
 
     columns = ["member"] if names else []
-    columns += ["partition", "node", "rounds", "refused", "contributed", "weight score"]
+    columns += ["partition", "node", "rounds", "refused", "away", "contributed", "weight score"]
     columns += ["accumulative influence", "weight", "marked"]
     is_scored, has_influence = (
         any(getattr(row, name) is not None for row in clients)
@@ -212,6 +237,9 @@ def member_table(
         ("contributed", contributed is not None),
         ("weight score", is_scored),
         ("accumulative influence", has_influence),
+        ("away", any(row.status not in ("accepted", "refused") for row in clients)),
+        ("weight", any(row.weight is not None for row in clients)),
+        ("marked", any(row.malicious for row in clients)),
     ):
         if not is_there:
             columns.remove(column)
@@ -227,7 +255,8 @@ def member_table(
             "partition": str(last.partition_id),
             "node": str(last.client_id),
             "rounds": str(len(rows)),
-            "refused": str(sum(row.status != "accepted" for row in rows)),
+            "refused": str(sum(row.status == "refused" for row in rows)),
+            "away": _absence(rows),
             "contributed": f"{(contributed or {}).get(last.client_id, 0.0):.4f}",
             "weight score": _shown(_last(rows, "weight_score")),
             "accumulative influence": _shown(_last(rows, "accumulative_influence")),
@@ -241,6 +270,7 @@ def member_table(
 def _column_words(columns: Sequence[str], scores: Scoring | None) -> str:
     """Return what the columns mean."""
     meanings = {
+        "away": "Rounds are those that the member was asked in; it was away where no reply came.",
         "contributed": "Contributed is by how much the member's updates lowered the validation "
         "loss over the run, by path attribution, in nats for a cross-entropy. It adds up over "
         "rounds and over members.",
@@ -251,6 +281,12 @@ def _column_words(columns: Sequence[str], scores: Scoring | None) -> str:
         "weight": "Weight is the sum of the member's aggregation weights over its rounds.",
     }
     return " ".join(meanings[column].strip() for column in columns if column in meanings)
+
+
+def _absence(rows: Sequence[ClientRow]) -> str:
+    away = sum(row.status not in ("accepted", "refused") for row in rows)
+    ended = "; registration ended" if rows[-1].status == "revoked" else ""
+    return f"{away}{ended}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ NOTHING = Fraction(0)
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
+DECISIVE = 0.5  # Of what all rounds together moved.
 MIN_ROUNDS = 5  # Fewer rounds say nothing about how much depends on the rounds.
 
 
@@ -46,6 +47,8 @@ class MemberAccount:
         What pages call it.
     asked, taken_part, refused, away : int
         Rounds: in all, with an accepted reply, with a refused one, without any.
+    revoked_in : int, optional
+        The round in which the operator ended its registration.
     examples : float, optional
         The most examples it claimed and was believed.
     contribution : float
@@ -54,6 +57,10 @@ class MemberAccount:
         What it would be if each round's were shared equally among those who took part.
     interval : tuple of float, optional
         Its 95 % interval (see :func:`intervals`).
+    other_rounds : float, optional
+        The contribution without the decisive round, where there is one.
+    other_interval : tuple of float, optional
+        The interval of that.
     by_class : tuple of float
         The same in each class's loss, where that was attributed.
     credited : float
@@ -81,10 +88,13 @@ class MemberAccount:
     taken_part: int
     refused: int
     away: int
+    revoked_in: int | None
     examples: float | None
     contribution: float
     equal_part: float
     interval: tuple[float, float] | None
+    other_rounds: float | None
+    other_interval: tuple[float, float] | None
     by_class: tuple[float, ...]
     credited: float
     share: float
@@ -100,9 +110,10 @@ class MemberAccount:
 class Account:
     """A run's gain, in nats of validation loss, and its members', the highest first.
 
-    ``unpaid`` says why nobody has a share; it is empty where shares hold. ``uncredited`` is what of
-    the contributions lies beyond the bounds, ``nobody_share`` and ``nobody_cents`` what is paid to
-    nobody.
+    ``first_round`` is the first of the ``rounds`` that count; ``decisive_round`` is the one that
+    brought more than half of what was gained, which is ``decisive``. ``unpaid`` says why nobody
+    has a share; it is empty where shares hold. ``uncredited`` is what of the contributions lies
+    beyond the bounds, ``nobody_share`` and ``nobody_cents`` what is paid to nobody.
     """
 
     rounds: int
@@ -112,11 +123,19 @@ class Account:
     attributed: float
     remainder: float
     budget_cents: int | None
+    first_round: int = 1
+    decisive_round: int | None = None
+    decisive: float = 0.0
     uncredited: float = 0.0
     nobody_share: float = 0.0
     nobody_cents: int | None = None
     unpaid: str = ""
     members: tuple[MemberAccount, ...] = field(default_factory=tuple)
+
+    @property
+    def last_round(self) -> int:
+        """The last of the rounds that count."""
+        return self.first_round + self.rounds - 1
 
     @property
     def gained(self) -> float:
@@ -140,6 +159,9 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
     found = intervals(per_round)
     twins = have_twins(per_round)
     rounds, losses = records.rounds, records.losses
+    decisive = decisive_row([row.attributed for row in rounds])
+    others = per_round[:0] if decisive is None else np.delete(per_round, decisive, axis=0)
+    found_others = intervals(others)
     decrease = math.fsum(row.decrease for row in rounds)
     remainder = math.fsum(row.remainder for row in rounds)
     credits = [
@@ -168,7 +190,9 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
             names[client_id],
             replies[client_id],
             totals[i],
-            found[i] if found is not None else None,
+            _pair(found, i),
+            None if decisive is None else math.fsum(others[:, i]) + 0.0,
+            _pair(found_others, i),
             bool(twins[i]),
             by_class.get(client_id, ()),
             credits[i],
@@ -189,6 +213,9 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         attributed=math.fsum(row.attributed for row in rounds),
         remainder=remainder,
         budget_cents=budget_cents,
+        first_round=rounds[0].round,
+        decisive_round=None if decisive is None else rounds[decisive].round,
+        decisive=0.0 if decisive is None else rounds[decisive].attributed,
         uncredited=math.fsum(totals) - math.fsum(credits),
         nobody_share=float(nobody),
         nobody_cents=cents[-1],
@@ -200,19 +227,30 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
 def contributions_by_round(records: RunRecords) -> NDArray[np.float64]:
     """Return what each member contributed in each round, ``[T, n]``: 0 where it had no part."""
     column = {client_id: i for i, client_id in enumerate(records.members)}
+    row = {of_round.round: t for t, of_round in enumerate(records.rounds)}
     values = np.zeros((len(records.rounds), len(column)))
     for part in records.parts:
-        values[part.round - 1, column[part.client_id]] += part.contribution
+        values[row[part.round], column[part.client_id]] += part.contribution
     return values
+
+
+def decisive_row(attributed: Sequence[float]) -> int | None:
+    """Return which round gained more than all others together moved the loss, from 0.
+
+    ``None``: no round did, or there are fewer than 5.
+    """
+    if len(attributed) < MIN_ROUNDS:
+        return None
+    most = max(range(len(attributed)), key=attributed.__getitem__)
+    return most if attributed[most] > DECISIVE * math.fsum(map(abs, attributed)) else None
 
 
 def equal_parts(records: RunRecords) -> dict[int, float]:
     """Return each member's contribution if its rounds' were shared equally, by client id."""
     counts = Counter(part.round for part in records.parts)
+    equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
     return {
-        client_id: math.fsum(
-            records.rounds[p.round - 1].attributed / counts[p.round] for p in parts
-        )
+        client_id: math.fsum(equal[part.round] for part in parts)
         for client_id, parts in records.parts_of.items()
     }
 
@@ -334,6 +372,10 @@ def _unnamed(client_id: int, partition_id: int) -> str:
     return f"node {client_id}" if partition_id == UNKNOWN_PARTITION else f"partition {partition_id}"
 
 
+def _pair(found: NDArray[np.float64] | None, row: int) -> tuple[float, float] | None:
+    return None if found is None else (float(found[row, 0]), float(found[row, 1]))
+
+
 def _by_class(records: RunRecords) -> Mapping[int, tuple[float, ...]]:
     rows: dict[int, list[tuple[float, ...]]] = {}
     for part in records.parts:
@@ -348,7 +390,9 @@ def _member(
     name: str,
     replies: Sequence[Reply],
     contribution: float,
-    interval: NDArray[np.float64] | None,
+    between: tuple[float, float] | None,
+    other_rounds: float | None,
+    other_interval: tuple[float, float] | None,
     has_twin: bool,
     by_class: tuple[float, ...],
     credit: float,
@@ -361,7 +405,6 @@ def _member(
 ) -> MemberAccount:
     away = sum(reply.away for reply in replies)
     refused = sum(reply.status == "refused" for reply in replies)
-    between = (float(interval[0]), float(interval[1])) if interval is not None else None
     taken_part = len(replies) - away - refused
     scores = [r.weight_score for r in replies if r.weight_score is not None]
     claims = [r.num_examples for r in replies if r.num_examples is not None]
@@ -374,10 +417,13 @@ def _member(
         taken_part=taken_part,
         refused=refused,
         away=away,
+        revoked_in=replies[-1].round if replies and replies[-1].status == "revoked" else None,
         examples=max(claims, default=None),
         contribution=contribution,
         equal_part=equal_part,
         interval=between,
+        other_rounds=other_rounds,
+        other_interval=other_interval,
         by_class=by_class,
         credited=credit,
         share=share,

@@ -40,6 +40,7 @@ from fedif_flower.statement.signing import public_bytes
 from fedif_flower.statement.verdict import Verdict
 from fedif_flower.storage import make_folder, temporary_sibling, writing
 
+MAX_CONTACT = 200
 _BUDGET = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2})?")
 
 
@@ -63,6 +64,8 @@ def make_statement(
     *,
     budget_cents: int | None = None,
     names: Mapping[int, str] | None = None,
+    from_round: int = 1,
+    contact: str = "",
     again: bool = False,
 ) -> Path:
     """Write ``statement/`` in a run's folder; return it.
@@ -77,6 +80,10 @@ def make_statement(
         What is shared out.
     names : mapping of int to str, optional
         Members' names by client id; default: those given at registration.
+    from_round : int
+        The rounds before this one count for nothing.
+    contact : str
+        Whom members may ask, for the pages: 200 printable characters at most.
     again : bool
         Where there is a statement already, keep it as ``statement-1`` (``-2`` ...). Members may
         have been sent it, and their pages name its manifest.
@@ -84,19 +91,27 @@ def make_statement(
     Raises
     ------
     ConfigError, StorageError
-        If the run has no such records or has a statement already, or the folder cannot be written.
+        If the run has no such records or round, or has a statement already, or the folder cannot
+        be written.
     """
+    if len(contact) > MAX_CONTACT or not contact.isprintable():
+        raise ConfigError(
+            f"contact = {contact[:MAX_CONTACT]!r}; allowed: at most {MAX_CONTACT} printable "
+            "characters"
+        )
     if not again and (earlier := RunFolder(run_dir).statement / MANIFEST).is_file():
         raise ConfigError(
             f"{earlier.parent} is there, and members may have been sent it; --again makes another "
             "and keeps it"
         )
     records = read_run(run_dir, names)
-    account = settle(records, budget_cents)
+    counted = records.since(from_round)
+    account = settle(counted, budget_cents)
     hashes = chain(records)
     manifest = Manifest(
         run=records.name,
         made=datetime.now(UTC).isoformat(sep=" ", timespec="seconds"),
+        contact=contact,
         public_key=public_bytes(key).hex(),
         chain=hashes[-1],
         settings=str(records.provenance["settings_sha256"]),
@@ -106,10 +121,10 @@ def make_statement(
         files={},
     )
     written = {
-        ACCOUNT: account_json(account, records).encode(),
+        ACCOUNT: account_json(account, counted).encode(),
         TABLE: account_csv(account).encode(),
         CHAIN: to_csv(hashes).encode(),
-        **render(account, records, manifest),
+        **render(account, counted, manifest),
         **opened_salt(records),
     }
     folder = records.folder.statement
@@ -181,7 +196,8 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
     for values in content.pop("members"):
         del values["page"]
         values["verdict"] = Verdict(**values["verdict"])
-        values["interval"] = tuple(values["interval"]) if values["interval"] else None
+        for name in ("interval", "other_interval"):
+            values[name] = tuple(values[name]) if values[name] else None
         values["by_class"] = tuple(values["by_class"])
         values["refusals"] = tuple((reason, count) for reason, count in values["refusals"])
         members.append(MemberAccount(**values))
@@ -191,7 +207,11 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
 def account_csv(account: Account) -> str:
     """Return the members' accounts as a table."""
     columns = [f.name for f in fields(MemberAccount)]
-    columns = [c for c in columns if c not in ("interval", "by_class", "refusals", "verdict")]
+    columns = [
+        c
+        for c in columns
+        if c not in ("interval", "other_interval", "by_class", "refusals", "verdict")
+    ]
     columns[columns.index("cents")] = "amount"
     rows: list[list[object]] = [[*columns, "low", "high", "verdict", "reason"]]
     for member in account.members:

@@ -15,7 +15,7 @@ from typing import Any
 from fedif_flower.errors import StatementError
 from fedif_flower.statement.signing import is_signed
 
-FORMAT = "fedif-flower statement 1"
+FORMAT = "fedif-flower statement 2"
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
 SALT = "validation-salt.txt"
 ACCOUNT, TABLE, PAGE, CHAIN, PAGES = (
@@ -37,6 +37,8 @@ class Manifest:
         What the run is called.
     made : str
         When the statement was made (UTC).
+    contact : str
+        Whom members may ask; empty: nobody was named.
     public_key : str
         Of whoever signed, 32 bytes in hex.
     chain : str
@@ -51,6 +53,7 @@ class Manifest:
 
     run: str
     made: str
+    contact: str
     public_key: str
     chain: str
     settings: str

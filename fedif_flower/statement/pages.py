@@ -6,13 +6,13 @@ nothing.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined, pass_context
 from jinja2.runtime import Context
 
-from fedif_flower.statement import pictures, templates
+from fedif_flower.statement import pictures, summary, templates
 from fedif_flower.statement.account import MIN_ROUNDS, RESAMPLES, Account, MemberAccount
 from fedif_flower.statement.manifest import Manifest
 from fedif_flower.statement.open_games import CREDIT_BOUNDS, open_games
@@ -66,12 +66,14 @@ def consortium_page(account: Account, records: RunRecords, manifest: Manifest) -
             m.client_id: pictures.interval(m.contribution, m.interval, scale)
             for m in account.members
         },
-        curve=pictures.loss_curve(records.losses),
+        curve=pictures.loss_curve(records.losses, account.first_round - 1),
         verdict_counts=" / ".join(
             str(levels.count(level)) for level in ("accept", "review", "quarantine")
         ),
         axis_words=f"{_short(scale.low)} to {_short(scale.high)}",
         remainder_words=_remainder_words(account, str(records.config.get("attribution", ""))),
+        in_short=list(summary.for_consortium(account, _nats_of(account))),
+        advice=summary.advice(account),
         total=sum(m.contribution for m in account.members),
         shared=sum(m.share for m in account.members) + account.nobody_share,
         paid=paid + (account.nobody_cents or 0),
@@ -84,6 +86,7 @@ def member_page(
 ) -> str:
     """Return a member's page: its own figures, and all contributions without names."""
     own = {part.round: part.contribution for part in records.parts_of[member.client_id]}
+    numbers = [row.round for row in records.rounds]
     decimals = _decimals(account)
     values = tuple(m.contribution for m in account.members)
     return _render(
@@ -93,9 +96,10 @@ def member_page(
         manifest,
         title=f"{member.name}: contribution to {manifest.run}",
         member=member,
+        in_short=list(summary.for_member(account, member, _nats_of(account))),
         place=1 + sum(value > member.contribution for value in values),
         spread=pictures.distribution(values, member.contribution, decimals),
-        rounds=pictures.by_round([own.get(row.round) for row in records.rounds], decimals),
+        rounds=pictures.by_round([own.get(number) for number in numbers], decimals, numbers[0]),
     )
 
 
@@ -148,9 +152,9 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         nats=_nats,
-        loss=lambda value: f"{value:.3f}" if value >= 0.1 else f"{value:.3g}",
-        percent=lambda share: f"{100 * share:.1f} %",
-        money=lambda cents: f"{cents // 100:,}.{cents % 100:02}".replace(",", "\u202f"),
+        loss=summary.loss,
+        percent=summary.percent,
+        money=summary.money,
         some=lambda value: value or DASH,
         score=lambda value: DASH if value is None else f"{value:.3f}",
         count=lambda value: DASH if value is None else f"{value:,.0f}".replace(",", "\u202f"),
@@ -163,6 +167,10 @@ def _environment() -> Environment:
 def _nats(context: Context, value: float) -> str:
     """Return a contribution with as many decimals as the page's others."""
     return pictures.nats(value, context["decimals"])
+
+
+def _nats_of(account: Account) -> summary.Nats:
+    return partial(pictures.nats, decimals=_decimals(account))
 
 
 def _decimals(account: Account) -> int:
@@ -181,6 +189,8 @@ def _remainder_words(account: Account, rule: str) -> str:
         return "the loss did not change"
     share = abs(account.remainder) / abs(account.decrease)
     words = f"{100 * share:.1f} % of the fall, credited to nobody"
+    if (account.remainder < 0) is (account.decrease > 0):
+        words = f"nobody's: the contributions add up to {100 * share:.1f} % more than the fall"
     if share > LARGE_REMAINDER:
         finer = "attribution = adaptive makes it smaller"
         words += f": large; {'update-clipping bounds long steps' if rule == ADAPTIVE else finer}"

@@ -50,7 +50,7 @@ def distribution(values: tuple[float, ...], own: float, decimals: int) -> Markup
     colour = RED if own < 0 else BLUE
     ends = "".join(
         f'<text x="{scale(v)}" y="72" text-anchor="middle">{nats(v, decimals)}</text>'
-        for v in _apart([0.0, scale.high, scale.low], scale, 70)
+        for v in _apart([0.0, scale.high, scale.low], scale, 110)
     )
     side = "start" if scale(own) < 80 else "end" if scale(own) > 640 else "middle"
     return Markup(
@@ -73,7 +73,7 @@ def _ticks(values: tuple[float, ...]) -> tuple[Scale, str]:
     return scale, ticks
 
 
-def by_round(values: Sequence[float | None], decimals: int) -> Markup:
+def by_round(values: Sequence[float | None], decimals: int, first: int = 1) -> Markup:
     """Draw what a member contributed in each round as bars; a dot where it had no part."""
     known = [value for value in values if value is not None]
     scale = Scale(known, 118, 12)
@@ -92,7 +92,7 @@ def by_round(values: Sequence[float | None], decimals: int) -> Markup:
         )
     marks = "".join(
         f'<text x="62" y="{scale(v) + 4}" text-anchor="end">{nats(v, decimals)}</text>'
-        for v in _apart([0.0, scale.high, scale.low], scale, 14)
+        for v in _apart([0.0, scale.high, scale.low], scale, 24)
     )
     return Markup(
         '<svg viewBox="0 0 720 146" width="720" height="146" role="img" '
@@ -100,29 +100,30 @@ def by_round(values: Sequence[float | None], decimals: int) -> Markup:
         f'<line x1="70" y1="{scale(0.0)}" x2="710" y2="{scale(0.0)}" stroke="{LINE}"/>'
         f'<path d="{"".join(absent)}" stroke="{GREY}" stroke-width="2.2" stroke-linecap="round"/>'
         f"{''.join(drawn)}{marks}"
-        f'<text x="{70 + width / 2:.2f}" y="140" text-anchor="middle">1</text>'
-        f'<text x="{710 - width / 2:.2f}" y="140" text-anchor="middle">{len(values)}</text>'
+        f'<text x="{70 + width / 2:.2f}" y="140" text-anchor="middle">{first}</text>'
+        f'<text x="{710 - width / 2:.2f}" y="140" text-anchor="middle">{first + len(values) - 1}'
+        "</text>"
         '<text x="390" y="140" text-anchor="middle">round</text></svg>'
     )
 
 
-def loss_curve(losses: Sequence[float]) -> Markup:
-    """Draw the validation loss before the first round and after each."""
+def loss_curve(losses: Sequence[float], first: int = 0) -> Markup:
+    """Draw the validation loss before the first round that counts and after each."""
     scale = Scale(losses, 128, 12)
     step = 640 / max(len(losses) - 1, 1)
     points = " ".join(f"{70 + i * step:.2f},{scale(v)}" for i, v in enumerate(losses))
     marks = "".join(
         f'<text x="62" y="{scale(v) + 4}" text-anchor="end">{v:.3g}</text>'
         f'<line x1="70" y1="{scale(v)}" x2="710" y2="{scale(v)}" stroke="{LINE}"/>'
-        for v in _apart([0.0, losses[-1], losses[0]], scale, 14)
+        for v in _apart([0.0, losses[-1], losses[0]], scale, 24)
     )
     return Markup(
         '<svg viewBox="0 0 720 156" width="720" height="156" role="img" '
         f'aria-label="validation loss over rounds">{marks}'
         f'<polyline points="{points}" fill="none" stroke="{BLUE}" stroke-width="2" '
         'stroke-linejoin="round"/>'
-        '<text x="70" y="150" text-anchor="middle">0</text>'
-        f'<text x="710" y="150" text-anchor="middle">{len(losses) - 1}</text>'
+        f'<text x="70" y="150" text-anchor="middle">{first}</text>'
+        f'<text x="710" y="150" text-anchor="middle">{first + len(losses) - 1}</text>'
         '<text x="390" y="150" text-anchor="middle">round</text></svg>'
     )
 

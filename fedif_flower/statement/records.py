@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -70,7 +70,7 @@ class Reply:
     @property
     def away(self) -> bool:
         """Whether no reply came, as opposed to one that was refused."""
-        return self.status in ("failed", "away")
+        return self.status in ("failed", "away", "revoked")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class RunRecords:
         What members are called, by client id.
     scoring : Scoring, optional
         How weight scores came about, where that was recorded.
+    earlier : dict of int to int
+        Members of rounds that are left out: partition by client id.
     """
 
     folder: RunFolder
@@ -103,6 +105,7 @@ class RunRecords:
     replies: tuple[Reply, ...]
     names: Mapping[int, str]
     scoring: Scoring | None = None
+    earlier: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -126,9 +129,28 @@ class RunRecords:
     @cached_property
     def members(self) -> dict[int, int]:
         """Every member that was asked or contributed: partition by client id, in that order."""
-        last = {part.client_id: part.partition_id for part in self.parts}
+        last = dict(self.earlier)
+        last |= {part.client_id: part.partition_id for part in self.parts}
         last |= {reply.client_id: reply.partition_id for reply in self.replies}
         return dict(sorted(last.items(), key=lambda item: (item[1], item[0])))
+
+    def since(self, first_round: int) -> RunRecords:
+        """Return the records without the rounds before one; nobody who was in those is left out.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such round.
+        """
+        if first_round not in range(1, len(self.rounds) + 1):
+            raise ConfigError(f"from-round = {first_round}; allowed: 1 to {len(self.rounds)}")
+        return replace(
+            self,
+            rounds=self.rounds[first_round - 1 :],
+            parts=tuple(part for part in self.parts if part.round >= first_round),
+            replies=tuple(reply for reply in self.replies if reply.round >= first_round),
+            earlier=self.members,
+        )
 
 
 def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecords:

@@ -39,7 +39,11 @@ th:last-child, td:last-child { padding-right: 0; }
 tfoot { display: table-row-group; }
 tfoot td { border-bottom: 0; border-top: 1.5px solid var(--ink); font-weight: 600; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th .between { white-space: normal; }
 .between { display: block; color: var(--soft); font-size: 11.5px; }
+.summary { background: var(--wash); border-left: 4px solid var(--blue); border-radius: 0 6px 6px 0;
+  padding: 8px 16px 9px; margin: 0 0 18px; break-inside: avoid; }
+.summary p { margin: 4px 0; max-width: 96ch; }
 table.members { table-layout: fixed; }
 @media screen { .wide { overflow-x: auto; } table.members { min-width: 980px; } }
 .name { overflow-wrap: anywhere; font-weight: 600; hyphens: auto; }
@@ -62,6 +66,33 @@ code { font: 0.92em ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace
 figure { margin: 10px 0 0; break-inside: avoid; }
 figcaption { color: var(--soft); font-size: 13px; margin-top: 4px; max-width: 74ch; }
 section.keep { break-inside: avoid; }
+@media screen and (max-width: 1040px) {
+  table.members { display: block; min-width: 0; }
+  .members tbody, .members tfoot { display: grid; gap: 10px; margin-bottom: 10px;
+    grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); }
+  .members thead, .members colgroup, .members td:empty { display: none; }
+  .members tr { display: grid; grid-template-columns: 1fr auto; gap: 0 12px; padding: 10px 14px;
+    border: 1px solid var(--line); border-radius: 6px; }
+  .members td, .members tfoot td { display: block; border: 0; padding: 2px 0; font-weight: 400;
+    text-align: right; }
+  .members td[data-label] { grid-column: 1 / -1; display: flex; gap: 0 16px; order: 3;
+    justify-content: space-between; flex-wrap: wrap; }
+  .members td[data-label]::before { content: attr(data-label); color: var(--soft); }
+  .members td .between { flex-basis: 100%; font-size: 12.5px; }
+  .members td .between:empty { display: none; }
+  .members td.name { text-align: left; font-size: 16px; font-weight: 600; order: 0; }
+  .members td.amount { font-size: 19px; font-weight: 600; order: 1; }
+  .members td.verdict { grid-column: 1 / -1; text-align: left; order: 2; padding-bottom: 6px; }
+  .members .picture { grid-column: 1 / -1; order: 3; }
+  .members .picture svg { width: 100%; height: auto; }
+}
+@media screen and (max-width: 600px) {
+  body { padding: 22px 16px 40px; }
+  .figures { grid-template-columns: 1fr 1fr; gap: 8px; }
+  svg { overflow: visible; }
+  figure svg text { font-size: 22px; }
+  .hashes tr, .hashes td { display: block; }
+}
 @page { size: A4; margin: 15mm 14mm 16mm; }
 @media print {
   body { padding: 0; max-width: none; font-size: 10.5pt; }

@@ -21,16 +21,46 @@ BASE = (
 )
 
 PARTS = """
+{% macro summary() -%}
+<section class="summary">
+{% for word, told in in_short %}<p><b>{{ word }}.</b> {{ told }}</p>
+{% endfor %}
+<p><b>Questions.</b> {% if manifest.contact %}{{ manifest.contact }}{% else %}Ask whoever ran this
+federation: the operator, who signed with the key at the end of this page{% endif %}.</p>
+</section>
+{%- endmacro %}
+
+{% macro which_rounds() -%}
+{% if account.first_round > 1 %}rounds {{ account.first_round }} to {{ account.last_round }}\
+{% else %}{{ account.rounds }} round{{ "s" if account.rounds > 1 }}{% endif %}
+{%- endmacro %}
+
+{% macro absence(member) -%}
+{% if member.revoked_in is not none %}registration ended in round {{ member.revoked_in }}\
+{% elif member.away %}{{ member.away }} away{% endif %}
+{%- endmacro %}
+
 {% macro withheld(member) -%}
 {% if member.withheld >= 0.0005 %}; {{ member.withheld | percent }}{% if member.withheld_cents
 is not none %} ({{ member.withheld_cents | money }}){% endif %} withheld{% endif %}
 {%- endmacro %}
+{% macro ends(interval) -%}
+{{ interval[0] | nats }} to {{ interval[1] | nats }}
+{%- endmacro %}
+
+{% macro other_rounds(member) -%}
+{{ member.other_rounds | nats }} without round {{ account.decisive_round }}\
+{% if member.other_interval %}<br>{{ ends(member.other_interval) }}{% endif %}
+{%- endmacro %}
+
 {% macro contribution(member) -%}
 <span class="{{ 'negative' if member.contribution < 0 }}">{{ member.contribution | nats }}</span>
-{%- if member.interval %}<span class="between">{{ member.interval[0] | nats }} to \
-{{ member.interval[1] | nats }}</span>{% endif %}
+{%- if member.interval %}<span class="between">{{ ends(member.interval) }}</span>{% endif %}
 {%- if member.credited < member.contribution %}<span class="between">credited \
 {{ member.credited | nats }}</span>{% endif %}
+{%- if member.contribution and member.other_rounds is not none %}
+<span class="between">{{ other_rounds(member) }}</span>
+{%- endif %}
 {%- endmacro %}
 
 {% macro rules() -%}
@@ -38,9 +68,10 @@ is not none %} ({{ member.withheld_cents | money }}){% endif %} withheld{% endif
 <p><b>Contribution.</b> In each round the server combined the accepted updates into one step. A
 member's contribution is the part of the fall of the validation loss along this step that its own
 update brought about, in nats where that loss is a cross-entropy; the sum over all members and
-rounds is the whole fall, but for the remainder. An update that changes nothing, or that was given
-no weight, contributes exactly 0. An owner who splits into several members
-gains nothing by it.</p>
+rounds is the whole fall, but for the remainder: the error of measuring along a step at a few of its
+points, and the effect of batch-norm statistics and of server momentum that faded. It is nobody's.
+An update that changes nothing, or that was given no weight, contributes exactly 0.
+An owner who splits into several members gains nothing by it.</p>
 <p><b>Interval.</b> {{ interval_words }}</p>
 <p><b>Credit.</b> {{ credit_words }}</p>
 <p><b>Share.</b> What a member is credited with over the sum of all positive credits, or over the
@@ -57,6 +88,16 @@ the budget.{% endif %}</p>
 <li><span class="{{ rule.level }}">{{ rule.level }}</span>: {{ rule.words }}.</li>{% endfor %}
 </ol>
 {% if omega_words %}<p><b>Weight score Ω.</b> {{ omega_words }}</p>{% endif %}
+{%- endmacro %}
+
+{% macro todo() -%}
+<h2>What to do</h2>
+<p><b>Accept:</b> pay. <b>Review:</b> look at the reason, ask the member, and decide before you pay;
+most have a harmless cause. <b>Quarantine:</b> pay nothing and leave the member out of the next run,
+until it is explained. A verdict changes no amount by itself.</p>
+{% if advice %}<ul>{% for names, todo in advice %}
+<li><b>{{ names }}</b>: {{ todo }}.</li>{% endfor %}
+</ul>{% endif %}
 {%- endmacro %}
 
 {% macro limits() -%}
@@ -86,7 +127,7 @@ operator gave you by
 another way.</p>
 <table class="hashes">
 <tr><td>signed by key</td><td>{{ key }}</td></tr>
-<tr><td>records, rounds 0 to {{ account.rounds }}</td><td>{{ manifest.chain }}</td></tr>
+<tr><td>records, rounds 0 to {{ account.last_round }}</td><td>{{ manifest.chain }}</td></tr>
 <tr><td>validation set</td><td>{{ manifest.validation }}</td></tr>
 <tr><td>settings</td><td>{{ manifest.settings }}</td></tr>
 <tr><td>code {{ version }}</td><td>{{ manifest.code }}</td></tr>
@@ -102,9 +143,10 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 {% block content %}
 <header>
 <h1>What each member contributed</h1>
-<p>Run <b>{{ manifest.run }}</b>: {{ config.strategy }}, {{ account.rounds }} rounds, \
+<p>Run <b>{{ manifest.run }}</b>: {{ config.strategy }}, {{ parts.which_rounds() }}, \
 {{ account.members | length }} members. Made {{ manifest.made | date }}.</p>
 </header>
+{{ parts.summary() }}
 <dl class="figures">
 <div><dt>Validation loss</dt><dd>{{ account.loss_before | loss }} → {{ account.loss_after | loss }}
 <small>before and after the run</small></dd></div>
@@ -118,7 +160,6 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 <div><dt>Verdicts</dt><dd>{{ verdict_counts }}
 <small>accept / review / quarantine</small></dd></div>
 </dl>
-{% if account.unpaid %}<p><b>No shares.</b> In this run {{ account.unpaid }}.</p>{% endif %}
 {% for warning in open_games %}<p><b>Left open.</b> {{ warning }}.</p>{% endfor %}
 <h2>Members</h2>
 <div class="wide">
@@ -139,30 +180,35 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 <th>Verdict</th></tr></thead>
 <tbody>
 {% for member in account.members -%}
-<tr><td class="name">{{ member.name }}</td><td class="number">{{ member.taken_part }} / {{
-member.asked }}</td>
-<td class="number">{{ member.examples | count }}</td>
-<td class="number">{{ parts.contribution(member) }}</td>
-<td class="picture">{{ drawn[member.client_id] }}</td><td class="number">{{ member.share | percent
-}}</td>
-{% if account.budget_cents is not none %}<td class="number">{{ member.cents | money }}</td>{%
-endif %}
-{% if omega_words %}<td class="number">{{ member.weight_score | score }}</td>{% endif %}
-<td class="number">{{ member.refused | some }}</td>
-<td><span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>\
+<tr><td class="name">{{ member.name }}</td>
+<td class="number" data-label="Rounds, of those asked in">{{ member.taken_part }} / {{
+member.asked }}<span class="between">{{ parts.absence(member) }}</span></td>
+<td class="number" data-label="Examples, claimed">{{ member.examples | count }}</td>
+<td class="number" data-label="Contribution, 95 % interval">{{ parts.contribution(member) }}</td>
+<td class="picture">{{ drawn[member.client_id] }}</td>
+<td class="number" data-label="Share">{{ member.share | percent }}</td>
+{% if account.budget_cents is not none %}<td class="number amount">{{ member.cents | money }}</td>
+{% endif %}
+{% if omega_words %}<td class="number" data-label="Ω, score">{{ member.weight_score | score }}</td>
+{% endif %}
+<td class="number" data-label="Replies refused">{{ member.refused | some }}</td>
+<td class="verdict"><span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>\
 {% if member.verdict.level != "accept" %}<span class="reason">{{ member.verdict.reason }}{{
 parts.withheld(member) }}</span>{% endif %}</td></tr>
 {% endfor -%}
 </tbody>
-<tfoot>{% if account.nobody_share > 0 %}<tr><td>Nobody: beyond the bounds</td><td></td><td></td>
-<td class="number">{{ account.uncredited | nats }}</td><td></td>
-<td class="number">{{ account.nobody_share | percent }}</td>
-{% if account.budget_cents is not none %}<td class="number">{{ account.nobody_cents | money }}</td>\
+<tfoot>{% if account.nobody_share > 0 %}<tr><td class="name">Nobody: beyond the bounds</td>
+<td></td><td></td>
+<td class="number" data-label="Contribution">{{ account.uncredited | nats }}</td><td></td>
+<td class="number" data-label="Share">{{ account.nobody_share | percent }}</td>
+{% if account.budget_cents is not none %}<td class="number amount">\
+{{ account.nobody_cents | money }}</td>{% endif %}
+{% if omega_words %}<td></td>{% endif %}<td></td><td></td></tr>{% endif %}
+<tr><td class="name">All</td><td></td><td></td>
+<td class="number" data-label="Contribution">{{ total | nats }}</td><td></td>
+<td class="number" data-label="Share">{{ shared | percent }}</td>
+{% if account.budget_cents is not none %}<td class="number amount">{{ paid | money }}</td>
 {% endif %}
-<td></td><td></td><td></td></tr>{% endif %}
-<tr><td>All</td><td></td><td></td><td class="number">{{ total | nats }}</td><td></td>
-<td class="number">{{ shared | percent }}</td>
-{% if account.budget_cents is not none %}<td class="number">{{ paid | money }}</td>{% endif %}
 {% if omega_words %}<td></td>{% endif %}<td></td><td></td></tr></tfoot>
 </table>
 </div>
@@ -170,6 +216,7 @@ parts.withheld(member) }}</span>{% endif %}</td></tr>
 <h2>What was gained</h2>
 <figure>{{ curve }}<figcaption>Validation loss over the rounds, in nats.</figcaption></figure>
 </section>
+{{ parts.todo() }}
 {{ parts.rules() }}
 {{ parts.limits() }}
 {{ parts.checks("fedif verify RUN_DIR", "recomputes these figures from the run's records, and
@@ -181,33 +228,36 @@ MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
 {% block content %}
 <header>
 <h1>{{ member.name }}: your contribution</h1>
-<p>Run <b>{{ manifest.run }}</b>: {{ config.strategy }}, {{ account.rounds }} rounds, \
+<p>Run <b>{{ manifest.run }}</b>: {{ config.strategy }}, {{ parts.which_rounds() }}, \
 {{ account.members | length }} members. Made {{ manifest.made | date }}.</p>
 </header>
+{{ parts.summary() }}
 <dl class="figures">
+{% if account.budget_cents is not none -%}
+<div><dt>Amount</dt><dd>{{ member.cents | money }}
+<small>of {{ account.budget_cents | money }}</small></dd></div>{% endif %}
+<div><dt>Verdict</dt><dd class="{{ member.verdict.level }}">{{ member.verdict.level }}
+<small>advice to people</small></dd></div>
+<div><dt>Share of the gain</dt><dd>{{ member.share | percent }}
+<small>place {{ place }} of {{ account.members | length }}</small></dd></div>
 <div><dt>Contribution</dt><dd>{{ member.contribution | nats }}
-<small>nats of validation loss{% if member.interval %}; {{ member.interval[0] | nats }} to \
-{{ member.interval[1] | nats }}{% endif %}</small></dd></div>
+<small>nats of validation loss{% if member.interval %}; {{ parts.ends(member.interval) }}{% endif %}
+{% if member.contribution and member.other_rounds is not none %}<br>
+{{ parts.other_rounds(member) }}{% endif %}
+</small></dd></div>
 {% if member.credited < member.contribution -%}
 <div><dt>Credited</dt><dd>{{ member.credited | nats }}
 <small>of it lies within the bounds: see below{{ parts.withheld(member) }}</small></dd></div>{%
 endif %}
-<div><dt>Share of the gain</dt><dd>{{ member.share | percent }}
-<small>place {{ place }} of {{ account.members | length }}</small></dd></div>
-{% if account.budget_cents is not none -%}
-<div><dt>Amount</dt><dd>{{ member.cents | money }}
-<small>of {{ account.budget_cents | money }}</small></dd></div>{% endif %}
 <div><dt>Rounds</dt><dd>{{ member.taken_part }} of {{ member.asked }}
-<small>taken part, of those you were asked in</small></dd></div>
+<small>taken part, of those you were asked in{% if parts.absence(member) %}; {{
+parts.absence(member) }}{% endif %}</small></dd></div>
 <div><dt>Examples</dt><dd>{{ member.examples | count }}
 <small>that you said you trained on</small></dd></div>
 {% if omega_words -%}
 <div><dt>Weight score Ω</dt><dd>{{ member.weight_score | score }}
 <small>not an amount: see below</small></dd></div>{% endif %}
 </dl>
-{% if account.unpaid %}<p><b>No shares.</b> In this run {{ account.unpaid }}.</p>{% endif %}
-<p>Verdict: <span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>.
-{{ member.verdict.reason[0] | upper }}{{ member.verdict.reason[1:] }}.</p>
 <section class="keep">
 <h2>Among all members</h2>
 <figure>{{ spread }}<figcaption>One line for each member's contribution, in nats; the point is

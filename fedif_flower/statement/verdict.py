@@ -72,52 +72,68 @@ class Facts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do about a member, and why."""
+    """Whether people should look at a member, why, and what to look at."""
 
     level: Level
     reason: str
+    advice: str = ""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``words`` say when it applies, ``reason`` of a member that it does, with its figures."""
+    """``words`` say when it applies, ``reason`` of a member that it does, with its figures.
+
+    ``advice`` is what to look at, for the member and the operator alike.
+    """
 
     level: Level
     words: str
     applies: Callable[[Facts], bool]
     reason: str
+    advice: str = ""
 
 
+_REFUSED = "Read why replies were refused, and mend what sent them"
+_HARM = (
+    "Look at its data before its next run: wrong labels, another scale of the inputs, or examples "
+    "of a kind that those that all are judged by do not hold"
+)
 RULES: tuple[Rule, ...] = (
     Rule(
         "quarantine",
         "more than half of the replies that came were refused",
         lambda f: f.refused > MAX_REFUSED * f.replies,
         "{refused} of its {replies} replies were refused",
+        _REFUSED,
     ),
     Rule(
         "review",
         "no reply was accepted",
         lambda f: f.taken_part == 0,
         "none of its replies was accepted",
+        "See whether it was online, and in its log why it sent nothing",
     ),
     Rule(
         "quarantine",
         "the contribution is negative, and so is its whole interval",
         lambda f: f.interval is not None and f.interval[1] < 0,
         "its updates raised the loss, and its whole interval is negative",
+        _HARM,
     ),
     Rule(
         "review",
         "the contribution is exactly 0",
         lambda f: f.contribution == 0,
         "exactly 0: it sent no change, or was given no weight",
+        "See whether it trains at all: that its data are where it looks for them, and that its "
+        "learning rate and number of epochs are not 0",
     ),
     Rule(
         "review",
         "the contribution is negative",
         lambda f: f.contribution < 0,
         "its updates raised the loss",
+        _HARM,
     ),
     Rule(
         "review",
@@ -126,36 +142,43 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.has_twin,
         "the same contribution as another member's in every round: the same data, or a copied "
         "update",
+        "Find out whether two nodes were given the same data by mistake",
     ),
     Rule(
         "review",
         "in three rounds at least, its update and another member's cancel each other",
         lambda f: f.opposed_rounds >= MIN_OPPOSED,
         "in {opposed_rounds} rounds its update and another member's cancelled each other",
+        "Two members that cancel each other leave the model as it is, and one of them is credited: "
+        "ask both what they trained on",
     ),
     Rule(
         "review",
         "more than a quarter of the contribution lies beyond what is credited",
         lambda f: f.uncredited > MUCH_UNCREDITED * f.contribution,
         "more than a quarter of its contribution is not credited: {beyond}",
+        "See whether its learning rate, epochs and number of examples are what was agreed on",
     ),
     Rule(
         "review",
         "it took part in fewer than three rounds, or the run has fewer than five",
         lambda f: f.taken_part < MIN_TAKEN_PART or f.interval is None,
         "too few rounds to judge by: {taken_part}",
+        "Judge it by a longer run, or by what is known of its data",
     ),
     Rule(
         "review",
         "the contribution is less than a quarter of an equal part of what its rounds gained",
         lambda f: f.contribution < SMALL_PART * f.equal_part,
         "less than a quarter of an equal part of what its rounds gained",
+        "See whether its data are like those that all are judged by, and its labels right",
     ),
     Rule(
         "review",
         "a reply was refused",
         lambda f: f.refused > 0,
         "{refused} of its {replies} replies were refused",
+        _REFUSED,
     ),
     Rule(
         "accept",
@@ -177,4 +200,5 @@ def judge(facts: Facts) -> Verdict:
             beyond=facts.beyond,
             opposed_rounds=facts.opposed_rounds,
         ),
+        rule.advice,
     )

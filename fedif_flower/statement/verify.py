@@ -169,6 +169,7 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
     try:
         account, names = read_account(content)
         records = read_run(run.path, names)
+        counted = records.since(account.first_round)
     except (ConfigError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StatementError(f"the statement cannot be recomputed: {error}") from error
     of_rounds: dict[int, list[float]] = {row.round: [] for row in records.rounds}
@@ -181,13 +182,13 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
         if off > 1e-6 * scale:
             name = run.attributed_rounds.path.name
             raise StatementError(f"{name}: round {row.round} does not add up")
-    again = json.loads(account_json(settle(records, account.budget_cents), records))
+    again = json.loads(account_json(settle(counted, account.budget_cents), counted))
     for where, told, found in _differences(json.loads(content), again, ACCOUNT):
         raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
     # Another version may word or draw things differently.
     if manifest.made_with == code_hash():
         unsigned = replace(manifest, files={})
-        for name, page in render(account, records, unsigned).items():
+        for name, page in render(account, counted, unsigned).items():
             if read_file(run.statement, name) != page:
                 raise StatementError(f"{name} does not show what {ACCOUNT} says")
 

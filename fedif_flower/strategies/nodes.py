@@ -49,7 +49,7 @@ def identify_by_query(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
         Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
         for node_id in node_ids
     ]
-    names = {info.node_id: info.name for info in grid.get_nodes() if info.name}
+    names = names_of(grid)
     nodes = {
         node_id: ClientNode(UNKNOWN_PARTITION, node_id, name=names.get(node_id, ""))
         for node_id in node_ids
@@ -65,6 +65,15 @@ def identify_clients(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
     """Name nodes by registration order in a simulation, and by asking them elsewhere."""
     identify = identify_by_registration if is_simulated(grid) else identify_by_query
     return identify(grid, node_ids)
+
+
+def names_of(grid: Grid) -> dict[int, str]:
+    """Return what reports call nodes: as the operator does, or in a simulation by their order."""
+    infos = grid.get_nodes()
+    if not is_simulated(grid):
+        return {info.node_id: info.name for info in infos if info.name}
+    by_age = sorted(infos, key=lambda info: info.registered_at)
+    return {info.node_id: f"client {number}" for number, info in enumerate(by_age)}
 
 
 def is_simulated(grid: Grid) -> bool:
@@ -219,6 +228,10 @@ class NodeDirectory:
         if unknown and self._identify is not None:
             self._questions.update(unknown)
             self._known.update((n.node_id, n) for n in self._identify(grid, unknown))
+        elif unknown:
+            names = names_of(grid)
+            for node_id in unknown:
+                self._known[node_id] = ClientNode(node_id, node_id, name=names.get(node_id, ""))
         for node_id in unknown:
             self._known.setdefault(node_id, ClientNode(node_id, node_id))
         online = self._claimed_once([self._known[node_id] for node_id in node_ids])

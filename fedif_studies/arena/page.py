@@ -35,7 +35,12 @@ def write_page(found: Found, path: Path, title: str, about: Sequence[str]) -> No
     lines = [f"# Arena: {title}", ""]
     for paragraph in about:
         lines += [*wrap(paragraph, 120, break_on_hyphens=False), ""]
-    lines += [f"![accuracy under attack]({picture.name})", "", "## Worst cases", ""]
+    lines += [
+        f"[![accuracy under attack]({picture.name})]({picture.name})",
+        "",
+        "## Worst cases",
+        "",
+    ]
     lines += headline(found).to_markdown()
     if len(_shares(found)) > 1:
         shares = " / ".join(f"{share:.0%}" for share in _shares(found))
@@ -120,31 +125,40 @@ def draw_heat_map(found: Found, path: Path) -> None:
             f.attack_success is not None and (b.attack, b.share) == point for b, f in found.items()
         )
     ]
+    # Light is good in both, for every eye and in print.
     panels = [
-        ("test accuracy, %", points, "accuracy", "RdYlGn"),
-        ("backdoor\nsuccess, %", backdoors, "attack_success", "RdYlGn_r"),
+        ("test accuracy, %", points, "accuracy", "cividis"),
+        ("backdoor's success, %", backdoors, "attack_success", "cividis_r"),
     ]
     panels = [panel for panel in panels if panel[1]]
-    figure = new_figure(1.9 + 0.3 * len(strategies))
-    figure.set_size_inches(4 + 0.5 * (len(points) + len(backdoors)), figure.get_figheight())
+    figure = new_figure(1.6 + 0.27 * sum(len(panel[1]) + 1 for panel in panels))
+    figure.set_size_inches(2.2 + 0.68 * len(strategies), figure.get_figheight())
     axes = figure.subplots(
-        1, len(panels), squeeze=False, width_ratios=[len(panel[1]) for panel in panels]
-    )[0]
-    for axis, (title, columns, name, colours) in zip(axes, panels, strict=True):
+        len(panels), 1, squeeze=False, height_ratios=[len(panel[1]) for panel in panels]
+    )[:, 0]
+    for axis, (title, rows, name, colours) in zip(axes, panels, strict=True):
         values = [
-            [_value(found.get(Experiment(strategy, *point)), name) for point in columns]
-            for strategy in strategies
+            [_value(found.get(Experiment(strategy, *point)), name) for strategy in strategies]
+            for point in rows
         ]
-        axis.imshow(values, vmin=0, vmax=100, cmap=colours, aspect="auto")
-        axis.set_title(title, fontsize=9)
-        axis.set_xticks(range(len(columns)), map(_label, columns), rotation=60, ha="right")
-        first = axis is axes[0]
-        axis.set_yticks(range(len(strategies)), strategies if first else [""] * len(strategies))
-        axis.tick_params(labelsize=8)
+        picture = axis.imshow(values, vmin=0, vmax=100, cmap=colours, aspect="auto")
+        axis.set_title(title, fontsize=10)
+        names = [name.replace(" ", "\n", 1) for name in strategies]
+        axis.set_xticks(range(len(strategies)), names)
+        axis.set_yticks(range(len(rows)), map(_label, rows))
+        axis.tick_params(labelsize=9, top=True, labeltop=True, bottom=False, labelbottom=False)
         for row, line in enumerate(values):
             for column, value in enumerate(line):
                 if value == value:  # NaN: not measured
-                    axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8)
+                    red, green, blue, _ = picture.cmap(picture.norm(value))
+                    is_dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+                    axis.text(
+                        *(column, row, f"{value:.1f}"),
+                        ha="center",
+                        va="center",
+                        fontsize=9,
+                        color="white" if is_dark else "black",
+                    )
     save_figure(figure, path)
 
 

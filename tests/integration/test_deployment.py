@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import ssl
 import subprocess
 import urllib.error
@@ -273,3 +275,25 @@ def test_the_script_s_own_run_is_honest_about_the_outcome(
     assert unknown.returncode == 1
     assert not (deployment.server / "runs" / "bad").exists()
     assert SCRIPT.exists()
+
+
+def test_the_end_of_a_registration_is_told_apart_from_a_crash(deployment: Deployment) -> None:
+    """Stopped, ada cannot answer: its round waits until the operator ends its registration."""
+    run_dir = deployment.server / "runs" / "revoked"
+    config = {"run-name": "revoked", "num-clients": 2, "num-server-rounds": 3, "resume": ""}
+    deployment.wait_online(3)
+    sent = deployment.log("ada").count("Receiving: train message")
+    run = deployment.submit(REPOSITORY, RUN_CONFIG | config)
+    wait_for(
+        "ada to be asked", lambda: deployment.log("ada").count("Receiving: train message") > sent
+    )
+    os.killpg(deployment.nodes["ada"].pid, signal.SIGSTOP)
+    deployment.flwr("supernode", "unregister", deployment.node_ids["ada"], "test")
+    assert deployment.outcome(run)[0] == "finished:completed"
+    rows = read_rows(run_dir / "clients.csv")
+    ended = [row for row in rows if row["client_id"] == str(deployment.node_ids["ada"])][-1]
+    assert ended["status"] == "revoked"
+    assert ended["rejection"] == "the operator ended its registration"
+    page = (run_dir / "statement" / "statement.html").read_text()
+    assert f"registration ended in round {ended['round']}" in page
+    kill_group(deployment.nodes["ada"])

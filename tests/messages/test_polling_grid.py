@@ -10,6 +10,7 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedif_flower.messages.polling_grid import PollingGrid
+from fedif_flower.messages.screening import REGISTRATION_ENDED
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients
 
@@ -149,9 +150,36 @@ def test_a_message_that_could_not_be_passed_on_is_not_waited_for():
     class Rejecting(LocalGrid):
         def push_messages(self, messages):
             ids = super().push_messages(messages)
-            return [None, *ids[1:]]
+            return ["", *ids[1:]]
 
-    assert set(ask(Rejecting(Clients(), 2))) == {1001}
+    replies = ask(Rejecting(Clients(), 2))
+    assert replies[1000].error.code == REGISTRATION_ENDED
+    assert replies[1001].has_content()
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, REGISTRATION_ENDED])
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_the_end_of_a_registration_is_told_apart_from_a_crash(code, is_registered):
+    class Unavailable(SlowGrid):
+        """Node 1000 is gone once it was sent its message; a node may also claim any code."""
+
+        def push_messages(self, messages):
+            messages = list(messages)
+            ids = super().push_messages(messages)
+            gone = len(messages) == 1 and not is_registered
+            return ["" for _ in ids] if gone else ids
+
+    def gone(message, reply):
+        return Message(Error(code, "missed its heartbeats"), reply_to=message)
+
+    replies = ask(Unavailable(2, {1000: gone}))
+    assert replies[1001].has_content()
+    error = replies[1000].error
+    if is_registered:
+        assert (error.code, error.reason) == (ErrorCode.NODE_UNAVAILABLE, "missed its heartbeats")
+    else:
+        told = (REGISTRATION_ENDED, "the operator ended its registration")
+        assert (error.code, error.reason) == told
 
 
 def test_a_reply_under_another_name_is_an_error_of_its_sender():

@@ -79,7 +79,8 @@ def test_a_line_for_each_accepted_client_and_round(whole):
 def test_the_report_leads_with_what_was_contributed(whole):
     text = (whole / "report.md").read_text()
     sums = json.loads((whole / "summary.json").read_text())["attribution"]
-    assert f"{sums['decrease']:.4f}, of which {sums['attributed']:.4f} are attributed" in text
+    assert f"{sums['decrease']:.4f}: {sums['attributed']:.4f} by members, " in text
+    assert f"{abs(sums['remainder']):.4f} by nobody" in text
     table = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][-CLIENTS:]
     shown = [float(cells[4]) for cells in table]
     assert shown == sorted(shown, reverse=True)

@@ -23,11 +23,11 @@ def row(client_id: int, contribution: float, *, partition_id: int, malicious=Fal
     )
 
 
-def texts(rows, tmp_path, monkeypatch) -> tuple[list[str], list[str]]:
+def texts(rows, tmp_path, monkeypatch, **names) -> tuple[list[str], list[str]]:
     """What is written beside the lines, and in the legend."""
     figure = Figure()
     monkeypatch.setattr(plots, "new_figure", lambda: figure)
-    assert plots.plot_scores(rows, 1, tmp_path / "weight-scores.png")
+    assert plots.plot_scores(rows, 1, tmp_path / "weight-scores.png", **names)
     (axes,) = figure.axes
     legend = axes.get_legend()
     beside = [text.get_text() for text in axes.texts]
@@ -43,6 +43,17 @@ def test_few_lines_are_named_and_those_that_end_together_share_a_label(tmp_path,
     beside, legend = texts(rows, tmp_path, monkeypatch)
     assert beside == ["2, 4", "0", "partition"]
     assert legend == ["honest (2 clients)", "malicious (1 client)"]
+
+
+def test_lines_are_called_what_the_operator_calls_members(tmp_path, monkeypatch):
+    rows = [
+        row(11, 0.5, partition_id=4),
+        row(12, 0.501, partition_id=2),
+        row(13, 1.0, partition_id=0),
+    ]
+    names = {11: "Nord", 12: "Sued", 13: "a very long name of a clinic"}
+    beside, _ = texts(rows, tmp_path, monkeypatch, names=names)
+    assert beside == ["Nord, Sued", "a very long name of a cl"]
 
 
 def test_nobody_is_named_who_has_not_said_its_partition(tmp_path, monkeypatch):

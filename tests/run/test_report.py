@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from fedif_flower.run.report import member_table
+from fedif_flower.run.figures import summarize
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.report import ReportedRun, member_table, write_report
 from fedif_flower.run.rows import ClientRow
 
 
@@ -54,6 +56,44 @@ def test_columns_of_which_nothing_is_known_are_left_out():
     assert "core" not in " ".join(member_table(rows))
     columns, _ = table(*rows, replace(row(1, 1001), accumulative_influence=0.5))
     assert {"weight score", "accumulative influence"} <= set(columns)
+
+
+def test_who_was_away_is_not_refused():
+    away = replace(row(1, 1001), status="away", rejection="no reply before the deadline")
+    ended = replace(row(2, 1002), status="revoked", rejection="the operator ended its registration")
+    refused = replace(row(0, 1000), status="refused", rejection="array 'w' is not finite")
+    columns, lines = table(refused, row(1, 1001), away, ended)
+    shown = {s["node"]: s for line in lines if (s := dict(zip(columns, line, strict=True)))}
+    assert {key: (s["rounds"], s["refused"], s["away"]) for key, s in shown.items()} == {
+        "1000": ("1", "1", "0"),
+        "1001": ("2", "0", "1"),
+        "1002": ("1", "0", "1; registration ended"),
+    }
+    assert "away" not in table(refused)[0]
+
+
+def test_nobody_is_marked_where_nobody_is_malicious():
+    assert "marked" not in table(row(0, 1000))[0]
+    assert "marked" in table(row(0, 1000), replace(row(1, 1001), malicious=True))[0]
+
+
+@pytest.mark.parametrize(
+    ("remainder", "in_the_table", "in_words"),
+    [
+        (-0.2013, "3.6003: 3.8016 by members, less 0.2013 by nobody", "0.2013 more than the"),
+        (0.25, "3.6003: 3.3503 by members, and 0.2500 by nobody", "0.2500 less than the"),
+    ],
+)
+def test_the_remainder_is_told_in_words(tmp_path, remainder, in_the_table, in_words):
+    sums = {"decrease": 3.6003, "attributed": 3.6003 - remainder, "remainder": remainder}
+    folder = RunFolder(tmp_path)
+    summary = summarize([], [row(0, 1000)]) | {"attribution": sums}
+    write_report(folder, ReportedRun("A run", [], [row(0, 1000)], 1), summary)
+    text = " ".join(folder.report.read_text().split())
+    assert f"| {in_the_table} |" in text
+    assert f"add up to {in_words} validation loss fell by. This remainder is nobody's" in text
+    assert "malicious" not in text
+    assert "AUC" not in text
 
 
 def test_without_attribution_the_weight_score_decides_the_order():

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.statement.account import (
+    decisive_row,
     gain_shares,
     intervals,
     settle,
@@ -88,6 +89,58 @@ def test_refusals_and_absence_are_told_apart(tmp_path):
     assert nonsense.refusals == (("array 'w' is not finite", 2),)
     assert nonsense.contribution == 0.0
     assert nonsense.verdict.level == "quarantine"
+
+
+def test_the_end_of_a_registration_is_no_crash(tmp_path):
+    reasons = {(1, 1): "no reply before the deadline", (2, 1): "its registration ended"}
+    statuses = {(1, 1): "away", (2, 1): "revoked"}
+    rounds = [{0: 1.0, 2: 0.5}] * 2
+    found = by_name(
+        account(
+            tmp_path,
+            rounds,
+            rejections=reasons | {(1, 3): "slow"},
+            statuses=statuses | {(1, 3): "away"},
+        )
+    )
+    assert (found["partition 1"].away, found["partition 1"].refused) == (2, 0)
+    revoked = {name: member.revoked_in for name, member in found.items()}
+    assert revoked == {f"partition {i}": 2 if i == 1 else None for i in range(4)}
+
+
+def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
+    # Round 2 brought 2 of 3.
+    rounds = [{0: 0.125, 1: 0.125}, {0: 2.5, 1: -0.5}, *[{0: 0.125, 1: 0.125}] * 3]
+    found = account(tmp_path, rounds)
+    assert (found.decisive_round, found.decisive, found.attributed) == (2, 2.0, 3.0)
+    members = by_name(found)
+    assert members["partition 0"].other_rounds == 0.5
+    assert members["partition 1"].other_rounds == 0.5
+    assert members["partition 0"].other_interval is None  # four rounds say nothing
+    found = account(tmp_path, [*rounds, {0: 0.125, 1: 0.0}])
+    assert found.members[0].other_interval == (0.625, 0.625)
+    # Half of it does not decide, nor do rounds of a run that gained nothing.
+    even = account(tmp_path, [{0: 0.5}, *[{0: 0.125}] * 4])
+    assert (even.decisive_round, even.members[0].other_rounds) == (None, None)
+    assert decisive_row([1.0, -3.0, 0.5, 0.5, 0.5]) is None
+    assert decisive_row([1.0, 0.0, 0.0, 0.0]) is None
+    assert decisive_row([0.0] * 9) is None
+
+
+def test_rounds_before_the_first_that_counts_count_for_nothing(tmp_path):
+    rounds = [{0: 2.0, 2: 1.0}, {0: 0.25, 1: 0.75}, {1: 0.5}]
+    run_dir = make_run(tmp_path / "run", rounds, remainder=0.125)
+    found = settle(read_run(run_dir).since(2), 100_00)
+    assert (found.first_round, found.last_round, found.rounds) == (2, 3, 2)
+    assert (found.loss_before, found.decrease, found.remainder) == (-1.125, 1.75, 0.25)
+    assert [(m.contribution, m.cents) for m in found.members] == [
+        (1.25, 83_33),
+        (0.25, 16_67),
+        (0.0, 0),
+    ]
+    # Half of round 2, and nothing of the first; who was in that alone is still told of.
+    assert by_name(found)["partition 0"].equal_part == 0.5
+    assert by_name(found)["partition 2"].asked == 0
 
 
 def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):

@@ -107,3 +107,11 @@ def test_budgets_are_amounts(text, cents):
 def test_what_is_no_amount_is_refused(text):
     with pytest.raises(ConfigError, match="budget = "):
         parse_budget(text)
+
+
+@pytest.mark.parametrize("contact", ["A" * 201, "Ada\nHolm"])
+def test_a_contact_that_fits_no_page_is_refused(tmp_path, key, contact):
+    run_dir = make_run(tmp_path / "run", [{0: 0.5}])
+    with pytest.raises(ConfigError, match="allowed: at most 200 printable"):
+        make_statement(run_dir, key, contact=contact)
+    assert not (run_dir / "statement").exists()

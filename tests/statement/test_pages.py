@@ -110,6 +110,64 @@ def test_a_member_sees_itself_and_no_other_name(pages):
     assert "place 3 of 3" in text_of(pages["003.html"])
 
 
+def test_amount_and_verdict_come_first_on_a_small_screen(pages):
+    page = pages["statement.html"]
+    rows = re.findall(
+        r"<tr>(<td.*?)</tr>", page.split("<tbody>")[1].split("<tfoot>")[0], flags=re.S
+    )
+    assert len(rows) == len(NAMES)
+    for row in rows:
+        cells = re.findall(r"<td([^>]*)>", row)
+        alone = [cell for cell in cells if "data-label" not in cell]
+        # A card shows these as they are, and each other cell behind its label.
+        assert [re.search(r'class="(?:number )?(\w+)"', cell)[1] for cell in alone] == [
+            "name",
+            "picture",
+            "amount",
+            "verdict",
+        ]
+    assert "td.amount { font-size: 19px; font-weight: 600; order: 1; }" in STYLE
+    assert "td.verdict { grid-column: 1 / -1; text-align: left; order: 2;" in STYLE
+
+
+def test_pages_begin_with_a_summary_and_say_whom_to_ask(tmp_path, key):
+    rounds = [{0: 4.0, 1: 2.0, 2: 0.0}, *[{0: 0.5, 1: -0.25, 2: 0.0}] * 5]
+    run_dir = make_run(tmp_path / "run", rounds, names={0: "Nord", 1: "Sued", 2: "West"})
+    make_statement(run_dir, key, budget_cents=1000_00, contact="Ada <ada@example.org>")
+    folder = run_dir / "statement"
+    whole = text_of((folder / "statement.html").read_text())
+    for said in (
+        "Gain. 6 rounds lowered the validation loss: 2.000 before, -5.25 after.",
+        "Paid. 1 000.00 of 1 000.00 go to 2 of 3 members. Nord gets the most: 896.55.",
+        "Round 1 alone brought +6.000 of +7.250.",
+        "weigh paying from round 2 on (fedif statement RUN_DIR --from-round 2).",
+        "Not certain. The intervals of 1 of the 2 members that changed anything include 0",
+        "Review. Ask before you pay: West.",
+        "West : See whether it trains at all",
+        "Questions. Ada &lt;ada@example.org&gt;.",
+        "\u22121.250 without round 1",
+    ):
+        assert said in whole, said
+    own = text_of((folder / "members" / "002.html").read_text())
+    for said in (
+        "Paid. You get 103.45 of 1 000.00.",
+        "Your updates lowered the validation loss by 0.750. 6 rounds lowered",
+        "Of your +0.750 it gave +2.000, the other rounds \u22121.250.",
+        "Your interval includes 0",
+        "Accepted. It contributed",
+    ):
+        assert said in own, said
+    none = text_of((folder / "members" / "003.html").read_text())
+    assert "Your updates changed nothing." in none
+    assert "The verdict changes no amount" in none
+    make_statement(run_dir, key, from_round=2, again=True)
+    later = text_of((folder / "statement.html").read_text())
+    assert "fedif, rounds 2 to 6, 3 members" in later
+    assert "Ask whoever ran this federation" in later
+    assert "One round decided" not in later
+    verify(run_dir)
+
+
 def test_what_others_wrote_is_escaped(pages):
     page = pages["002.html"]
     assert "<script" not in page

@@ -36,6 +36,12 @@ def test_what_is_missing_is_named(run_dir, missing, said):
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("first", [0, 3, -1])
+def test_rounds_that_there_are_not_cannot_be_the_first(run_dir, first):
+    with pytest.raises(ConfigError, match=f"from-round = {first}; allowed: 1 to 2"):
+        read_run(run_dir).since(first)
+
+
 def test_no_folder_is_named(tmp_path):
     with pytest.raises(ConfigError, match="is no directory"):
         read_run(tmp_path / "nowhere")

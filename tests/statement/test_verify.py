@@ -48,6 +48,17 @@ def test_what_nobody_changed_is_verified(signed, key):
     assert verify(signed, found.key.replace(" ", "")) == found
 
 
+def test_a_statement_of_the_later_rounds_alone_is_verified(copy, key):
+    make_statement(copy, key, budget_cents=1000_00, from_round=2, contact="Ada", again=True)
+    verify(copy)
+    path = copy / "statement" / "statement.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"first_round": 3}))
+    sign_again(copy, key)
+    with pytest.raises(StatementError, match="but the records give"):
+        verify(copy)
+
+
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_changed_bit_of_any_file_is_found(signed, data):

@@ -146,6 +146,21 @@ def test_a_node_is_called_what_it_was_registered_as():
     assert (node.partition_id, node.name) == (UNKNOWN_PARTITION, "hospital-2")
 
 
+def test_an_app_s_own_members_are_called_something_and_asked_nothing():
+    registered = NodeDirectory(None, timeout=1.0).online(Registered(Clients(), 2), 2)
+    assert [(node.partition_id, node.name) for node in registered] == [
+        (1000, "hospital-2"),
+        (1001, ""),
+    ]
+    grid = LocalGrid(Clients(), 2)
+    grid.simulated = True
+    simulated = NodeDirectory(None, timeout=1.0).online(grid, 2)
+    assert [(node.client_id, node.name) for node in simulated] == [
+        (1000, "client 0"),
+        (1001, "client 1"),
+    ]
+
+
 def test_a_wait_is_told_at_once_and_every_ten_seconds_and_ends_with_both_ways_out(clock, caplog):
     grid = LocalGrid(Clients(), 2)
     with pytest.raises(TrainingFailedError) as error:

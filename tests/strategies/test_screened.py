@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF, Krum, RobustRule, Validation
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.messages.screening import REGISTRATION_ENDED
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup, Weighting
 from fedif_flower.strategies.callbacks import OnRound
@@ -94,6 +95,20 @@ def test_a_client_that_raises_or_is_silent_counts_as_failed():
     reasons = [client.rejection for client in reports[0].clients[-2:]]
     assert "boom" in reasons[0]
     assert reasons[1] == "no reply before the deadline"
+
+
+def test_the_end_of_a_registration_is_a_status_of_its_own():
+    def ended(message, context):
+        return Message(
+            Error(REGISTRATION_ENDED, "the operator ended its registration"), reply_to=message
+        )
+
+    reports: list[RoundReport] = []
+    strategy = FedAvg(fraction_evaluate=0.0, callbacks=[OnRound(reports.append)])
+    start(strategy, Clients({0: ended}), num_nodes=3)
+    found = reports[0].clients[-1]
+    assert (found.status, found.rejection) == ("revoked", "the operator ended its registration")
+    assert (reports[0].num_accepted, reports[0].num_rejected, reports[0].num_failed) == (2, 0, 1)
 
 
 def test_second_reply_and_stranger_are_refused():
