@@ -14,7 +14,7 @@ from rich.console import Console
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.run.report import require_last_round
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.processes import StopRequest
+from fedif_flower.runtime.processes import StopRequest, own_command
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.sweeps.cells import Cell, by_num_clients, distinct, find_result
@@ -107,7 +107,11 @@ def run_cells(
         for group in by_num_clients(missing):
             outcomes += _run_group(group, launch, console, jobs, stop)
             if stop.signal_number is not None:
-                raise GridInterrupted("interrupted; the same command goes on from here")
+                done = sum(find_result(cell) is not None for cell in wanted)
+                raise GridInterrupted(
+                    f"stopped: {done} of {len(wanted)} cells are complete; go on with the same "
+                    f"command: {own_command()}"
+                )
     failed = [outcome for outcome in outcomes if outcome.failed]
     for outcome in failed:
         console.print(f"failed: {outcome.cell.name}: {outcome.error}", style="red", markup=False)
