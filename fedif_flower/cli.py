@@ -6,7 +6,6 @@ none of them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -245,8 +244,6 @@ def replay(run_dir: RunDir) -> None:
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
     show_logs()
-    # A run's settings are in its config.json; a grid would list them for each of its cells.
-    logging.getLogger("fedif_flower.strategies.summary").setLevel(logging.WARNING)
     try:
         cli()
     except FedIFError as error:

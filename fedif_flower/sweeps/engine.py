@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -70,6 +71,7 @@ class LocalLauncher:
 
     def __call__(self, num_clients: int, main: Callable[[Grid, int], None]) -> None:
         """Call ``main(grid, 1)`` beside so many clients."""
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # As run_on_ray does.
         main(LocalGrid(self.client_app, num_clients), 1)
 
 
