@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message
@@ -59,6 +60,7 @@ def server_app(task: Task | None = None) -> ServerApp:
     from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.preflight import read_config
     from fedif_flower.run.report import require_last_round
+    from fedif_flower.run.stale_superlink import require_own_code
     from fedif_flower.statement.page_delivery import deliver, state_and_deliver
     from fedif_flower.strategies.nodes import is_simulated
 
@@ -69,9 +71,14 @@ def server_app(task: Task | None = None) -> ServerApp:
         """Run the federation that the run config describes."""
         show_logs()
         own = {} if task is None else {"task": OWN + task.name}
+        simulated = is_simulated(grid)
+        if simulated:
+            modules = ["client_app"] if task is None else [getattr(task.model, "__module__", "")]
+            require_own_code(["fedif_flower", *modules], Path.cwd())
         config = read_config(grid, {**context.run_config, **own})
+        logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
         deliver(grid, config.run_dir.parent)  # To nodes that were away after earlier runs.
-        again = _flwr_run(context.run_config, config.num_clients, is_simulated(grid))
+        again = _flwr_run(context.run_config, config.num_clients, simulated)
         run_dir = run_federation(grid, config, on_row=_log_row, task=task, again=again)
         logger.info("Report: %s", RunFolder(run_dir).report)
         state_and_deliver(grid, config, run_dir)
