@@ -25,6 +25,7 @@ from fedif_flower.run.preflight import (
     require_simulated,
     try_clients,
     wait_for_clients,
+    warn_of_one,
     with_free_folder,
 )
 from fedif_flower.run.provenance import provenance
@@ -174,6 +175,7 @@ def run_federation(
     """
     loaded = load_task(with_free_folder(config), task)  # If this fails, no directory was made.
     require_simulated(grid, loaded.config)
+    warn_of_one(loaded.config)
     try_clients(grid, loaded)
     if needs_collusion(loaded.config):
         names, tied = loaded.validation.parameter_names, loaded.validation.tied_names

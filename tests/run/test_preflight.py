@@ -13,7 +13,7 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.run import federation
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.preflight import read_config
+from fedif_flower.run.preflight import read_config, warn_of_one
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
@@ -49,6 +49,15 @@ def small(output_dir: Path, **changed: Scalar) -> dict[str, Scalar]:
 
 def through_the_door(grid: LocalGrid, run_config: dict[str, Scalar]) -> None:
     server_app(grid, Context(1, 1, {}, RecordDict(), run_config))
+
+
+@pytest.mark.parametrize(("clients", "share", "told"), [(4, 0.25, 1), (4, 0.5, 0), (1, 1.0, 0)])
+def test_one_of_several_clients_in_a_round_is_told_what_to_do(
+    told, tmp_path, clients, share, caplog
+):
+    config = run_config(tmp_path, num_clients=clients, fraction_train=share)
+    warn_of_one(config)
+    assert caplog.text.count("a higher fraction-train (0.25 here)") == told
 
 
 def test_flwr_run_runs_with_whatever_nodes_there_are(tmp_path, told, shown_logs, capsys):
