@@ -130,7 +130,8 @@ class LossBound(Stage):
         """Say in how many rounds the bound held, and whether that is bad."""
         if not self._held or self._first is None:
             return ""
-        held = f"in {self._held} rounds the whole step would have raised the validation loss"
+        rounds = "1 round" if self._held == 1 else f"{self._held} rounds"
+        held = f"in {rounds} the whole step would have raised the validation loss"
         if self._least < ENOUGH_OF_FIRST * self._first:
             return (
                 f"{held}, and a better one was taken: this is no reason to worry, since the loss "

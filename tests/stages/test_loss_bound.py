@@ -145,7 +145,7 @@ def test_it_says_at_the_end_whether_it_is_bad_that_it_held():
     assert Stages([quiet]).remarks() == []
     choose(helped, 0.0, [-4.0, 2.0], [0.75, 0.25])
     (said,) = Stages([helped]).remarks()
-    assert said.startswith("in 1 rounds the whole step would have raised the validation loss")
+    assert said.startswith("in 1 round the whole step would have raised the validation loss")
     assert "no reason to worry, since the loss fell from 3 to 1" in said
     choose(stuck, 0.0, [-4.0, -2.0], [0.5, 0.5])
     assert "it hardly fell: from 3 to 3 at best; try a lower learning-rate" in stuck.remark()
