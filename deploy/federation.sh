@@ -162,6 +162,8 @@ run() { # NAME [KEY=VALUE...]
     fail "the run was not accepted: $submitted"
   id=$(python -c 'import json, sys; print(json.load(sys.stdin)["run-id"])' <<<"$submitted")
   echo "run $id"
+  # Flower's `log` takes Ctrl-C for itself, and the run does not end by it.
+  trap 'echo "run $id goes on; follow it: flwr log $id $name, end it: flwr stop $id $name"; exit 130' INT
   # `flwr run` exits with 0 whatever becomes of a run, so its status is asked for.
   while flwr log "$id" "$name" --stream || true; do
     status=$(flwr list "$name" --run-id "$id" --format json |

@@ -6,8 +6,8 @@ none of them.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,7 +62,9 @@ def run(
     """Simulate one federation and print its result."""
     from fedif_flower.client.app import app
     from fedif_flower.run.report import print_summary, require_last_round
+    from fedif_flower.run.resume import as_pairs
     from fedif_flower.run.round_progress import RoundProgress
+    from fedif_flower.runtime.processes import own_command
     from fedif_flower.runtime.simulation import simulate
 
     parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
@@ -74,6 +76,7 @@ def run(
             cpus_per_client=cpus_per_client,
             gpus_per_client=gpus_per_client,
             on_row=lambda row: progress.show(row.round, row.headline),
+            again=lambda added: own_command("-c", as_pairs(added)),
         )
     print_summary(run_dir, console)
     require_last_round(run_dir)
@@ -252,8 +255,6 @@ def replay(run_dir: RunDir) -> None:
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
     show_logs()
-    # A run's settings are in its config.json; a grid would list them for each of its cells.
-    logging.getLogger("fedif_flower.strategies.summary").setLevel(logging.WARNING)
     try:
         cli()
     except FedIFError as error:
@@ -268,6 +269,18 @@ def launcher(cpus_per_client: int, gpus_per_client: float) -> RayLauncher:
     from fedif_flower.sweeps.engine import RayLauncher
 
     return RayLauncher(app, cpus_per_client, gpus_per_client)
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Say at Ctrl-C that the same command goes on with what is missing."""
+    from fedif_flower.runtime.processes import own_command
+    from fedif_flower.runtime.shared_grid import GridInterrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise GridInterrupted(f"stopped; go on with the same command: {own_command()}") from None
 
 
 def require_directories(directories: list[Path]) -> None:

@@ -25,12 +25,13 @@ from fedif_flower.run.preflight import (
     require_simulated,
     try_clients,
     wait_for_clients,
+    warn_of_one,
     with_free_folder,
 )
 from fedif_flower.run.provenance import provenance
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
-from fedif_flower.run.resume import ResumableRun, require_space
+from fedif_flower.run.resume import Again, ResumableRun, require_space
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.trackers import build_trackers
@@ -119,15 +120,13 @@ def build_attribution(
     """Return the run's attribution, which is written as rounds are attributed; ``None``: off."""
     if config.attribution == "off":
         return None
-    attribution = PathAttribution(
+    return PathAttribution(
         validation,
         config.attribution,
         per_class=config.attribution_per_class,
         bounds=credit_bounds(config),
         on_attribution=folder.add_attribution,
     )
-    folder.begin_attribution(attribution.num_classes)
-    return attribution
 
 
 def recorded_quarantine(attribution: PathAttribution, folder: RunFolder) -> Quarantine:
@@ -145,6 +144,7 @@ def run_federation(
     on_row: OnRow | None = None,
     callbacks: Sequence[Callback] = (),
     task: Task | None = None,
+    again: Again | None = None,
 ) -> Path:
     """Run one federation to its end and return the directory of its results.
 
@@ -160,6 +160,9 @@ def run_federation(
         Told of each round and model after the run's own records: trackers, early stopping ...
     task : Task, optional
         What it is about; else the task that the run config names.
+    again : callable, optional
+        Returns the command that begins this run, given what is added to its run config: a run
+        that is stopped says how it goes on.
 
     Raises
     ------
@@ -173,17 +176,22 @@ def run_federation(
     """
     loaded = load_task(with_free_folder(config), task)  # If this fails, no directory was made.
     require_simulated(grid, loaded.config)
+    warn_of_one(loaded.config)
     try_clients(grid, loaded)
     if needs_collusion(loaded.config):
         names, tied = loaded.validation.parameter_names, loaded.validation.tied_names
         grid = ColludingGrid(grid, loaded.config, names, tied)
     with hold_directory(loaded.config.run_dir):
         # Nodes are asked who they are before the strategy starts.
-        return _run_federation(screened(grid), loaded, on_row, callbacks)
+        return _run_federation(screened(grid), loaded, on_row, callbacks, again)
 
 
 def _run_federation(
-    grid: Grid, loaded: LoadedTask, on_row: OnRow | None, callbacks: Sequence[Callback]
+    grid: Grid,
+    loaded: LoadedTask,
+    on_row: OnRow | None,
+    callbacks: Sequence[Callback],
+    again: Again | None,
 ) -> Path:
     """Run one federation in a directory of its own."""
     config = loaded.config
@@ -192,12 +200,20 @@ def _run_federation(
     checkpoint = checkpoints.find(config.resume)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
+    strategy = build_strategy(loaded)  # What it refuses is said before anything is written.
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
     )
     metrics = loaded.task.metrics
     evaluation = ServerEvaluation(loaded.validation, loaded.test, metrics, loaded.triggered)
-    recorder = RunRecorder(config, malicious_marker(config), on_row, metrics, evaluation)
+    recorder = RunRecorder(
+        config,
+        malicious_marker(config),
+        on_row,
+        metrics,
+        evaluation,
+        resumed=checkpoint is not None,
+    )
     origin = provenance(config, loaded.fingerprint, tensors_in(loaded.validation_data))
     paying = loaded.validation
     if config.secret_validation:
@@ -207,17 +223,22 @@ def _run_federation(
         origin |= {NONCE: salt.nonce, COMMITMENT: salt.commitment}
         paying = paying_part(loaded, salt.value)
         logger.info("contributions are measured on secret data, commitment %s", salt.commitment)
-    recorder.folder.provenance.write(origin)
     arrays = model_arrays(loaded.model)
     done = checkpoint.server_round if checkpoint else 0
     rounds_to_keep = config.num_server_rounds - done if config.keep_updates else 0
     kept = kept_copies(rounds_to_keep, config.clients_per_round)
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
-    strategy = build_strategy(loaded)
     attribution = build_attribution(config, paying, recorder.folder)
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
     )
+    if checkpoint is None:
+        checkpoints.begin()
+        if attribution is not None:
+            recorder.folder.begin_attribution(attribution.num_classes)
+    else:
+        arrays = run.restore(checkpoint, grid, arrays)
+    recorder.folder.provenance.write(origin)
     # Evaluation may take a model back: the recorder is the first to look at it.
     own: list[Callback] = [recorder]
     if attribution is not None:
@@ -227,10 +248,6 @@ def _run_federation(
     if config.keep_updates:
         own.append(KeptUpdates(recorder.folder, after=done))
     strategy.callbacks += [*own, *trackers, *callbacks, run]
-    if checkpoint is None:
-        checkpoints.begin()
-    else:
-        arrays = run.restore(checkpoint, grid, arrays)
     try:
         result = strategy.start(
             grid=grid,
@@ -244,8 +261,11 @@ def _run_federation(
                 collusion=needs_collusion(config),
             ),
         )
-    except Exception:
-        run.stopped()
+    except BaseException as error:
+        if isinstance(error, Exception | KeyboardInterrupt):
+            run.stopped()
+        if again is not None:
+            logger.warning("%s", run.farewell(again))
         raise
     final = result.arrays if len(result.arrays) else arrays
     attributed = None if attribution is None else attribution.rounds

@@ -18,6 +18,8 @@ TOLERANCE = 0.1
 HALVINGS = 4
 DESCENT_STEPS = 4
 
+# A loss that fell below this share of what it was first has fallen.
+ENOUGH_OF_FIRST = 0.9
 logger = logging.getLogger(__name__)
 
 
@@ -71,6 +73,7 @@ class LossBound(Stage):
         self.tolerance = tolerance
         self._first: float | None = None  # Loss at the start.
         self._least = math.inf
+        self._held = 0  # Rounds that took another than the whole step.
 
     def __repr__(self) -> str:
         """Name the stage and its setting."""
@@ -108,7 +111,8 @@ class LossBound(Stage):
         best = min(found, key=lambda candidate: candidate.loss, default=None)
         if best is None:
             raise ValuationError("no step leads to a finite validation loss")
-        logger.info(
+        self._held += 1
+        logger.debug(
             "round %d: the validation loss would rise from %.4g to %.4g; %s is taken, with %.4g",
             updates.server_round,
             self._least,
@@ -122,13 +126,29 @@ class LossBound(Stage):
         self._least = min(self._least, candidate.loss)
         return candidate.step
 
+    def remark(self) -> str:
+        """Say in how many rounds the bound held, and whether that is bad."""
+        if not self._held or self._first is None:
+            return ""
+        rounds = "1 round" if self._held == 1 else f"{self._held} rounds"
+        held = f"in {rounds} the whole step would have raised the validation loss"
+        if self._least < ENOUGH_OF_FIRST * self._first:
+            return (
+                f"{held}, and a better one was taken: this is no reason to worry, since the loss "
+                f"fell from {self._first:.4g} to {self._least:.4g}"
+            )
+        return (
+            f"{held}, and it hardly fell: from {self._first:.4g} to {self._least:.4g} at best; try "
+            "a lower learning-rate, and see whether clients and validation set fit together"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return {"first": self._first, "least": self._least}
+        return {"first": self._first, "least": self._least, "held": self._held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._first, self._least = state["first"], state["least"]
+        self._first, self._least, self._held = state["first"], state["least"], state["held"]
 
 
 class _Tried:

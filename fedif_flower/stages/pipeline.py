@@ -114,6 +114,10 @@ class Stages:
         for stage in self:
             stage.restart()
 
+    def remarks(self) -> list[str]:
+        """Return what a reader should know of the stages when the rounds are over."""
+        return [remark for stage in self if (remark := stage.remark())]
+
     def take_back(self) -> None:
         """Tell every stage that the model of the last step is taken back."""
         for stage in self:

@@ -93,6 +93,10 @@ class Stage:
         """What the steps of earlier rounds count for in the last one, newest first; or empty."""
         return []
 
+    def remark(self) -> str:
+        """Return what a reader should know of it when the rounds are over; empty: nothing."""
+        return ""
+
     def restart(self) -> None:
         """Forget the steps of earlier rounds."""
 

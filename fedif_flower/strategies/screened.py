@@ -251,9 +251,12 @@ class ScreenedStrategy(FlowerFedAvg):
             callback.on_start(self)
         callbacks = (self.history, *self.callbacks)
         loop = RoundLoop(self, self.model, callbacks, self.completed_rounds, evaluate_fn)
-        return loop.run(
+        result = loop.run(
             screened(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config
         )
+        for remark in self.stages.remarks():
+            logger.info("%s", remark)
+        return result
 
     def begin(self, initial_arrays: ArrayRecord) -> None:
         """Take the model that a run begins with, before anybody is asked.

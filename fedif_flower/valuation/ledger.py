@@ -244,7 +244,8 @@ def _normalized(values: Tensor) -> Tensor:
     if values.numel() == 0:
         return values
     if not bool(total > 0):
-        logger.warning("every participant's weight score is 0: uniform weights this round")
+        if values.numel() > 1:  # One alone has all the weight in any case.
+            logger.warning("every participant's weight score is 0: uniform weights this round")
         return torch.full_like(values, 1.0 / values.numel())
     return values / total
 

@@ -106,7 +106,7 @@ def test_ctrl_c_ends_the_run_and_all_of_its_processes(launch: Launch) -> None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 128 + signal.SIGINT
-    assert "interrupted" in launch.printed()
+    assert "stopped after round 0 of 2; there is no checkpoint" in launch.printed()
     assert not (launch.run_dir / "summary.json").exists()
     assert launch.marked.alive() == []
 

@@ -13,7 +13,7 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.run import federation
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.preflight import read_config
+from fedif_flower.run.preflight import read_config, warn_of_one
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
@@ -52,6 +52,12 @@ def small(output_dir: Path, **changed: Scalar) -> dict[str, Scalar]:
 
 def through_the_door(grid: LocalGrid, run_config: dict[str, Scalar]) -> None:
     server_app(grid, Context(1, 1, {}, RecordDict(), run_config))
+
+
+@pytest.mark.parametrize(("clients", "share", "times"), [(4, 0.25, 1), (4, 0.5, 0), (1, 1.0, 0)])
+def test_one_of_several_clients_in_a_round_is_told_of(tmp_path, told, clients, share, times):
+    warn_of_one(run_config(tmp_path, num_clients=clients, fraction_train=share))
+    assert told.text.count("a higher fraction-train (0.25 here)") == times
 
 
 def test_flwr_run_runs_with_whatever_nodes_there_are(tmp_path, told, shown_logs, capsys):
