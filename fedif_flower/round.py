@@ -64,12 +64,11 @@ class HiddenUpdates(Protocol):
         """
         ...
 
-    def sketched_products(self, vectors: Tensor) -> Tensor:
-        """Return roughly the inner products ``[m, k]`` with vectors ``[k, d]``."""
-        ...
+    def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
+        """Return roughly the updates' inner products, and their coordinates in a basis.
 
-    def sketched_gram(self) -> Tensor:
-        """Return roughly the updates' inner products with each other, ``[m, m]``."""
+        ``basis`` is orthonormal, ``[k, d]``; both are float64, ``[m, m]`` and ``[m, k]``.
+        """
         ...
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -83,9 +84,7 @@ class MemberMasking:
         }
 
 
-def member_masking(
-    settings: ConfigRecord, node: NodeConfig, node_id: int
-) -> MemberMasking | None:
+def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> MemberMasking | None:
     """Return how a node masks what it sends in a run; ``None``: it sends updates as they are.
 
     A node that names a keeper sends nothing that this keeper does not guard, whatever the server
@@ -103,8 +102,8 @@ def member_masking(
             return None
         if not terms.is_trial:
             raise ConfigError(
-                "this run is masked: the node config needs keeper-key, the public key of the keeper "
-                "whom this member trusts, and signing-key"
+                "this run is masked: the node config needs keeper-key, the public key of the "
+                "keeper whom this member trusts, and signing-key"
             )
         keeper = read_keeper_key(terms.trial_keeper, "the trial's keeper key")
         return MemberMasking(terms, keeper, trial_key(terms.trial_secret, node_id), node_id, own)
@@ -148,7 +147,10 @@ def trained_update(
                 f"masking: training changed {name!r}, which is no trained parameter; masked rounds "
                 "take parameters alone"
             )
-    pieces = [(view_array(trained[k]) - view_array(received[k])).ravel() for k in terms.keys]
+    pieces: list[NDArray[Any]] = [
+        np.subtract(view_array(trained[key]), view_array(received[key])).ravel()
+        for key in terms.keys
+    ]
     update = np.concatenate(pieces)
     length = float(np.linalg.norm(update.astype(np.float64, copy=False)))
     if math.isfinite(length) and length > terms.max_length:

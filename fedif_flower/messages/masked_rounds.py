@@ -178,7 +178,7 @@ class MaskedWorkspace(Workspace):
         arrays = arrays_of(content)
         if list(arrays) != [VECTOR]:
             raise ReplyError(f"its arrays are not {VECTOR!r} alone: it did not mask its update")
-        vector = self._spec.view(arrays[VECTOR])
+        vector = self._spec.view(arrays[VECTOR]).astype(np.uint64, copy=False)
         record = content.get(MASK_RECORD)
         box, length = (
             (record.get(BOX), record.get(LENGTH))
@@ -282,6 +282,7 @@ class MaskedWorkspace(Workspace):
             self._rows,
             [self._vectors[row] for row in self._rows],
             updates.squared_norms.sqrt().numpy(),
+            self.layout.dtype,
         )
         return replace(updates, hidden=hidden, summed=hidden.summed)
 
@@ -315,11 +316,13 @@ class MaskedRound:
         rows: Sequence[int],
         vectors: Sequence[Ring],
         lengths: NDArray[np.float64],
+        dtype: torch.dtype,
     ) -> None:
         self._masking, self._round, self._opened = masking, server_round, opened
         self._vectors = vectors  # [d] each, of the m members that count.
         self._places = [opened.places[row] for row in rows]  # [m], among the keeper's n.
         self._sketches = decode(np.array([opened.sketches[row] for row in rows]), UPDATE_BITS)
+        self._dtype = dtype  # Of steps.
         self._lengths = lengths  # [m], as stated.
         self._longest = lengths * (1 + length_tolerance(opened.sketch.size))  # As sketches allow.
         self._asked: list[tuple[Ring, Ring]] = []  # Each [d], and what the keeper said, [n].
@@ -347,7 +350,7 @@ class MaskedRound:
         found = decode_products(own - answer[self._places], exponents)
         norm = np.array([np.linalg.norm(values)])
         if not are_possible(found, self._longest, norm).all():
-            raise MaskingError("a member's or the keeper's product is longer than its update allows")
+            raise MaskingError("a product is larger than the member's update allows")
         self._asked.append((encoded[0], answer[:, 0]))
         if self._masking.on_vector is not None:
             digest = vector_digest(encoded[0]).hex()
@@ -367,14 +370,14 @@ class MaskedRound:
         """
         wanted = weights.detach().cpu().double().numpy()
         if not wanted.any():
-            return torch.zeros(len(self._vectors[0]), dtype=weights.dtype)
+            return torch.zeros(len(self._vectors[0]), dtype=self._dtype)
         if self._sum is None:
             self._sum = wanted, self._take(wanted)
         first, step = self._sum
         share = float(wanted.sum() / first.sum())
         if not np.allclose(wanted, share * first, rtol=1e-9, atol=0):
             raise MaskingError("a masked round has one sum: its weights cannot be changed")
-        return torch.from_numpy(share * step).to(weights.dtype)
+        return torch.from_numpy(share * step).to(self._dtype)
 
     def _take(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ask for the round's sum, and return the step ``[d]``."""
@@ -402,21 +405,20 @@ class MaskedRound:
         check_step(step, weights, self._longest)
         return step
 
-    def sketched_products(self, vectors: Tensor) -> Tensor:
-        """Return roughly the inner products ``[m, k]`` with vectors ``[k, d]``, of length 1."""
-        sketch = self._opened.sketch
-        theirs = [
-            decode(sketch.of(encode(v, VECTOR_BITS)), VECTOR_BITS)
-            for v in vectors.cpu().double().numpy()
-        ]
-        if not theirs:
-            return torch.zeros(len(self._vectors), 0, dtype=torch.float64)
-        return torch.from_numpy(self._sketches @ np.array(theirs).T)
+    def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
+        """Return roughly the inner products ``[m, m]`` and the coordinates ``[m, k]``.
 
-    def sketched_gram(self) -> Tensor:
-        """Return roughly the inner products with each other ``[m, m]``; squared lengths as stated."""
-        gram = self._sketches @ self._sketches.T
-        # Cosines are those of the sketches.
-        estimated = np.sqrt(np.diag(gram))
-        scale = np.divide(self._lengths, estimated, out=np.zeros_like(estimated), where=estimated > 0)
-        return torch.from_numpy(gram * np.outer(scale, scale))
+        Lengths are those stated, cosines those of the sketches, a basis that of the sketches'
+        basis: what is left of an update beside its coordinates has no negative square.
+        """
+        sketch, bits = self._opened.sketch, VECTOR_BITS
+        theirs = [decode(sketch.of(encode(v, bits)), bits) for v in basis.cpu().double().numpy()]
+        k = min(len(theirs), sketch.size)
+        shares = np.zeros((len(self._sketches), len(theirs)))  # [m, k]
+        if k:
+            columns, triangle = np.linalg.qr(np.array(theirs[:k]).T)
+            shares[:, :k] = self._sketches @ (columns * np.sign(np.diag(triangle)))
+        found = np.linalg.norm(self._sketches, axis=1)  # [m]
+        scale = np.divide(self._lengths, found, out=np.zeros_like(found), where=found > 0)
+        gram = self._sketches @ self._sketches.T * np.outer(scale, scale)
+        return torch.from_numpy(gram), torch.from_numpy(shares * scale[:, None])

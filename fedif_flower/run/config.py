@@ -19,7 +19,7 @@ from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.run.masking import MaskingConfig
+from fedif_flower.run.masking import MaskingConfig, refuse_unmaskable
 from fedif_flower.run.trackers import TRACKERS, tracker_names
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
@@ -152,6 +152,7 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")
+        refuse_unmaskable(self)
         if not set(tracker_names(self.trackers)) <= set(TRACKERS):
             raise RefusedValueError("trackers", f"{', '.join(TRACKERS)}, or both with a comma")
         return self

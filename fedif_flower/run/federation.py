@@ -12,6 +12,7 @@ from fedif_flower.attacks import malicious_partitions
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
+from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.checkpoint import CheckpointFolder
@@ -21,6 +22,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.masking import build_masking
 from fedif_flower.run.preflight import (
     require_simulated,
     try_clients,
@@ -54,7 +56,9 @@ logger = logging.getLogger(__name__)
 MOST_EXAMPLES = 10_000_000
 
 
-def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> ScreenedStrategy:
+def build_strategy(
+    loaded: LoadedTask, callbacks: Sequence[Callback] = (), masking: Masking | None = None
+) -> ScreenedStrategy:
     """Return the strategy that the run config names."""
     config = loaded.config
     base = BaseArguments(
@@ -76,6 +80,7 @@ def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> Sc
             max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
             max_examples_ratio=config.max_examples_ratio,
             aggregation=config.aggregation,
+            masking=masking,
         ),
     )
     parts = StrategyParts(
@@ -171,6 +176,8 @@ def run_federation(
         Whatever else stopped the run.
     """
     loaded = load_task(with_free_folder(config), task)  # If this fails, no directory was made.
+    if loaded.config.masking != "off":
+        build_strategy(loaded).require_maskable(model_arrays(loaded.model))
     require_simulated(grid, loaded.config)
     try_clients(grid, loaded)
     if needs_collusion(loaded.config):
@@ -212,7 +219,7 @@ def _run_federation(
     rounds_to_keep = config.num_server_rounds - done if config.keep_updates else 0
     kept = kept_copies(rounds_to_keep, config.clients_per_round)
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
-    strategy = build_strategy(loaded)
+    strategy = build_strategy(loaded, masking=build_masking(config))
     attribution = build_attribution(config, paying, recorder.folder)
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
+from fedif_flower.messages.masked_rounds import Masking
+from fedif_flower.messages.trial_keeper import trial_masking
+from fedif_flower.run.collusion import needs_collusion
 from fedif_flower.settings import RefusedValueError, Settings, setting
+from fedif_flower.strategies.registry import STRATEGIES
+
+if TYPE_CHECKING:
+    from fedif_flower.run.config import RunConfig
+
+# Built-in strategies whose weights need products, lengths and examples alone.
+MASKABLE = ("fedif", "fedavg", "fedprox")
 
 Mode = Literal["off", "trial", "keeper"]
 
@@ -23,7 +33,7 @@ class MaskingConfig(Settings):
     )
     keeper_url: str = setting(
         "",
-        "with `masking = \"keeper\"`: where the keeper answers",
+        'with `masking = "keeper"`: where the keeper answers',
         pattern=r"^(https://\S+)?$",
         allowed="a URL that begins with https://",
         changes_result=False,
@@ -40,3 +50,43 @@ class MaskingConfig(Settings):
             allowed = "a URL with masking 'keeper'" if self.masking == "keeper" else "empty without"
             raise RefusedValueError("keeper_url", allowed)
         return self
+
+
+def refuse_unmaskable(config: RunConfig) -> None:
+    """Raise RefusedValueError for what needs to see updates, in a run in which nobody does."""
+    if config.masking == "off":
+        return
+    words = f"with masking = {config.masking!r}"
+    refused = {
+        "strategy": (
+            not STRATEGIES.is_own(config.strategy) and config.strategy not in MASKABLE,
+            f"{', '.join(MASKABLE)} {words}: others look at each update",
+        ),
+        "keep_updates": (config.keep_updates, f"false {words}: there are no updates to keep"),
+        "neighbour_mixing": (config.neighbour_mixing, f"false {words}"),
+        "aggregation": (config.aggregation == "streaming", f"'stacked' or 'auto' {words}"),
+        "attribution": (
+            config.attribution == "adaptive",
+            f"'off', 'trapezoid', 'simpson' or 'gauss2' {words}: one product with each update",
+        ),
+        "attribution_per_class": (
+            config.attribution_per_class,
+            f"false {words}: each class takes a product with each update",
+        ),
+        "server_momentum": (
+            bool(config.server_momentum) and config.attribution != "off",
+            f"0 {words} and attribution: it takes products with updates of many rounds",
+        ),
+        "attack": (
+            needs_collusion(config),
+            f"others {words}: accomplices would have to see each other's updates",
+        ),
+    }
+    for name, (is_refused, allowed) in refused.items():
+        if is_refused:
+            raise RefusedValueError(name, allowed)
+
+
+def build_masking(config: RunConfig) -> Masking | None:
+    """Return who keeps the masks of a run; ``None``: there are none."""
+    return trial_masking() if config.masking == "trial" else None

@@ -226,16 +226,18 @@ class PathAttribution(Callback):
         if self._bounds is None:
             return None
         updates, hidden = step.updates.client_updates, step.updates.hidden
+        if hidden is None:
+            gram, shares = gram_matrix(updates).cpu(), self._past.shares(updates)
+        else:
+            gram, shares = hidden.sketched(self._past.basis)
         return self._bounds.bound(
             RoundGeometry(
                 client_ids=step.updates.client_ids,
                 examples=step.updates.num_examples.cpu(),
-                gram=gram_matrix(updates).cpu() if hidden is None else hidden.sketched_gram(),
+                gram=gram,
                 weights=step.aggregation.weights.cpu(),
                 applied=applied.cpu(),
-                shares=self._past.shares(updates)
-                if hidden is None
-                else hidden.sketched_products(self._past.basis),
+                shares=shares,
             )
         )
 

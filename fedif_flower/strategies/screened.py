@@ -281,10 +281,27 @@ class ScreenedStrategy(FlowerFedAvg):
         if own := self.own_shapes:
             require_shapes(type(self).__name__, own, initial_arrays)
         if self.setup.masking is not None:
-            self._require_maskable(initial_arrays)
+            self.require_maskable(initial_arrays)
         self.stages.begin(self.judge)
         parts = self.stateful()
         self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
+
+    def require_maskable(self, initial_arrays: ArrayRecord) -> None:
+        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+        name = type(self).__name__
+        obstacle = "" if self.can_mask else f"{name} weighs by the updates themselves"
+        obstacle = obstacle or self.stages.needs_sight()
+        for callback in self.callbacks:
+            obstacle = obstacle or callback.needs_sight(self)
+        if self.setup.aggregation == "streaming":
+            obstacle = obstacle or "aggregation = 'streaming' sums updates as they come"
+        for key, array in initial_arrays.items():
+            if is_statistic(key):
+                obstacle = obstacle or f"{key!r} is a statistic, which no mask covers"
+            elif array.dtype.startswith("float") and np.dtype(array.dtype).itemsize < _LEAST_BYTES:
+                obstacle = obstacle or f"{key!r} is of {array.dtype}: masked replies need float32"
+        if obstacle:
+            raise ConfigError(f"masking: {obstacle}")
 
     def draw(
         self,
@@ -447,23 +464,6 @@ class ScreenedStrategy(FlowerFedAvg):
         """Average the metrics of every well-formed evaluation reply."""
         records = screen_evaluations(replies, self._asked_to_evaluate, self.limits)
         return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
-
-    def _require_maskable(self, initial_arrays: ArrayRecord) -> None:
-        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
-        name = type(self).__name__
-        obstacle = "" if self.can_mask else f"{name} weighs by the updates themselves"
-        obstacle = obstacle or self.stages.needs_sight()
-        for callback in self.callbacks:
-            obstacle = obstacle or callback.needs_sight(self)
-        if self.setup.aggregation == "streaming":
-            obstacle = obstacle or "aggregation = 'streaming' sums updates as they come"
-        for key, array in initial_arrays.items():
-            if is_statistic(key):
-                obstacle = obstacle or f"{key!r} is a statistic, which no mask covers"
-            elif array.dtype.startswith("float") and np.dtype(array.dtype).itemsize < _LEAST_BYTES:
-                obstacle = obstacle or f"{key!r} is of {array.dtype}: masked replies need float32"
-        if obstacle:
-            raise ConfigError(f"masking: {obstacle}")
 
     def _begin_stream(self, server_round: int) -> StreamedRound | None:
         """Return what takes the updates of the round that was asked for, if they are summed."""
