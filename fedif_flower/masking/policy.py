@@ -32,7 +32,7 @@ class KeeperPolicy(Settings):
         4, "Vectors of the server's choice in a round, with which every update is multiplied.", ge=1
     )
     largest_entry: float = setting(
-        0.5,
+        0.25,
         "The largest share of the squared length that one parameter may have in any combination "
         "of a round's vectors; 1: any. A vector with a single parameter has 1.",
         gt=0,
