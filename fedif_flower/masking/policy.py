@@ -32,14 +32,14 @@ class KeeperPolicy(Settings):
         4, "Vectors of the server's choice in a round, with which every update is multiplied.", ge=1
     )
     largest_entry: float = setting(
-        0.5,
+        0.25,
         "The largest share of the squared length that one parameter may have in any combination "
         "of a round's vectors; 1: any. A vector with a single parameter has 1.",
         gt=0,
         le=1,
     )
     sums: int = setting(1, "Weighted sums in a round.", ge=1)
-    sketch_size: int = setting(1024, "Random sums of each update that tell its length, k.", ge=1)
+    sketch_size: int = setting(1024, "Random sums of each update that tell its length, k.", ge=64)
     sketch_share: float = setting(
         0.0625, "The largest share of the parameters, k / d, that a sketch may have.", gt=0, le=1
     )

@@ -58,7 +58,8 @@ def encode(vector: NDArray[np.floating], bits: int, name: str = "the vector") ->
     encoded = np.empty(len(vector), np.uint64)
     for start in range(0, len(vector), BLOCK):
         block = vector[start : start + BLOCK]
-        scaled = np.rint(block.astype(np.float64) * 2.0**bits)
+        with np.errstate(over="ignore"):  # What is too large for float64 is so for the ring.
+            scaled = np.rint(block.astype(np.float64) * 2.0**bits)
         fits = np.abs(scaled) < _HALF  # False for NaN.
         if not fits.all():
             place = int(np.argmin(fits))
