@@ -43,7 +43,7 @@ class MemberMasking:
         Whom the seed is sealed for.
     key : SigningKey
         The member's own.
-    node_id : int
+    node_id, partition_id : int
         The member's.
     own_updates : Path, optional
         Where it keeps what it trained.
@@ -53,6 +53,7 @@ class MemberMasking:
     keeper: X25519PublicKey
     key: SigningKey
     node_id: int
+    partition_id: int
     own_updates: Path | None = None
 
     def masked(
@@ -77,11 +78,18 @@ class MemberMasking:
             node=self.node_id,
         )
         if self.own_updates is not None:
-            keep_update(self.own_updates, self.terms.run, server_round, update)
+            self._keep(self.own_updates / f"{self.terms.run:016x}", server_round, update)
         return {
             "arrays": ArrayRecord({VECTOR: pack_array(sent.vector)}),
             MASK_RECORD: ConfigRecord({BOX: sent.box, LENGTH: sent.length}),
         }
+
+    def _keep(self, folder: Path, server_round: int, update: NDArray[np.floating]) -> None:
+        """Write an update of one's own, ``round-000001.npz``, and who it is of."""
+        make_folder(folder)
+        buffer = BytesIO()
+        np.savez(buffer, update=update, node_id=self.node_id, partition_id=self.partition_id)
+        write_atomically(folder / f"round-{server_round:06d}.npz", buffer.getvalue())
 
 
 def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> MemberMasking | None:
@@ -97,6 +105,7 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
     """
     terms = MaskingTerms.read(settings)
     own = Path(node.own_updates_dir).expanduser().absolute() if node.own_updates_dir else None
+    who = node_id, node.partition_id
     if node.keeper_key is None:
         if terms is None:
             return None
@@ -106,7 +115,7 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
                 "keeper whom this member trusts, and signing-key"
             )
         keeper = read_keeper_key(terms.trial_keeper, "the trial's keeper key")
-        return MemberMasking(terms, keeper, trial_key(terms.trial_secret, node_id), node_id, own)
+        return MemberMasking(terms, keeper, trial_key(terms.trial_secret, node_id), *who, own)
     if terms is None or terms.is_trial:
         found = "off" if terms is None else "trial"
         raise ConfigError(
@@ -122,7 +131,7 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
         ) from error
     key = read_private_key(content, f"signing-key = {str(path)!r}")
     keeper = read_keeper_key(node.keeper_key, "keeper-key")
-    return MemberMasking(terms, keeper, key, node_id, own)
+    return MemberMasking(terms, keeper, key, *who, own)
 
 
 def trained_update(
@@ -156,12 +165,3 @@ def trained_update(
     if math.isfinite(length) and length > terms.max_length:
         update *= terms.max_length / length
     return update
-
-
-def keep_update(folder: Path, run: int, server_round: int, update: NDArray[np.floating]) -> None:
-    """Write an update of one's own below a folder: ``<run>/round-000001.npy``."""
-    own = folder / f"{run:016x}"
-    make_folder(own)
-    buffer = BytesIO()
-    np.save(buffer, update)
-    write_atomically(own / f"round-{server_round:06d}.npy", buffer.getvalue())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -15,6 +16,7 @@ from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
+from fedif_flower.run.asked_vectors import AskedVectors
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
@@ -22,7 +24,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
-from fedif_flower.run.masking import build_masking
+from fedif_flower.run.masking import VECTORS_PER_ROUND, build_masking, keeper_title
 from fedif_flower.run.preflight import (
     require_simulated,
     try_clients,
@@ -218,8 +220,16 @@ def _run_federation(
     done = checkpoint.server_round if checkpoint else 0
     rounds_to_keep = config.num_server_rounds - done if config.keep_updates else 0
     kept = kept_copies(rounds_to_keep, config.clients_per_round)
+    kept += VECTORS_PER_ROUND * (config.num_server_rounds - done) if config.keep_vectors else 0
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
-    strategy = build_strategy(loaded, masking=build_masking(config))
+    masking = build_masking(config)
+    asked = None
+    if masking is not None:
+        keeper = keeper_title(config)
+        keep = config.keep_vectors
+        asked = AskedVectors(recorder.folder, masking, keeper, keep=keep, after=done)
+        masking = replace(masking, on_vector=asked.note)
+    strategy = build_strategy(loaded, masking=masking)
     attribution = build_attribution(config, paying, recorder.folder)
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
@@ -232,6 +242,8 @@ def _run_federation(
             own.append(recorded_quarantine(attribution, recorder.folder))
     if config.keep_updates:
         own.append(KeptUpdates(recorder.folder, after=done))
+    if asked is not None:
+        own.append(asked)
     strategy.callbacks += [*own, *trackers, *callbacks, run]
     if checkpoint is None:
         checkpoints.begin()

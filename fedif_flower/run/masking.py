@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Built-in strategies whose weights need products, lengths and examples alone.
 MASKABLE = ("fedif", "fedavg", "fedprox")
+BESIDE_THE_SERVER = "beside the server, for trial"
+VECTORS_PER_ROUND = 2  # That are asked about: of scores, and of contributions.
 
 Mode = Literal["off", "trial", "keeper"]
 
@@ -44,11 +46,21 @@ class MaskingConfig(Settings):
         changes_result=False,
     )
 
+    keep_vectors: bool = setting(
+        False,
+        "with `masking`: keep the vectors that the keeper was asked about in `vectors/`, from "
+        "which each member recomputes its own scores and contributions with `fedif verify --mine`; "
+        "each round takes as much as two models. Their digests are always kept",
+        changes_result=False,
+    )
+
     @model_validator(mode="after")
     def _has_a_keeper(self) -> Self:
         if (self.masking == "keeper") != bool(self.keeper_url):
             allowed = "a URL with masking 'keeper'" if self.masking == "keeper" else "empty without"
             raise RefusedValueError("keeper_url", allowed)
+        if self.keep_vectors and self.masking == "off":
+            raise RefusedValueError("keep_vectors", "false with masking 'off'")
         return self
 
 
@@ -90,3 +102,8 @@ def refuse_unmaskable(config: RunConfig) -> None:
 def build_masking(config: RunConfig) -> Masking | None:
     """Return who keeps the masks of a run; ``None``: there are none."""
     return trial_masking() if config.masking == "trial" else None
+
+
+def keeper_title(config: RunConfig) -> str:
+    """Return what records call who keeps the masks."""
+    return config.keeper_url or BESIDE_THE_SERVER
