@@ -71,9 +71,7 @@ class Members:
         settings = message.content["config"]
         server_round = int(settings["server-round"])
         received = message.content["arrays"]
-        generator = np.random.default_rng([partition_id, server_round])
-        size = sum(array.numpy().size for array in received.values())
-        update = (self.scale * generator.normal(size=size)).astype(np.float32)
+        update = self.update_of(partition_id, server_round, received)
         update = self.change.get(partition_id, lambda u: u)(update)
         terms = MaskingTerms.read(settings)
         metrics = MetricRecord({"num-examples": partition_id + 1, "train-loss": 1.0})
@@ -87,6 +85,11 @@ class Members:
         content["metrics"] = metrics
         self.contents[partition_id] = content
         return Message(content, reply_to=message)
+
+    def update_of(self, partition_id: int, server_round: int, received: ArrayRecord) -> np.ndarray:
+        generator = np.random.default_rng([partition_id, server_round])
+        size = sum(array.numpy().size for array in received.values())
+        return (self.scale * generator.normal(size=size)).astype(np.float32)
 
     def moved(self, received: ArrayRecord, update: np.ndarray) -> ArrayRecord:
         arrays, start = {}, 0
