@@ -131,6 +131,17 @@ class Keeper:
         """Return the limits."""
         return self._policy
 
+    def shape(self, run: int, server_round: int) -> tuple[int, int]:
+        """Return the members m and the parameters d of an open round.
+
+        Raises
+        ------
+        KeeperError
+            If it is not open.
+        """
+        kept = self._find(run, server_round)
+        return len(kept.seeds), kept.length
+
     def forget_old(self) -> None:
         """Delete the seeds of rounds that are older than the policy keeps them."""
         oldest = self._now() - 3600 * self._policy.hours_kept
