@@ -228,8 +228,13 @@ def statement(
 def verify(
     path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
     key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
+    mine: Annotated[
+        Path | None,
+        typer.Option(help="a member's own-updates-dir: recompute what its updates contributed"),
+    ] = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
+    from fedif_flower.statement.own_updates import check_own
     from fedif_flower.statement.verify import verify as check
 
     found = check(path, key)
@@ -238,6 +243,15 @@ def verify(
     console.print(f"Signed by: {found.key}", highlight=False)
     for name in found.not_here:
         console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
+    if mine is not None:
+        own = check_own(path, mine)
+        console.print(
+            f"As your own updates give: {own.rounds} rounds, {own.contribution:.4f} nats",
+            highlight=False,
+        )
+        if own.not_there:
+            without = ", ".join(map(str, own.not_there))
+            console.print(f"Without a contribution of yours: rounds {without}", highlight=False)
 
 
 @cli.command()
@@ -250,6 +264,42 @@ def replay(run_dir: RunDir) -> None:
         f"The same bits: {found.contributions} contributions in {found.rounds} rounds",
         highlight=False,
     )
+
+
+keeper_cli = typer.Typer(add_completion=False)
+cli.add_typer(keeper_cli, name="keeper")
+
+
+@keeper_cli.callback(invoke_without_command=True)
+def keeper(
+    context: typer.Context,
+    policy: Annotated[
+        Path, typer.Option(help="TOML: where it listens, whom it knows, what it answers")
+    ] = Path("keeper.toml"),
+) -> None:
+    """Keep the masks of a federation whose server sees no update; see also: fedif keeper log."""
+    if context.invoked_subcommand is None:
+        from fedif_flower.runtime.keeper_config import read_keeper_config
+        from fedif_flower.runtime.keeper_service import serve
+
+        serve(read_keeper_config(policy))
+
+
+@keeper_cli.command("log")
+def keeper_log(
+    file: Annotated[Path, typer.Argument(help="log.txt in the keeper's folder")],
+) -> None:
+    """Show what a keeper answered and refused, and check that its log is whole."""
+    import json
+
+    from fedif_flower.runtime.keeper_store import read_log
+
+    entries, head = read_log(file)
+    console = Console()
+    for entry in entries:
+        console.print(json.dumps(entry), soft_wrap=True, highlight=False, markup=False)
+    found = f"Unchanged: {len(entries)} lines, the last hash is {head}"
+    console.print(found, soft_wrap=True, highlight=False)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
@@ -51,6 +52,8 @@ class Setup:
         the round's median, >= 1, counts for so many. 0: no such bound.
     aggregation : {"stacked", "streaming", "auto"}
         Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
+    masking : Masking, optional
+        Who keeps the masks under which members send their updates; ``None``: there are none.
     """
 
     seed: int = 0
@@ -99,6 +102,7 @@ class Setup:
             is_new=True,
         ),
     ] = "stacked"
+    masking: Masking | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
