@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from threading import Thread
 
@@ -21,6 +21,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.attendance import REPORT_SECONDS, Attendance
+from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.screening import REGISTRATION_ENDED
 
@@ -61,6 +62,7 @@ class PollingGrid(ForwardingGrid):
         self._restart_seconds = restart_seconds
         self._sweep_seconds = sweep_seconds
         self._attendance = Attendance()
+        self._late: dict[str, Message] = {}
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -81,17 +83,45 @@ class PollingGrid(ForwardingGrid):
             where the reply could not be read or bore another sender's name, and where the node was
             started again before it answered or is not registered any more.
         """
+        return list(self.arrivals(messages, timeout, Closing()))
+
+    def outstanding(self, awaited: Collection[int]) -> list[Message]:
+        """Return the messages of earlier rounds to these nodes; forget the others."""
+        self._late = {
+            i: message
+            for i, message in self._late.items()
+            if message.metadata.dst_node_id in awaited
+        }
+        return list(self._late.values())
+
+    def arrivals(
+        self, messages: Iterable[Message], timeout: float | None, closing: Closing
+    ) -> Iterator[Message]:
+        """Send messages now; return the replies as they come, until the round closes.
+
+        Replies to :meth:`outstanding` messages are among them. With ``closing.keeps``, what is
+        missing in the end is outstanding.
+        """
         sent = list(messages)
         pushed = list(zip(self.push_messages(sent), sent, strict=False))
         round_ = _Round({i: message for i, message in pushed if i})
         # An id is missing where Flower knows no such node any more.
         round_.replies += [_ended(message) for i, message in pushed if not i]
+        round_.fresh = set(round_.waiting)
+        round_.waiting |= self._late
+        self._late = {}
         # Only now: a node that was started before this has the message still to come.
         activations = self._activations() if round_.waiting else {}
+        closing.begin(timeout, time.monotonic)
+        return self._arrivals(round_, activations, closing)
+
+    def _arrivals(
+        self, round_: _Round, activations: dict[int, str], closing: Closing
+    ) -> Iterator[Message]:
+        yield from round_.taken()
         began = looked = time.monotonic()
         due = began + REPORT_SECONDS
-        deadline = None if timeout is None else looked + timeout
-        while round_.waiting and (deadline is None or time.monotonic() < deadline):
+        while round_.is_open(closing) and not closing.is_over():
             if (now := time.monotonic()) >= due:
                 missing = [message.metadata.dst_node_id for message in round_.waiting.values()]
                 self._attendance.waiting(missing, now - began)
@@ -99,6 +129,7 @@ class PollingGrid(ForwardingGrid):
             if time.monotonic() - looked >= self._restart_seconds:
                 self._give_up_lost(round_, activations)
                 looked = time.monotonic()
+                yield from round_.taken()
                 continue
             message_id = next(iter(round_.waiting))
             if not self._look(round_, message_id, self._poll_seconds):
@@ -106,8 +137,12 @@ class PollingGrid(ForwardingGrid):
                 # not there is paused for, so that the last reply is found after one pause at most.
                 round_.waiting[message_id] = round_.waiting.pop(message_id)
                 time.sleep(self._poll_seconds)
-        self._sweep(round_)
-        return round_.replies
+            yield from round_.taken()
+        if not closing.has_quorum:
+            self._sweep(round_)
+        if closing.keeps:
+            self._late = dict(round_.waiting)
+        yield from round_.taken()
 
     def _activations(self) -> dict[int, str]:
         """Return when each node that is online came online; tell the log who went and came."""
@@ -175,6 +210,19 @@ class _Round:
         self.waiting = waiting
         self.pulls: dict[str, Future[list[Message]]] = {}
         self.replies: list[Message] = []
+        self.fresh: set[str] = set()  # The ids of this round's own messages.
+
+    def is_open(self, closing: Closing) -> bool:
+        """Tell whether a reply is missing that the round waits for."""
+        if not self.waiting or not self.fresh.isdisjoint(self.waiting):
+            return bool(self.waiting)
+        # Only late ones are missing: they are waited for where the round needs them.
+        return closing.wants_late
+
+    def taken(self) -> Iterator[Message]:
+        """Hand on the replies that were taken so far."""
+        while self.replies:
+            yield self.replies.pop(0)
 
     def pull(self, message_id: str, grid: PollingGrid) -> Future[list[Message]]:
         """Begin to fetch a reply, unless that has begun."""

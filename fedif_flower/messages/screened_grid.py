@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import Protocol, runtime_checkable
 
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.polling_grid import MESSAGE_UNAVAILABLE, PollingGrid
@@ -24,6 +26,21 @@ LARGEST_RATIO = 2
 SPARE_BYTES = 256 * 1024
 SPARE_VALUES = 32 * 1024
 _LETTERS_PER_VALUE = 64
+
+
+@runtime_checkable
+class KeepsLate(Protocol):
+    """A way to the clients on which a reply can come after its round closed."""
+
+    def outstanding(self, awaited: Collection[int]) -> list[Message]:
+        """Return the earlier messages to these nodes without a reply yet; forget the others."""
+        ...
+
+    def arrivals(
+        self, messages: Iterable[Message], timeout: float | None, closing: Closing
+    ) -> Iterator[Message]:
+        """Send messages now; return the replies as they come, late ones too, until it closes."""
+        ...
 
 
 class ScreenedGrid(ForwardingGrid):
@@ -44,6 +61,16 @@ class ScreenedGrid(ForwardingGrid):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         self._transport = grid if is_reliable(grid) else PollingGrid(grid)
+        self._closing: Closing | None = None
+
+    @property
+    def keeps_late(self) -> bool:
+        """Whether a reply that is missing when a round closes can come later."""
+        return isinstance(self._transport, KeepsLate)
+
+    def close_by(self, closing: Closing) -> None:
+        """Let ``closing`` say until when the replies to the next messages are waited for."""
+        self._closing = closing
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids, which nobody can guess."""
@@ -61,10 +88,30 @@ class ScreenedGrid(ForwardingGrid):
         timeout : float, optional
             Seconds; ``None``: wait for as long as it takes.
         """
+        closing, self._closing = self._closing, None
         sent = _unguessable(messages)
-        weights = {id(m.content): weight(m.content) for m in sent if m.has_content()}
-        replies = self._transport.send_and_receive(sent, timeout=timeout)
-        return _believable(replies, sent, weights)
+        late: list[Message] = []
+        if closing is not None and isinstance(self._transport, KeepsLate):
+            late = self._transport.outstanding(closing.awaited)
+            replies = self._transport.arrivals(sent, timeout, closing)
+        else:
+            replies = iter(self._transport.send_and_receive(sent, timeout=timeout))
+            if closing is not None:
+                replies = _until_closed(replies, timeout, closing)
+        asked = [*sent, *late]
+        weights = {id(m.content): weight(m.content) for m in asked if m.has_content()}
+        return _believable(replies, asked, weights)
+
+
+def _until_closed(
+    replies: Iterable[Message], timeout: float | None, closing: Closing
+) -> Iterator[Message]:
+    """Return the replies that come before a round closes; its later ones are lost."""
+    closing.begin(timeout)
+    for reply in replies:
+        yield reply
+        if closing.has_quorum and closing.is_over():
+            return
 
 
 def screened(grid: Grid) -> Grid:

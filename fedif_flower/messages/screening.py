@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.integers import refuse_advances
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.metrics import (
@@ -32,11 +34,13 @@ logger = logging.getLogger(__name__)
 MAX_MAGNITUDE = 1e15
 _APP_RAISED = 2  # Flower's code for it.
 NO_REPLY = "no reply before the deadline"
+CLOSED = "no reply before the round closed"
 REGISTRATION_ENDED = 105  # No code of Flower's, whose errors do not tell it from a node's crash.
 
 # What became of a client in a round: its reply was used or refused, its app raised an error,
-# nothing came that could be its reply, or the operator ended its registration meanwhile.
-Status = Literal["accepted", "refused", "failed", "away", "revoked"]
+# nothing came that could be its reply, the round closed before it came, or the operator ended its
+# registration meanwhile.
+Status = Literal["accepted", "refused", "failed", "away", "late", "revoked"]
 
 Arrive = Callable[[Tensor, float], float]
 
@@ -51,11 +55,23 @@ class AcceptedReply:
     squared_norm: float
     counters: Mapping[str, Tensor]
     advances: Mapping[str, int] = field(default_factory=dict)
+    trained_in: int | None = None  # The round that it was asked in, if that was an earlier one.
 
     @property
     def num_examples(self) -> float:
         """The examples that count for it."""
         return self.reported.num_examples
+
+
+@dataclass(frozen=True)
+class LateWork:
+    """What a member was asked in an earlier round: its reply counts for less."""
+
+    node: ClientNode
+    received: ModelVectors
+    asked_at: float
+    server_round: int
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -174,6 +190,8 @@ def screen_replies(
     keep_arrays: bool = False,
     arrive: Arrive | None = None,
     on_update: Callable[[AcceptedReply, Tensor], None] | None = None,
+    late: Mapping[int, LateWork] = MappingProxyType({}),
+    closing: Closing | None = None,
 ) -> Screening:
     """Check replies as they come, each on its own; unpack the good ones by partition id.
 
@@ -199,21 +217,26 @@ def screen_replies(
     on_update : callable, optional
         Takes each accepted reply and its update ``[d]`` at once; the workspace is streaming then. A
         reply whose counters turn out to be no counters' afterwards counts with those it received.
+    late : mapping of int to LateWork
+        Members whose replies to earlier rounds still count, by node id; nobody of ``asked``.
+    closing : Closing, optional
+        Told of every usable reply; without a reply when it is over, a member is late.
 
     Returns
     -------
     Screening
         Every asked client is in exactly one of its lists; senders not asked are refused too.
     """
-    workspace.reserve(len(asked))
-    rows = {node.node_id: row for row, node in enumerate(sorted(asked.values()))}
+    expected = {**asked, **{node_id: work.node for node_id, work in late.items()}}
+    workspace.reserve(len(expected))
+    rows = {node.node_id: row for row, node in enumerate(sorted(expected.values()))}
     accepted: dict[int, AcceptedReply] = {}
     refused: list[RefusedReply] = []
     answered: set[int] = set()
     seconds = 0.0
 
     def take(reply: Message) -> None:
-        node = asked.get(reply.metadata.src_node_id)
+        node = expected.get(reply.metadata.src_node_id)
         if node is None:
             stranger = ClientNode(-1, reply.metadata.src_node_id)
             refused.append(RefusedReply(stranger, "reply from a node that was not asked"))
@@ -233,7 +256,11 @@ def screen_replies(
             return
         row = rows[node.node_id]
         try:
-            accepted[row] = _screen(reply, node, received, workspace, row, limits, asked_at, arrive)
+            work = late.get(node.node_id)
+            model, at = (received, asked_at) if work is None else (work.received, work.asked_at)
+            accepted[row] = _screen(reply, node, model, workspace, row, limits, at, arrive)
+            if work is not None:
+                accepted[row] = _discounted(accepted[row], work, workspace, row)
         except ReplyError as error:
             refused.append(RefusedReply(node, str(error)))
         except Exception as error:  # nothing a client sends may stop the server
@@ -242,6 +269,8 @@ def screen_replies(
             accepted[row] = replace(accepted[row], arrays=None)
         if row in accepted and on_update is not None:
             on_update(accepted[row], workspace.update(row))
+        if row in accepted and closing is not None:
+            closing.count()
 
     for reply in replies:
         started = time.perf_counter()
@@ -260,13 +289,29 @@ def screen_replies(
             logger.warning("%s: %s: not believed", accepted[row].node.label, reason)
             accepted[row] = replace(accepted[row], counters=received.counters)
     silent = asked.keys() - answered
-    refused.extend(RefusedReply(asked[i], NO_REPLY, "away") for i in silent)
+    may_come = closing is not None and (closing.has_quorum or closing.keeps)
+    absence: tuple[str, Status] = (CLOSED, "late") if may_come else (NO_REPLY, "away")
+    refused.extend(RefusedReply(asked[node_id], *absence) for node_id in silent)
     workspace.compact(sorted(accepted))
     refused.sort(key=lambda reply: reply.node)
     ordered = [accepted[row] for row in sorted(accepted)]
     believed = bound_examples([reply.reported for reply in ordered], limits)
     bounded = [replace(r, reported=b) for r, b in zip(ordered, believed, strict=True)]
     return Screening(bounded, refused, seconds)
+
+
+def _discounted(
+    reply: AcceptedReply, work: LateWork, workspace: Workspace, row: int
+) -> AcceptedReply:
+    """Return a late reply with the update that it counts with."""
+    workspace.update(row).mul_(work.factor)
+    workspace.buffer_updates[row].mul_(work.factor)
+    rounds = f"trained on the model of round {work.server_round}"
+    reported = replace(reply.reported, notes=(*reply.reported.notes, rounds))
+    squared_norm = reply.squared_norm * work.factor**2
+    return replace(
+        reply, reported=reported, squared_norm=squared_norm, trained_in=work.server_round
+    )
 
 
 def arrays_of(content: RecordDict) -> ArrayRecord:

@@ -175,7 +175,9 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
 
     @property
     def clients_per_round(self) -> int:
-        """The paper's m = max(C * K, 1)."""
+        """The paper's m = max(C * K, 1); in buffered rounds the replies of a step."""
+        if self.rounds == "buffered":
+            return self.buffer_size
         return max(int(self.fraction_train * self.num_clients + 1e-9), 1)
 
     @property

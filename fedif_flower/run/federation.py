@@ -42,7 +42,7 @@ from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.config import configured_stages
+from fedif_flower.strategies.config import configured_pace, configured_stages
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.strategies.registry import BaseArguments, StrategyParts, build_named
@@ -65,7 +65,7 @@ def build_strategy(
     """Return the strategy that the run config names."""
     config = loaded.config
     base = BaseArguments(
-        fraction_train=config.fraction_train,
+        fraction_train=1.0 if config.rounds == "buffered" else config.fraction_train,
         fraction_evaluate=0.0,
         min_train_nodes=1,
         min_available_nodes=config.num_clients,
@@ -83,6 +83,7 @@ def build_strategy(
             max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
             max_examples_ratio=config.max_examples_ratio,
             aggregation=config.aggregation,
+            pace=configured_pace(config),
             masking=masking,
         ),
     )

@@ -70,7 +70,7 @@ class Reply:
     @property
     def away(self) -> bool:
         """Whether no reply came, as opposed to one that was refused."""
-        return self.status in ("failed", "away", "revoked")
+        return self.status in ("failed", "away", "late", "revoked")
 
 
 @dataclass(frozen=True)

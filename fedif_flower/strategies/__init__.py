@@ -22,6 +22,7 @@ from fedif_flower.strategies.fltrust import FLTrust, RootTraining
 from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.oracle import OracleExclusion
+from fedif_flower.strategies.pace import Pace
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting
@@ -50,6 +51,7 @@ __all__ = [
     "LeaveOneOut",
     "Median",
     "OracleExclusion",
+    "Pace",
     "RobustRule",
     "RootTraining",
     "SFedAvg",

@@ -19,6 +19,7 @@ from fedif_flower.stages import (
     ServerMomentum,
     Stage,
 )
+from fedif_flower.strategies.pace import Pace
 from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES, WITHOUT_COEFFICIENTS
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import Setup
@@ -26,6 +27,8 @@ from fedif_flower.strategies.streaming import AggregationMode
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
 Policy = Literal["none", "quarantine"]
+Rounds = Literal["synchronous", "buffered"]
+ALWAYS = 10**9  # Rounds after which a reply still counts.
 
 
 class StrategyConfig(SectionedSettings):
@@ -121,6 +124,21 @@ class StrategyConfig(SectionedSettings):
         '`attribution = "simpson"` or `"adaptive"`',
         is_new=True,
     )
+    rounds: Rounds = setting(
+        "synchronous",
+        "`buffered`: every member is at work all the time; a step is made of each `buffer-size` "
+        "usable replies, however old the model that they began from, and counts as a round "
+        "(`docs/methods/late-replies.md`)",
+        is_new=True,
+    )
+    buffer_size: int = setting(
+        0, 'with `rounds = "buffered"`: replies in a step; 0: not set', ge=0, is_new=True
+    )
+    round_quorum: float = setting_of(Pace, "quorum")
+    round_grace: float = setting_of(Pace, "grace")
+    round_grace_factor: float = setting_of(Pace, "grace_factor")
+    ask_more: float = setting_of(Pace, "ask_more")
+    late_rounds: int = setting_of(Pace, "late_rounds")
     min_valid_replies: int = setting_of(Setup, "min_valid_replies")
     max_failed_rounds: int = setting_of(Setup, "max_failed_rounds")
     max_paused_turns: int = setting_of(Setup, "max_paused_turns")
@@ -155,6 +173,19 @@ class StrategyConfig(SectionedSettings):
             raise RefusedValueError("neighbour_mixing", f"false with strategy {self.strategy!r}")
         if self.strategy in FLOWER_RULES and self.max_update_length:
             raise RefusedValueError("max_update_length", f"0 with strategy {self.strategy!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_paced(self) -> Self:
+        buffered = self.rounds == "buffered"
+        if buffered != bool(self.buffer_size):
+            words = ">= 1 with rounds 'buffered'" if buffered else "0 without rounds 'buffered'"
+            raise RefusedValueError("buffer_size", words)
+        for name in ("round_quorum", "round_grace", "round_grace_factor") if buffered else ():
+            if getattr(self, name):
+                raise RefusedValueError(name, "0 with rounds 'buffered'")
+        if buffered and self.ask_more != 1:
+            raise RefusedValueError("ask_more", "1 with rounds 'buffered', which asks all")
         return self
 
     @model_validator(mode="after")
@@ -196,3 +227,16 @@ def configured_stages(config: StrategyConfig) -> list[Stage]:
     if config.server_momentum:
         stages.append(ServerMomentum(config.server_momentum))
     return stages
+
+
+def configured_pace(config: StrategyConfig) -> Pace:
+    """Return how long the rounds of a run wait."""
+    if config.rounds == "buffered":
+        return Pace(quorum=config.buffer_size, late_rounds=config.late_rounds or ALWAYS)
+    return Pace(
+        quorum=config.round_quorum,
+        grace=config.round_grace,
+        grace_factor=config.round_grace_factor,
+        ask_more=config.ask_more,
+        late_rounds=config.late_rounds,
+    )

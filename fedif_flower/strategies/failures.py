@@ -73,6 +73,10 @@ class MemberFailures:
             If most members fail, or if too many rounds in a row failed on the server's side.
         """
         usable = {reply.node.client_id for reply in screening.accepted}
+        late = {reply.node for reply in screening.refused if reply.status == "late"}
+        asked = [node for node in asked if node not in late]  # Slow members do not err.
+        if not asked:
+            return
         turn = math.ceil(len(online) / len(asked))
         asked_ids = [node.client_id for node in asked]
         errors = self._members.read(asked_ids, "errors") + 1

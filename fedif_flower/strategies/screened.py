@@ -31,13 +31,20 @@ from fedif_flower.errors import (
     KeeperError,
     MaskingError,
     ValuationError,
+    require,
 )
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.masked_rounds import MaskedWorkspace
 from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, average_metrics
 from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
-from fedif_flower.messages.screened_grid import screened
-from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace, screen_replies
+from fedif_flower.messages.screened_grid import ScreenedGrid, screened
+from fedif_flower.messages.screening import (
+    AcceptedReply,
+    LateWork,
+    Screening,
+    Workspace,
+    screen_replies,
+)
 from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
@@ -49,6 +56,7 @@ from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
 from fedif_flower.strategies.nodes import NodeDirectory
+from fedif_flower.strategies.pace import Outstanding
 from fedif_flower.strategies.reports import log_remarks, round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.sampling import sample_clients
@@ -152,6 +160,9 @@ class ScreenedStrategy(FlowerFedAvg):
         self.callbacks = list(callbacks)
         self.failures = MemberFailures(setup.max_failed_rounds, setup.max_paused_turns)
         self.completed_rounds = 0  # By earlier processes.
+        self.outstanding = Outstanding(setup.pace)
+        self._closing = setup.pace.closing(0, ())
+        self._late: Mapping[int, LateWork] = {}
         self._online: list[ClientNode] = []
         self._asked: dict[int, ClientNode] = {}
         self._asked_to_evaluate: tuple[int, ...] = ()
@@ -260,17 +271,29 @@ class ScreenedStrategy(FlowerFedAvg):
         :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
         check_mode(self.setup.aggregation, self._obstacle())
+        grid = screened(grid)
+        if self.setup.pace.late_rounds:
+            self._require_late(grid)
         self.begin(initial_arrays)
         for callback in self.callbacks:
             callback.on_start(self)
         callbacks = (self.history, *self.callbacks)
         loop = RoundLoop(self, self.model, callbacks, self.completed_rounds, evaluate_fn)
-        result = loop.run(
-            screened(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config
-        )
+        result = loop.run(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config)
         for remark in self.stages.remarks():
             logger.info("%s", remark)
         return result
+
+    def _require_late(self, grid: Grid) -> None:
+        """Raise ConfigError where late replies cannot come, or cannot be used."""
+        late, obstacle = self.setup.pace.late_rounds, ""
+        if not (isinstance(grid, ScreenedGrid) and grid.keeps_late):
+            obstacle = "in a simulation, whose replies come in their round or never"
+        elif self.keep_arrays:
+            obstacle = f"with {type(self).__name__}, which takes whole models over"
+        elif self.setup.masking is not None:
+            obstacle = "with masked updates"
+        require(not obstacle, "late_rounds", late, f"0 {obstacle}")
 
     def begin(self, initial_arrays: ArrayRecord) -> None:
         """Take the model that a run begins with, before anybody is asked.
@@ -322,7 +345,7 @@ class ScreenedStrategy(FlowerFedAvg):
             self.seed,
             server_round,
             probabilities,
-            out_of=max(len(self._online), len(nodes)),
+            out_of=round(self.setup.pace.ask_more * max(len(self._online), len(nodes))),
         )
 
     def configure_train(
@@ -339,9 +362,15 @@ class ScreenedStrategy(FlowerFedAvg):
         else:
             nodes = self.nodes.online(grid, self.min_available_nodes)
         self._online = nodes
+        self._late = self.outstanding.in_round(server_round)
         free = self.failures.available(nodes, server_round, needed)
-        sampled = self.select(admitted(self.callbacks, free, server_round, needed), server_round)
+        idle = [node for node in free if node.node_id not in self._late]
+        chosen = admitted(self.callbacks, idle, server_round, needed)
+        sampled = self.select(chosen, server_round) if chosen else []
         self._asked = {node.node_id: node for node in sampled}
+        self._closing = self.setup.pace.closing(len(sampled), self._late)
+        if isinstance(grid, ScreenedGrid):
+            grid.close_by(self._closing)
         self.prepare(vectors.params, self.model.named_buffers)
         logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
         config["server-round"] = server_round
@@ -354,7 +383,7 @@ class ScreenedStrategy(FlowerFedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies, weigh them, and combine them into the new model."""
-        if not self._asked:
+        if not self._asked and not self._late:
             return None, None
         for callback in self.callbacks:
             callback.on_replies(server_round)
@@ -369,7 +398,10 @@ class ScreenedStrategy(FlowerFedAvg):
             keep_arrays=self.keep_arrays,
             arrive=self.stages.arrive,
             on_update=None if stream is None else stream.take,
+            late=self._late,
+            closing=self._closing,
         )
+        self.outstanding.update(server_round, screening, self.model.vectors, self._started)
         started = time.perf_counter() - screening.seconds
         # Most raise an error on the model just made, and did not before.
         newly = self.failures.first_errors(screening)

@@ -13,6 +13,7 @@ from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
+from fedif_flower.strategies.pace import DEFAULT_PACE, Pace
 from fedif_flower.strategies.streaming import AggregationMode
 
 
@@ -50,6 +51,8 @@ class Setup:
     max_num_examples, max_examples_ratio : float
         A client that claims more examples is refused; one that claims more than this many times
         the round's median, >= 1, counts for so many. 0: no such bound.
+    pace : Pace
+        How long a round waits, and for how long late replies count.
     aggregation : {"stacked", "streaming", "auto"}
         Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
     masking : Masking, optional
@@ -103,6 +106,7 @@ class Setup:
         ),
     ] = "stacked"
     masking: Masking | None = None
+    pace: Pace = DEFAULT_PACE
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""

@@ -12,6 +12,7 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedif_flower.messages import polling_grid
+from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.polling_grid import PollingGrid
 from fedif_flower.messages.screening import REGISTRATION_ENDED
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -255,3 +256,41 @@ def test_everything_else_is_the_other_grid_s():
         _ = grid.run
     with pytest.raises(RuntimeError, match=r"flwr\.app\.Message"):
         grid.create_message()
+
+
+class Slow(LocalGrid):
+    """Node 1002 answers when it is looked at for the tenth time."""
+
+    looks = 0
+
+    def pull_messages(self, message_ids):
+        (message_id,) = message_ids
+        if self._waiting[message_id].metadata.dst_node_id == 1002:
+            self.looks += 1
+            if self.looks < 10:
+                return []
+        return super().pull_messages(message_ids)
+
+
+def test_a_reply_that_misses_its_round_is_found_in_a_later_one():
+    grid = PollingGrid(Slow(Clients(), 3), poll_seconds=0.01)
+    closing = Closing(quorum=2, keeps=True)
+    replies = []
+    for reply in grid.arrivals(map(query, grid.get_node_ids()), 60, closing):
+        replies.append(reply.metadata.src_node_id)
+        closing.count()
+    assert replies == [1000, 1001]
+    (late,) = grid.outstanding({1002})
+    assert late.metadata.dst_node_id == 1002
+    found = list(grid.arrivals([], 60, Closing(keeps=True)))
+    assert [reply.metadata.src_node_id for reply in found] == [1002]
+    assert grid.outstanding({1002}) == []
+
+
+def test_a_message_to_a_node_that_nobody_waits_for_is_forgotten():
+    grid = PollingGrid(Slow(Clients(), 3), poll_seconds=0.01)
+    closing = Closing(quorum=1, keeps=True)
+    for _ in grid.arrivals([query(1000), query(1002)], 60, closing):
+        closing.count()
+    assert grid.outstanding({1000}) == []
+    assert list(grid.arrivals([], 60, Closing(keeps=True))) == []

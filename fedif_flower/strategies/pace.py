@@ -1,0 +1,146 @@
+"""How long a round waits, and what becomes of replies that come after it closed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Annotated
+
+from fedif_flower.errors import require
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.closing import Closing
+from fedif_flower.messages.screening import LateWork, Screening
+from fedif_flower.round import ModelVectors
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import Setting
+
+
+def inverse_root(rounds: int) -> float:
+    r"""Return :math:`1 / \sqrt{1 + s}`, what FedBuff counts an update of s rounds ago for."""
+    return 1.0 / math.sqrt(1.0 + rounds)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When a round closes, and for how long late replies count.
+
+    A late reply enters the round in which it comes. It is screened against the model that it was
+    trained on, and its update is multiplied by ``staleness`` of the rounds between: scores, steps
+    and contributions are those of what it became. A member is not asked anew while its reply is
+    waited for.
+
+    Parameters
+    ----------
+    quorum : float
+        A round closes with so many usable replies: from 1 on a number, below 1 a share of the
+        members that are asked or still at work; 0: all that are asked are waited for.
+    grace : float
+        Seconds for which a round stays open once it has its quorum, >= 0.
+    grace_factor : float
+        Or so many times as long as the quorum took, >= 0, if that is longer.
+    ask_more : float
+        So many times as many members are drawn as ``fraction_train`` says, >= 1.
+    late_rounds : int
+        A reply counts if it comes at most so many rounds late; 0: what is late is lost.
+    staleness : callable
+        Takes rounds of delay >= 1, returns a factor in [0, 1].
+
+    References
+    ----------
+    Nguyen et al., 2022 (Federated learning with buffered asynchronous aggregation).
+    """
+
+    quorum: Annotated[
+        float,
+        Setting(
+            "a round closes with so many usable replies: from 1 on a number, below 1 a share of "
+            "the members that are asked or still at work; 0: all that are asked are waited for",
+            ge=0,
+            is_new=True,
+        ),
+    ] = 0.0
+    grace: Annotated[
+        float,
+        Setting("seconds for which a round stays open once it has its quorum", ge=0, is_new=True),
+    ] = 0.0
+    grace_factor: Annotated[
+        float,
+        Setting(
+            "or so many times as long as the quorum took, if that is longer", ge=0, is_new=True
+        ),
+    ] = 0.0
+    ask_more: Annotated[
+        float,
+        Setting(
+            "so many times as many members are asked as `fraction-train` says", ge=1, is_new=True
+        ),
+    ] = 1.0
+    late_rounds: Annotated[
+        int,
+        Setting(
+            "a reply that comes at most so many rounds after its own still counts, less by "
+            "1 / sqrt(1 + rounds); until then its member is not asked anew; 0: it is lost",
+            ge=0,
+            is_new=True,
+        ),
+    ] = 0
+    staleness: Callable[[int], float] = inverse_root
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        require_fields(self)
+        whole = self.quorum < 1 or self.quorum == int(self.quorum)
+        require(whole, "quorum", self.quorum, "0, a share below 1, or a whole number")
+
+    def closing(self, num_asked: int, awaited: Collection[int]) -> Closing:
+        """Return when a round closes in which so many members are asked, beside those at work."""
+        at_work = num_asked + len(awaited)
+        share = math.ceil(self.quorum * at_work) if self.quorum < 1 else int(self.quorum)
+        quorum = min(share, at_work) or None
+        keeps = self.late_rounds > 0
+        return Closing(quorum, self.grace, self.grace_factor, frozenset(awaited), keeps)
+
+
+DEFAULT_PACE = Pace()
+
+
+class Outstanding:
+    """The members whose replies to earlier rounds are still waited for.
+
+    Parameters
+    ----------
+    pace : Pace
+        For how long.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._asked: dict[int, tuple[int, ClientNode, ModelVectors, float]] = {}
+
+    def __contains__(self, node_id: int) -> bool:
+        """Tell whether a member is at work for an earlier round."""
+        return node_id in self._asked
+
+    def in_round(self, server_round: int) -> dict[int, LateWork]:
+        """Return, by node, whose replies still count in a round; forget the others."""
+        self._asked = {
+            node_id: asked
+            for node_id, asked in self._asked.items()
+            if server_round - asked[0] <= self._pace.late_rounds
+        }
+        return {
+            node_id: LateWork(node, received, at, began, self._pace.staleness(server_round - began))
+            for node_id, (began, node, received, at) in self._asked.items()
+        }
+
+    def update(
+        self, server_round: int, screening: Screening, received: ModelVectors, at: float
+    ) -> None:
+        """Take in a round: who answered is free, who was asked and did not is waited for."""
+        answered = [reply.node for reply in screening.accepted]
+        for node in (*answered, *(reply.node for reply in screening.refused)):
+            self._asked.pop(node.node_id, None)
+        late = [reply.node for reply in screening.refused if reply.status == "late"]
+        for node in late if self._pace.late_rounds else ():
+            self._asked[node.node_id] = (server_round, node, received, at)
