@@ -60,6 +60,8 @@ def run(
     output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
 ) -> None:
     """Simulate one federation and print its result."""
+    # First: what is wrong with a setting is said before anything slow is imported.
+    parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     from fedif_flower.client.app import app
     from fedif_flower.run.report import print_summary, require_last_round
     from fedif_flower.run.resume import as_pairs
@@ -67,7 +69,6 @@ def run(
     from fedif_flower.runtime.processes import own_command
     from fedif_flower.runtime.simulation import simulate
 
-    parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     console = Console()
     with RoundProgress(parsed.num_server_rounds, console) as progress:
         run_dir = simulate(
@@ -121,10 +122,10 @@ def export(
     config: Config = None,
 ) -> None:
     """Write a data set's partitions as folders of images, one for each SuperNode."""
+    parsed = parse_config(config, {})
     from fedif_flower.tasks.data import dirichlet_partition, load_dataset
     from fedif_flower.tasks.data.export import export_partitions
 
-    parsed = parse_config(config, {})
     dataset = load_dataset(parsed.dataset, parsed.data_dir)
     parts = dirichlet_partition(dataset, parsed.num_clients, parsed.dirichlet_alpha, parsed.seed)
     export_partitions(dataset, parts, folder)
@@ -140,6 +141,8 @@ def sweep(
     gpus_per_client: GpusPerClient = 0.0,
 ) -> None:
     """Run every combination of a grid of your own."""
+    if not spec.is_file():
+        raise ConfigError(f"{str(spec)!r} is no file")
     from fedif_flower.run.config import default_run_config
     from fedif_flower.sweeps.engine import run_cells
     from fedif_flower.sweeps.measurements import find_measurements
@@ -162,10 +165,10 @@ def report(
     output_dir: OutputDir = Path("runs/report"),
 ) -> None:
     """Rebuild tables and plots from results alone."""
+    require_directories(directories)
     from fedif_flower.sweeps.measurements import find_measurements
     from fedif_flower.sweeps.report import report_sweeps
 
-    require_directories(directories)
     measured = find_measurements(directories)
     if not measured:
         raise ConfigError("no complete run in the directories given")
@@ -188,6 +191,7 @@ def statement(
     ] = False,
 ) -> None:
     """State what each member contributed to a run: signed pages, a table, JSON."""
+    require_directories([run_dir])
     from fedif_flower.statement.bundle import make_statement, parse_budget, read_account
     from fedif_flower.statement.manifest import ACCOUNT
     from fedif_flower.statement.open_games import open_games
@@ -232,6 +236,7 @@ def verify(
 @cli.command()
 def replay(run_dir: RunDir) -> None:
     """Recompute what each member contributed from the updates that a run kept, bit for bit."""
+    require_directories([run_dir])
     from fedif_flower.statement.replay import replay as recompute
 
     found = recompute(run_dir)

@@ -144,6 +144,7 @@ def run_federation(
     callbacks: Sequence[Callback] = (),
     task: Task | None = None,
     again: Again | None = None,
+    loaded: LoadedTask | None = None,
 ) -> Path:
     """Run one federation to its end and return the directory of its results.
 
@@ -162,6 +163,8 @@ def run_federation(
     again : callable, optional
         Returns the command that begins this run, given what is added to its run config: a run
         that is stopped says how it goes on.
+    loaded : LoadedTask, optional
+        The task, where it has been loaded for this run already.
 
     Raises
     ------
@@ -173,7 +176,8 @@ def run_federation(
     FedIFError
         Whatever else stopped the run.
     """
-    loaded = load_task(with_free_folder(config), task)  # If this fails, no directory was made.
+    # If this fails, no directory was made.
+    loaded = loaded or load_task(with_free_folder(config), task)
     require_simulated(grid, loaded.config)
     warn_of_one(loaded.config)
     try_clients(grid, loaded)
