@@ -86,20 +86,12 @@ def run(
 @cli.command("list")
 def list_names() -> None:
     """List the tasks, attacks and strategies there are, and where they come from."""
-    from rich.table import Table
-
-    from fedif_flower.attacks import ATTACKS
-    from fedif_flower.strategies.registry import STRATEGIES
+    from fedif_flower.listing import listing
     from fedif_flower.sweeps.tables import print_whole
-    from fedif_flower.tasks.registry import TASKS
 
-    table = Table("key", "name", "from")
-    for registry in (TASKS, ATTACKS, STRATEGIES):
-        for found in registry.found():
-            table.add_row(found.kind, found.name, found.source)
-        table.add_section()
     console = Console()
-    print_whole(table, console)
+    for table in listing():
+        print_whole(table, console)
     console.print(
         "Besides: module:object, out of any package that is installed here.", highlight=False
     )
@@ -147,7 +139,7 @@ def sweep(
     from fedif_flower.sweeps.engine import run_cells
     from fedif_flower.sweeps.measurements import find_measurements
     from fedif_flower.sweeps.report import report_sweep
-    from fedif_flower.sweeps.spec import read_sweep
+    from fedif_flower.sweeps.spec import read_sweep, swept_keys
 
     console = Console()
     wanted = read_sweep(spec, default_run_config(), output_dir)
@@ -155,7 +147,7 @@ def sweep(
     own = {cell.config.run_dir.resolve() for cell in wanted}
     measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
     if measured:
-        report_sweep(wanted[0].group, measured, output_dir, console)
+        report_sweep(wanted[0].group, measured, output_dir, console, swept_keys(spec))
     finish(complete)
 
 

@@ -65,6 +65,13 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     return list(cells.values())
 
 
+def swept_keys(path: Path) -> set[str]:
+    """Return the keys that a sweep varies: its axes, and those of its tables."""
+    spec = tomllib.loads(path.read_text())
+    grids = spec.pop("cells", [])
+    return {key for key, value in spec.items() if isinstance(value, list)}.union(*grids)
+
+
 def _grids(spec: dict[str, Any]) -> list[dict[str, Any]]:
     grids = spec.pop("cells", [{}])
     if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
