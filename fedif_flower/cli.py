@@ -168,6 +168,49 @@ def report(
 
 
 @cli.command()
+def show(
+    run_dir: RunDir,
+    sort: Annotated[str, typer.Option(help="a column: contribution, weight_score, name ...")] = "",
+    picture: Annotated[Path | None, typer.Option(help="draw the members here, *.png")] = None,
+) -> None:
+    """Show a run's figures and its members, complete or not."""
+    require_directories([run_dir])
+    from fedif_flower.results import load
+    from fedif_flower.run.report import print_summary
+
+    found, console = load(run_dir), Console()
+    if found.summary:
+        print_summary(found.folder.path, console)
+    found.table(sort).print(console)
+    console.print(repr(found), soft_wrap=True, markup=False, highlight=False)
+    if picture is not None:
+        console.print(f"Picture: {found.plot(picture).absolute()}", soft_wrap=True, highlight=False)
+
+
+@cli.command()
+def compare(
+    run_dirs: Annotated[list[Path], typer.Argument(help="two or more runs' folders")],
+    output_dir: OutputDir = Path("runs/compare"),
+) -> None:
+    """Put runs beside each other: what differs in their settings, and what came of it."""
+    require_directories(run_dirs)
+    from fedif_flower.results import compare as beside
+    from fedif_flower.results import load
+    from fedif_flower.sweeps.curves import plot_curves
+    from fedif_flower.sweeps.measurements import read_measurement
+
+    console = Console()
+    runs = [load(run_dir) for run_dir in run_dirs]
+    table = beside(runs)
+    table.print(console)
+    measured = {run.name: read_measurement(run.folder.path) for run in runs}
+    series = {name: [found] for name, found in measured.items() if found is not None}
+    plot_curves(series, output_dir / "accuracy.png", table.title)
+    path = table.write(output_dir, after=["![over the rounds](accuracy.png)"])
+    console.print(f"Table and picture: {path.absolute()}", soft_wrap=True, highlight=False)
+
+
+@cli.command()
 def statement(
     run_dir: RunDir,
     budget: Annotated[str, typer.Option(help="an amount to share out, such as 1000")] = "",
