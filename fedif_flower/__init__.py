@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedif_flower.apps import client_app, server_app
     from fedif_flower.messages.models import model_arrays
+    from fedif_flower.results import load
     from fedif_flower.run.round_progress import ShowRounds
     from fedif_flower.run.writer import RunWriter
     from fedif_flower.strategies import (
@@ -63,6 +64,7 @@ __all__ = [
     "Task",
     "Validation",
     "client_app",
+    "load",
     "min_max",
     "model_arrays",
     "path_attribution",
@@ -79,6 +81,7 @@ _HOMES = {
     "PathAttribution": "strategies.attribution",
     "RunWriter": "run.writer",
     "ShowRounds": "run.round_progress",
+    "load": "results",
     "model_arrays": "messages.models",
     "path_attribution": "valuation.path",
 }

@@ -60,6 +60,8 @@ def run(
     output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
 ) -> None:
     """Simulate one federation and print its result."""
+    # First: what is wrong with a setting is said before anything slow is imported.
+    parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     from fedif_flower.client.app import app
     from fedif_flower.run.report import print_summary, require_last_round
     from fedif_flower.run.resume import as_pairs
@@ -67,7 +69,6 @@ def run(
     from fedif_flower.runtime.processes import own_command
     from fedif_flower.runtime.simulation import simulate
 
-    parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     console = Console()
     with RoundProgress(parsed.num_server_rounds, console) as progress:
         run_dir = simulate(
@@ -85,20 +86,12 @@ def run(
 @cli.command("list")
 def list_names() -> None:
     """List the tasks, attacks and strategies there are, and where they come from."""
-    from rich.table import Table
-
-    from fedif_flower.attacks import ATTACKS
-    from fedif_flower.strategies.registry import STRATEGIES
+    from fedif_flower.listing import listing
     from fedif_flower.sweeps.tables import print_whole
-    from fedif_flower.tasks.registry import TASKS
 
-    table = Table("key", "name", "from")
-    for registry in (TASKS, ATTACKS, STRATEGIES):
-        for found in registry.found():
-            table.add_row(found.kind, found.name, found.source)
-        table.add_section()
     console = Console()
-    print_whole(table, console)
+    for table in listing():
+        print_whole(table, console)
     console.print(
         "Besides: module:object, out of any package that is installed here.", highlight=False
     )
@@ -121,10 +114,10 @@ def export(
     config: Config = None,
 ) -> None:
     """Write a data set's partitions as folders of images, one for each SuperNode."""
+    parsed = parse_config(config, {})
     from fedif_flower.tasks.data import dirichlet_partition, load_dataset
     from fedif_flower.tasks.data.export import export_partitions
 
-    parsed = parse_config(config, {})
     dataset = load_dataset(parsed.dataset, parsed.data_dir)
     parts = dirichlet_partition(dataset, parsed.num_clients, parsed.dirichlet_alpha, parsed.seed)
     export_partitions(dataset, parts, folder)
@@ -140,11 +133,13 @@ def sweep(
     gpus_per_client: GpusPerClient = 0.0,
 ) -> None:
     """Run every combination of a grid of your own."""
+    if not spec.is_file():
+        raise ConfigError(f"{str(spec)!r} is no file")
     from fedif_flower.run.config import default_run_config
     from fedif_flower.sweeps.engine import run_cells
     from fedif_flower.sweeps.measurements import find_measurements
     from fedif_flower.sweeps.report import report_sweep
-    from fedif_flower.sweeps.spec import read_sweep
+    from fedif_flower.sweeps.spec import read_sweep, swept_keys
 
     console = Console()
     wanted = read_sweep(spec, default_run_config(), output_dir)
@@ -152,7 +147,7 @@ def sweep(
     own = {cell.config.run_dir.resolve() for cell in wanted}
     measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
     if measured:
-        report_sweep(wanted[0].group, measured, output_dir, console)
+        report_sweep(wanted[0].group, measured, output_dir, console, swept_keys(spec))
     finish(complete)
 
 
@@ -162,14 +157,57 @@ def report(
     output_dir: OutputDir = Path("runs/report"),
 ) -> None:
     """Rebuild tables and plots from results alone."""
+    require_directories(directories)
     from fedif_flower.sweeps.measurements import find_measurements
     from fedif_flower.sweeps.report import report_sweeps
 
-    require_directories(directories)
     measured = find_measurements(directories)
     if not measured:
         raise ConfigError("no complete run in the directories given")
     report_sweeps(measured, output_dir, Console())
+
+
+@cli.command()
+def show(
+    run_dir: RunDir,
+    sort: Annotated[str, typer.Option(help="a column: contribution, weight_score, name ...")] = "",
+    picture: Annotated[Path | None, typer.Option(help="draw the members here, *.png")] = None,
+) -> None:
+    """Show a run's figures and its members, complete or not."""
+    require_directories([run_dir])
+    from fedif_flower.results import load
+    from fedif_flower.run.report import print_summary
+
+    found, console = load(run_dir), Console()
+    if found.summary:
+        print_summary(found.folder.path, console)
+    found.table(sort).print(console)
+    console.print(repr(found), soft_wrap=True, markup=False, highlight=False)
+    if picture is not None:
+        console.print(f"Picture: {found.plot(picture).absolute()}", soft_wrap=True, highlight=False)
+
+
+@cli.command()
+def compare(
+    run_dirs: Annotated[list[Path], typer.Argument(help="two or more runs' folders")],
+    output_dir: OutputDir = Path("runs/compare"),
+) -> None:
+    """Put runs beside each other: what differs in their settings, and what came of it."""
+    require_directories(run_dirs)
+    from fedif_flower.results import compare as beside
+    from fedif_flower.results import load
+    from fedif_flower.sweeps.curves import plot_curves
+    from fedif_flower.sweeps.measurements import read_measurement
+
+    console = Console()
+    runs = [load(run_dir) for run_dir in run_dirs]
+    table = beside(runs)
+    table.print(console)
+    measured = {run.name: read_measurement(run.folder.path) for run in runs}
+    series = {name: [found] for name, found in measured.items() if found is not None}
+    plot_curves(series, output_dir / "accuracy.png", table.title)
+    path = table.write(output_dir, after=["![over the rounds](accuracy.png)"])
+    console.print(f"Table and picture: {path.absolute()}", soft_wrap=True, highlight=False)
 
 
 @cli.command()
@@ -192,6 +230,7 @@ def statement(
     ] = False,
 ) -> None:
     """State what each member contributed to a run: signed pages, a table, JSON."""
+    require_directories([run_dir])
     from fedif_flower.statement.bundle import make_statement, parse_budget, read_account
     from fedif_flower.statement.manifest import ACCOUNT
     from fedif_flower.statement.open_games import open_games
@@ -257,6 +296,7 @@ def verify(
 @cli.command()
 def replay(run_dir: RunDir) -> None:
     """Recompute what each member contributed from the updates that a run kept, bit for bit."""
+    require_directories([run_dir])
     from fedif_flower.statement.replay import replay as recompute
 
     found = recompute(run_dir)

@@ -31,8 +31,10 @@ AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0
 def arena(
     dataset: Annotated[str, typer.Option(help="digits, or any data set of images")] = "digits",
     data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
-    strategies: Annotated[str, typer.Option(help="by their names on the page: FedAvg,Krum")] = "",
-    attacks: Annotated[str, typer.Option(help="by their names on the page: ALIE,mimic")] = "",
+    strategies: Annotated[
+        str, typer.Option(help="of the page or of `fedif list`: FedAvg,Krum")
+    ] = "",
+    attacks: Annotated[str, typer.Option(help="of the page or of `fedif list`: ALIE,mimic")] = "",
     shares: Annotated[str, typer.Option(help="of malicious clients; default: 0.2,0.4")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ...")] = 1,
     output_dir: OutputDir = Path("runs/arena"),

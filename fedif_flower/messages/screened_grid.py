@@ -150,8 +150,8 @@ def _unguessable(messages: Iterable[Message]) -> list[Message]:
 def _round(message: Message) -> str:
     """Return the round that a message says it is of, and what parts it from what follows."""
     records = message.content.config_records.values() if message.has_content() else ()
-    rounds = [record[ROUND_KEY] for record in records if isinstance(record.get(ROUND_KEY), int)]
-    return f"{rounds[0]!s}, " if rounds else ""
+    rounds = (record.get(ROUND_KEY) for record in records)
+    return next((f"{number}, " for number in rounds if isinstance(number, int)), "")
 
 
 def _believable(

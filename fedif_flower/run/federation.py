@@ -153,6 +153,7 @@ def run_federation(
     callbacks: Sequence[Callback] = (),
     task: Task | None = None,
     again: Again | None = None,
+    loaded: LoadedTask | None = None,
 ) -> Path:
     """Run one federation to its end and return the directory of its results.
 
@@ -171,6 +172,8 @@ def run_federation(
     again : callable, optional
         Returns the command that begins this run, given what is added to its run config: a run
         that is stopped says how it goes on.
+    loaded : LoadedTask, optional
+        The task, where it has been loaded for this run already.
 
     Raises
     ------
@@ -182,7 +185,8 @@ def run_federation(
     FedIFError
         Whatever else stopped the run.
     """
-    loaded = load_task(with_free_folder(config), task)  # If this fails, no directory was made.
+    # If this fails, no directory was made.
+    loaded = loaded or load_task(with_free_folder(config), task)
     if loaded.config.masking != "off":
         build_strategy(loaded).require_maskable(model_arrays(loaded.model))
     require_simulated(grid, loaded.config)

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from itertools import count
+from pathlib import Path
 
 import torch
 from flwr.serverapp import Grid
@@ -89,8 +90,11 @@ def with_free_folder(config: RunConfig) -> RunConfig:
     Raises
     ------
     ConfigError
-        If the name was given, and the folder holds a run, finished or stopped.
+        If the name was given, and the folder holds a run, finished or stopped; or if the
+        checkpoint to go on from is not there.
     """
+    if config.resume not in ("", AUTO) and not Path(config.resume).expanduser().is_file():
+        raise ConfigError(f"resume = {config.resume!r}: no such file; allowed: 'auto', or a path")
     if config.overwrite or config.resume or not (held := _held(config)):
         return config
     if config.run_name != config.auto_name:

@@ -12,6 +12,8 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.loaded_task import load_task
+from fedif_flower.run.preflight import with_free_folder
 from fedif_flower.run.resume import Again
 from fedif_flower.run.writer import OnRow
 from fedif_flower.runtime.ray_grid import RayGrid, ray_grid
@@ -48,10 +50,11 @@ def simulate(
     FedIFError
         Whatever stopped the run.
     """
+    loaded = load_task(with_free_folder(config))  # What is wrong is said before Ray starts.
     run_dirs: list[Path] = []
 
     def main(grid: Grid) -> None:
-        run_dirs.append(run_federation(grid, config, on_row, again=again))
+        run_dirs.append(run_federation(grid, config, on_row, again=again, loaded=loaded))
 
     run_on_ray(
         main,

@@ -84,5 +84,6 @@ def shown_setting(value: Any) -> str:
         return type(value).__name__
     if inspect.isroutine(value):
         return value.__qualname__
-    text = repr(value)
+    listed = isinstance(value, list)
+    text = f"[{', '.join(map(shown_setting, value[:_SHOWN_AT_MOST]))}]" if listed else repr(value)
     return text if len(text) <= _SHOWN_AT_MOST else text[: _SHOWN_AT_MOST - 3] + "..."

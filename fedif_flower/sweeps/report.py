@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +18,11 @@ _HEADING = ("seeds", *FIGURES.values(), "detection AUC")
 
 
 def report_sweep(
-    name: str, measurements: Sequence[Measurement], output_dir: Path, console: Console
+    name: str,
+    measurements: Sequence[Measurement],
+    output_dir: Path,
+    console: Console,
+    swept: Collection[str] | None = None,
 ) -> Path:
     """Write and print a line per combination of the settings that differ; return the directory.
 
@@ -32,8 +36,10 @@ def report_sweep(
         As above.
     console : Console
         Where it is shown.
+    swept : collection of str, optional
+        The keys that were varied; others that differ follow from them. ``None``: all that differ.
     """
-    axes = varying(measurements)
+    axes = [key for key in varying(measurements) if swept is None or key in swept]
     points = by_point(measurements, axes)
     lines = [_line(point, found) for point, found in points.items()]
     table = ResultTable(name, [*axes, *_HEADING], lines, num_labels=len(axes))

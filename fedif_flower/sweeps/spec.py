@@ -93,6 +93,14 @@ def _chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
     return "." not in key or key.partition(".")[0] in names
 
 
+def swept_keys(path: Path) -> set[str]:
+    """Return the keys that a sweep varies: its axes, and those of its tables."""
+    spec = tomllib.loads(path.read_text())
+    grids = [flatten(grid) for grid in spec.pop("cells", [])]
+    spec = flatten(spec)
+    return {key for key, value in spec.items() if isinstance(value, list)}.union(*grids)
+
+
 def _grids(spec: dict[str, Any]) -> list[dict[str, Any]]:
     grids = spec.pop("cells", [{}])
     if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):

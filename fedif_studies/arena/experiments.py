@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
 from fedif_flower.errors import ConfigError
+from fedif_flower.registry import Registry
 from fedif_flower.settings import Scalar
+from fedif_flower.strategies.registry import STRATEGIES as REGISTERED_STRATEGIES
 from fedif_flower.strategies.registry import WITHOUT_COEFFICIENTS
 from fedif_flower.sweeps.cells import Cell, make_cell
 from fedif_flower.sweeps.data import find_data
@@ -138,18 +143,21 @@ def choose_experiments(
         If a name is not known, or a share is no number above 0 and below 1.
     """
     return experiments(
-        _named(strategies, STRATEGIES, "strategies"),
-        _named(attacks, ATTACKS, "attacks"),
+        _named(strategies, STRATEGIES, REGISTERED_STRATEGIES, "strategies"),
+        _named(attacks, ATTACKS, REGISTERED_ATTACKS, "attacks"),
         _shares(shares) if shares else SHARES,
     )
 
 
-def _named(names: str, known: Iterable[str], what: str) -> list[str]:
+def _named(names: str, known: Iterable[str], registered: Registry[Any], what: str) -> list[str]:
     allowed = list(known)
     chosen = [name.strip() for name in names.split(",") if name.strip()] or allowed
     for name in chosen:
-        if name not in allowed:
-            raise ConfigError(f"{what} = {name!r}; allowed: {', '.join(allowed)}")
+        if name == CLEAN or (name not in allowed and name not in registered):
+            also = f"and the names of `fedif list`, {registered.also} among them"
+            raise ConfigError(f"{what} = {name!r}; allowed: {', '.join(allowed)}, {also}")
+        if name not in allowed and registered.is_own(name):
+            registered.load(name)  # One that cannot be imported is said before anything runs.
     return chosen
 
 
@@ -189,8 +197,9 @@ def arena_cells(
     """
     cells = {}
     for seed, one in product(range(seeds), wanted):
-        attack = ATTACKS[one.attack] if one.attack != CLEAN else {"attack": "none"}
-        strategy = STRATEGIES[one.strategy]
+        # Names that are not the page's are those of a run config.
+        attack = ATTACKS.get(one.attack, {"attack": one.attack})
+        strategy = STRATEGIES.get(one.strategy, {"strategy": one.strategy})
         settings = {
             **defaults,
             **setup.settings,
@@ -200,6 +209,7 @@ def arena_cells(
             "malicious-fraction": one.share,
             "seed": seed,
         }
-        name = f"{one.strategy}_{one.attack}_{one.share:g}_seed{seed}".replace(" ", "-")
+        name = f"{one.strategy}_{one.attack}_{one.share:g}_seed{seed}"
+        name = re.sub(r"[ :/]", "-", name)
         cells[one, seed] = make_cell("arena", name, settings, output_dir, setup.title)
     return cells

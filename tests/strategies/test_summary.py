@@ -110,6 +110,7 @@ def test_data_and_models_are_told_by_their_kind():
     assert shown_setting(nn.Linear(100, 100)) == "Linear"
     assert shown_setting(parts) == "parts"
     assert len(shown_setting(["name"] * 1000)) == 100
+    assert shown_setting([nn.ReLU(), "name", 2]) == "[ReLU, 'name', 2]"
 
 
 def test_a_strategy_names_what_it_was_called_with():

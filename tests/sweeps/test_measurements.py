@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -135,3 +136,17 @@ def test_a_sweep_of_regressions_is_reported_by_their_own_metric(tmp_path):
     assert "| 2 | 1.5 ± 0.7071 | 1.833 ± 0.4714 | 1 ± 0.7071 | - |" in table
     assert "accuracies" not in table
     assert "![mean absolute error over rounds](accuracy.png)" in table
+
+
+def test_a_sweep_shows_what_was_swept_and_not_what_follows_from_it(tmp_path):
+    runs = [write_regression(tmp_path / str(s), s, [3.0, 1.0]) for s in (0, 1)]
+    measured = [
+        replace(found, config={**found.config, "strategy": name, "update-clipping": clipping})
+        for found, name, clipping in zip(
+            map(read_measurement, runs), ("fedif", "rfa"), (1.0, 2.0), strict=True
+        )
+    ]
+    folder = report_sweep("grid", measured, tmp_path / "report", silent_console(), {"strategy"})
+    assert "| strategy | seeds |" in (folder / "table.md").read_text()
+    folder = report_sweep("grid", measured, tmp_path / "report", silent_console())
+    assert "| strategy | update-clipping | seeds |" in (folder / "table.md").read_text()

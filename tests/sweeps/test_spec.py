@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.sweeps.spec import read_sweep
+from fedif_flower.sweeps.spec import read_sweep, swept_keys
 from tests.sweeps.small import DEFAULTS
 
 
@@ -97,3 +97,9 @@ def test_what_is_wrong_is_named(tmp_path, text, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         read_sweep(tmp_path / "nowhere.toml", DEFAULTS, tmp_path)
+
+
+def test_keys_that_are_swept(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text('seeds = 2\ngamma = [0.3, 0.4]\nnum-clients = 4\n[[cells]]\nstrategy = "rfa"\n')
+    assert swept_keys(path) == {"gamma", "strategy"}

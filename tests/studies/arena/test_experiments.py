@@ -41,7 +41,7 @@ def test_bouts_are_chosen_by_name_and_share():
     ("lists", "words"),
     [
         (("FedAvg,Kram", "", ""), "strategies = 'Kram'; allowed: FedAvg, FedIF"),
-        (("", "alie", ""), "attacks = 'alie'; allowed: label noise"),
+        (("", "aliee", ""), "attacks = 'aliee'; allowed: label noise"),
         (("", "", "0.2;0.4"), "shares = '0.2;0.4'; allowed: numbers above 0 and below 1"),
         (("", "", "0.2,1"), "shares = '0.2,1'; allowed: numbers above 0 and below 1"),
         (("", "", "0"), "shares = '0'; allowed: numbers above 0 and below 1"),
@@ -88,3 +88,15 @@ def test_other_data_sets_are_fought_for_by_a_hundred_clients(tmp_path):
     assert cell.config.dataset == "image-folder"
     assert (cell.config.num_clients, cell.config.model) == (100, "lenet5")
     assert cell.data == "CIFAR-10 (JPEG)"
+
+
+def test_names_of_fedif_list_enter_the_arena(tmp_path):
+    own = "fedif_flower.strategies:FedProx"
+    wanted = choose_experiments(f"Krum, rfa, {own}", "ipm", "0.2")
+    cells = arena_cells(wanted, 1, default_run_config(), tmp_path, find_setup())
+    chosen = [(c.config.strategy, c.config.attack) for c in cells.values()]
+    assert chosen == [(s, a) for a in ("none", "ipm") for s in ("krum", "rfa", own)]
+    assert all(":" not in cell.config.run_name for cell in cells.values())
+    for wrong in ("none", "Krumm", "nowhere.at:all"):
+        with pytest.raises(ConfigError, match=wrong.partition(":")[0]):
+            choose_experiments(wrong)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from fedif_flower.attacks import ATTACKS
+from fedif_flower.listing import line_of, listing
+from fedif_flower.registry import Found
+from fedif_flower.strategies.registry import STRATEGIES
+from fedif_flower.tasks.registry import TASKS
+
+
+@pytest.mark.parametrize("registry", [TASKS, ATTACKS, STRATEGIES])
+def test_every_name_has_one_line_of_its_own(registry):
+    names = [found.name for found in registry.found()]
+    assert len(set(names)) == len(names)
+    lines = [line_of(registry, found) for found in registry.found()]
+    assert len(set(lines)) == len(lines)
+    for line in lines:
+        assert 5 < len(line) < 120
+        assert not {"`", "\n"} & set(line), line
+
+
+def test_there_is_a_table_for_each_key():
+    assert [len(table.rows) for table in listing()] == [
+        len(r) for r in (TASKS, ATTACKS, STRATEGIES)
+    ]
+
+
+def test_what_another_package_brings_is_described_and_an_error_hides_nothing():
+    brought = Found("strategy", "tests.test_listing:Nearest", "installed")
+    assert line_of(STRATEGIES, brought) == "Take the nearest"
+    gone = Found("strategy", "tests.nowhere:Nearest", "installed")
+    assert "cannot import 'tests.nowhere'" in line_of(STRATEGIES, gone)
+
+
+class Nearest:
+    """Take the nearest."""

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedif_flower import load
+from fedif_flower.errors import ConfigError
+from fedif_flower.results import Run, compare
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_run import run_locally
+from fedif_flower.statement.account import settle
+from fedif_flower.statement.records import read_run
+from tests.run.points import regression
+from tests.statement.runs import make_run
+
+PNG = b"\x89PNG"
+
+
+def by_hand(tmp_path: Path) -> Run:
+    """Two members in five rounds: 0 contributes 0.5, 1 a quarter; 2 once, and is refused once."""
+    rounds = [{0: 0.5, 1: 0.25}] * 4 + [{0: 0.5, 1: 0.25, 2: -1.0}]
+    refused = {(1, 2): "too long"}
+    run_dir = make_run(tmp_path / "run", rounds, rejections=refused, names={1: "hospital-b"})
+    settings = {"strategy": "fedif", "dataset": "digits", "attack": "none"}
+    (run_dir / "config.json").write_text(json.dumps(settings))
+    (run_dir / "rounds.csv").write_text("round,test_loss\n0,2.5\n5,1.5\n")
+    return load(run_dir)
+
+
+def test_members_are_those_of_the_records(tmp_path):
+    run = by_hand(tmp_path)
+    assert [m.partition_id for m in run.members] == [0, 1, 2]
+    assert [m.contribution for m in run.members] == pytest.approx([2.5, 1.25, -1.0])
+    assert [m.label for m in run.members] == ["partition 0", "hospital-b", "partition 2"]
+    assert [(m.accepted, m.refused) for m in run.members] == [(5, 0), (5, 0), (1, 1)]
+    assert (run.members[0].low, run.members[0].high) == (2.5, 2.5)  # Every round is alike.
+    assert run.members[2].high == 0.0
+    stated = {m.client_id: m.interval for m in settle(read_run(run.folder.path)).members}
+    assert {m.client_id: (m.low, m.high) for m in run.members} == stated
+
+
+def test_members_are_sorted_by_any_column(tmp_path):
+    run = by_hand(tmp_path)
+    assert [m.client_id for m in run.sort("refused")] == [2, 0, 1]
+    assert [m.label for m in run.sort("name")] == ["hospital-b", "partition 0", "partition 2"]
+    with pytest.raises(ConfigError, match=r"sort = 'worth'; allowed: client_id, .*contribution"):
+        run.sort("worth")
+
+
+def test_tables_are_read_as_numbers_and_frames(tmp_path):
+    run = by_hand(tmp_path)
+    assert run.lines("rounds") == [
+        {"round": 0, "test_loss": 2.5},
+        {"round": 5, "test_loss": 1.5},
+    ]
+    assert run.lines("clients")[0]["rejection"] is None
+    with pytest.raises(ConfigError, match="table = 'x'; allowed: members, rounds, clients"):
+        run.lines("x")
+    pytest.importorskip("pandas")
+    assert run.to_pandas().loc[0, "contribution"] == 2.5
+    assert len(run.to_pandas("attribution")) == 11
+
+
+def test_members_are_drawn(tmp_path):
+    assert by_hand(tmp_path).plot(tmp_path / "members.png").read_bytes().startswith(PNG)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no run: there is no rounds\.csv"):
+        load(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> list[Path]:
+    """Two runs of a task by different strategies."""
+    folder = tmp_path_factory.mktemp("runs")
+    small = {"num_clients": 3, "fraction_train": 1.0, "num_server_rounds": 2}
+    task = regression()
+    return [
+        run_locally(task, folder, run_name=name, strategy=name, **small)
+        for name in ("fedif", "median")
+    ]
+
+
+def test_runs_are_compared_by_what_differs(two):
+    table = compare([load(folder) for folder in two])
+    lines = {line[0]: dict(zip(table.heading, line, strict=True)) for line in table.lines}
+    assert lines["fedif"]["strategy"] == "fedif"
+    assert lines["median"]["strategy"] == "median"
+    assert "num-clients" not in table.heading
+    last = read_rows(two[1] / "rounds.csv")[-1]["test_mean_absolute_error"]
+    assert float(lines["median"]["last round"]) == pytest.approx(float(last), rel=1e-3)
+
+
+def test_a_run_that_is_not_complete_is_shown_and_not_compared(two, tmp_path):
+    stopped = tmp_path / "stopped"
+    shutil.copytree(two[0], stopped)
+    (stopped / "summary.json").unlink()
+    run = load(stopped)
+    assert repr(run).endswith("2 rounds, not complete)")
+    assert len(run.table().lines) == 3
+    with pytest.raises(ConfigError, match="stopped is not complete"):
+        compare([run, load(two[1])])
+
+
+def test_the_commands(two, tmp_path):
+    main = "from fedif_flower.cli import main; main()"
+
+    def fedif(*arguments: object) -> str:
+        command = [sys.executable, "-c", main, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    shown = fedif("show", two[0], "--picture", tmp_path / "members.png")
+    assert json.loads((two[0] / "summary.json").read_text())["rounds"] == 2
+    assert "partition 2" in shown
+    assert "2 rounds, complete" in shown
+    assert (tmp_path / "members.png").read_bytes().startswith(PNG)
+    compared = fedif("compare", *two, "--output-dir", tmp_path / "both")
+    assert "median" in compared
+    assert (tmp_path / "both" / "accuracy.png").read_bytes().startswith(PNG)
+    assert "| fedif |" in (tmp_path / "both" / "table.md").read_text()
