@@ -216,6 +216,21 @@ def test_pages_say_of_weight_scores_what_the_strategy_does(tmp_path, key, strate
     verify(run_dir)
 
 
+@pytest.mark.parametrize(
+    ("remainder", "said"),
+    [
+        (0.0, "less than 0.1 % of the fall, credited to nobody"),
+        (0.05, "16.7 % of the fall, credited to nobody: large"),
+        (-0.05, "nobody's: the contributions add up to 25.0 % more than the fall: large"),
+    ],
+)
+def test_the_remainder_s_sign_is_told_in_words(tmp_path, key, remainder, said):
+    run_dir = make_run(tmp_path / "run", [{0: 0.25}] * 5, remainder=remainder)
+    page = (make_statement(run_dir, key) / "statement.html").read_text()
+    assert said in text_of(page).replace("&#39;", "'")
+    assert "the error of measuring along a step" in text_of(page)
+
+
 def test_an_older_run_did_not_record_how_scores_came_about(tmp_path, key):
     folder = make_statement(make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5), key)
     text = text_of((folder / "statement.html").read_text())
