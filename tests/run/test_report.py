@@ -94,6 +94,7 @@ def test_the_remainder_is_told_in_words(tmp_path, remainder, in_the_table, in_wo
     assert f"add up to {in_words} validation loss fell by. This remainder is nobody's" in text
     assert "malicious" not in text
     assert "AUC" not in text
+    assert "accuracy" not in text
 
 
 def test_without_attribution_the_weight_score_decides_the_order():
