@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
 # A whole federation on this machine, as in deploy/README.md: certificates, an authenticated
 # SuperLink, four SuperNodes with data folders of their own, one of them with flipped labels.
-# Results stay in $OUTPUT/deploy-demo (default: runs); everything else is removed.
+# Results stay in $OUTPUT/deploy-demo, the pages that members get in $OUTPUT/deploy-demo-pages
+# (default: runs); everything else is removed.
 # Exit status 0: the run completed.
 set -euo pipefail
 
 deploy=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(dirname "$deploy")
 command -v flwr >/dev/null || PATH="$repository/.venv/bin:$PATH"
-rounds=${ROUNDS:-8}
-output=${OUTPUT:-$repository/runs}
+rounds=${ROUNDS:-5}
+mkdir -p "${OUTPUT:=$repository/runs}"
+output=$(cd "$OUTPUT" && pwd)
+pages="$output/deploy-demo-pages"
+rm -rf "$pages" # of an earlier demo, signed by another key
 home=$(mktemp -d "${TMPDIR:-/tmp}/fedif-demo.XXXXXX")
 export FLWR_HOME="$home/flower" XDG_CONFIG_HOME="$home/config" FEDIF_DEMO="$home"
 export PYTHONPATH="$repository"
@@ -99,7 +103,7 @@ done
 
 step "four SuperNodes; the labels of number 3 are flipped"
 for i in 0 1 2 3; do
-  config="partition-id=$i data-dir='$home/data/partition-$i' statement-dir='$home/hospital-$i'"
+  config="partition-id=$i data-dir='$home/data/partition-$i' statement-dir='$pages/hospital-$i'"
   [ "$i" -ne 3 ] || config="$config attack='label-noise'"
   background "$home/node-$i.log" "$deploy/federation.sh" supernode "$address" \
     "$home/server/ca.crt" "$home/keys/hospital-$i" "$config" "${local_ports[$i]}"
@@ -107,7 +111,8 @@ done
 
 step "a run of $rounds rounds"
 "$deploy/federation.sh" run demo num-clients=4 fraction-train=1.0 "num-server-rounds=$rounds" \
-  'attribution="simpson"' round-timeout=120.0 "output-dir=\"$output\"" 'run-name="deploy-demo"' 'device="cpu"'
+  local-epochs=1 'attribution="simpson"' 'statement-budget="1000"' round-timeout=120.0 \
+  "output-dir=\"$output\"" 'run-name="deploy-demo"' overwrite=true 'device="cpu"'
 
 step "the same report as in simulation"
 python -c 'import sys, pathlib
@@ -117,4 +122,4 @@ sed -n '/^## Members/,$p' "$output/deploy-demo/report.md"
 
 step "a signed statement, and for each hospital its own page"
 python "$repository/simulation.py" verify "$output/deploy-demo"
-(cd "$home" && ls hospital-*/*/statement.html) || echo "no node answered in time"
+ls "$pages"/*/*/statement.html || echo "no node answered in time"

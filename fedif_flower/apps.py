@@ -7,6 +7,9 @@ imported by :func:`server_app`.
 from __future__ import annotations
 
 import logging
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message
@@ -21,7 +24,9 @@ from fedif_flower.tasks.task import Task
 if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
+    from fedif_flower.run.resume import Again
     from fedif_flower.run.rows import RoundRow
+    from fedif_flower.settings import Scalar
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +60,9 @@ def server_app(task: Task | None = None) -> ServerApp:
     from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.preflight import read_config
     from fedif_flower.run.report import require_last_round
+    from fedif_flower.run.stale_superlink import require_own_code
     from fedif_flower.statement.page_delivery import deliver, state_and_deliver
+    from fedif_flower.strategies.nodes import is_simulated
 
     app = ServerApp()
 
@@ -64,9 +71,15 @@ def server_app(task: Task | None = None) -> ServerApp:
         """Run the federation that the run config describes."""
         show_logs()
         own = {} if task is None else {"task": OWN + task.name}
+        simulated = is_simulated(grid)
+        if simulated:
+            modules = ["client_app"] if task is None else [getattr(task.model, "__module__", "")]
+            require_own_code(["fedif_flower", *modules], Path.cwd())
         config = read_config(grid, {**context.run_config, **own})
+        logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
         deliver(grid, config.run_dir.parent)  # To nodes that were away after earlier runs.
-        run_dir = run_federation(grid, config, on_row=_log_row, task=task)
+        again = _flwr_run(context.run_config, config.num_clients, simulated)
+        run_dir = run_federation(grid, config, on_row=_log_row, task=task, again=again)
         logger.info("Report: %s", RunFolder(run_dir).report)
         state_and_deliver(grid, config, run_dir)
         # Flower reports a run as failed only if its ServerApp raises.
@@ -78,6 +91,24 @@ def server_app(task: Task | None = None) -> ServerApp:
 def _log_row(row: RoundRow) -> None:
     if shown := row.headline:
         logger.info("round %d: %s", row.round, shown)
+
+
+def _flwr_run(given: Mapping[str, Scalar], num_clients: int, simulated: bool) -> Again:
+    """Return what tells the command that goes on with a run which Flower began."""
+    from fedif_flower.run.config import RunConfig
+    from fedif_flower.run.resume import as_pairs
+
+    usual = RunConfig.defaults()
+    changed = {key: value for key, value in given.items() if value != usual.get(key)}
+    if "num-clients" in given:  # "auto" may count others when the run goes on.
+        changed["num-clients"] = num_clients
+    where = f"--federation-config num-supernodes={num_clients}" if simulated else "SUPERLINK"
+
+    def again(added: Mapping[str, Scalar]) -> str:
+        pairs = shlex.quote(as_pairs({**changed, **added}))
+        return f"flwr run . {where} --stream --run-config {pairs}"
+
+    return again
 
 
 def _with_log(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -6,8 +6,8 @@ none of them.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,7 +62,9 @@ def run(
     """Simulate one federation and print its result."""
     from fedif_flower.client.app import app
     from fedif_flower.run.report import print_summary, require_last_round
+    from fedif_flower.run.resume import as_pairs
     from fedif_flower.run.round_progress import RoundProgress
+    from fedif_flower.runtime.processes import own_command
     from fedif_flower.runtime.simulation import simulate
 
     parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
@@ -74,6 +76,7 @@ def run(
             cpus_per_client=cpus_per_client,
             gpus_per_client=gpus_per_client,
             on_row=lambda row: progress.show(row.round, row.headline),
+            again=lambda added: own_command("-c", as_pairs(added)),
         )
     print_summary(run_dir, console)
     require_last_round(run_dir)
@@ -225,8 +228,13 @@ def statement(
 def verify(
     path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
     key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
+    mine: Annotated[
+        Path | None,
+        typer.Option(help="a member's own-updates-dir: recompute what its updates contributed"),
+    ] = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
+    from fedif_flower.statement.own_updates import check_own
     from fedif_flower.statement.verify import verify as check
 
     found = check(path, key)
@@ -235,6 +243,15 @@ def verify(
     console.print(f"Signed by: {found.key}", highlight=False)
     for name in found.not_here:
         console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
+    if mine is not None:
+        own = check_own(path, mine)
+        console.print(
+            f"As your own updates give: {own.rounds} rounds, {own.contribution:.4f} nats",
+            highlight=False,
+        )
+        if own.not_there:
+            without = ", ".join(map(str, own.not_there))
+            console.print(f"Without a contribution of yours: rounds {without}", highlight=False)
 
 
 @cli.command()
@@ -249,11 +266,45 @@ def replay(run_dir: RunDir) -> None:
     )
 
 
+keeper_cli = typer.Typer(add_completion=False)
+cli.add_typer(keeper_cli, name="keeper")
+
+
+@keeper_cli.callback(invoke_without_command=True)
+def keeper(
+    context: typer.Context,
+    policy: Annotated[
+        Path, typer.Option(help="TOML: where it listens, whom it knows, what it answers")
+    ] = Path("keeper.toml"),
+) -> None:
+    """Keep the masks of a federation whose server sees no update; see also: fedif keeper log."""
+    if context.invoked_subcommand is None:
+        from fedif_flower.runtime.keeper_config import read_keeper_config
+        from fedif_flower.runtime.keeper_service import serve
+
+        serve(read_keeper_config(policy))
+
+
+@keeper_cli.command("log")
+def keeper_log(
+    file: Annotated[Path, typer.Argument(help="log.txt in the keeper's folder")],
+) -> None:
+    """Show what a keeper answered and refused, and check that its log is whole."""
+    import json
+
+    from fedif_flower.runtime.keeper_store import read_log
+
+    entries, head = read_log(file)
+    console = Console()
+    for entry in entries:
+        console.print(json.dumps(entry), soft_wrap=True, highlight=False, markup=False)
+    found = f"Unchanged: {len(entries)} lines, the last hash is {head}"
+    console.print(found, soft_wrap=True, highlight=False)
+
+
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
     show_logs()
-    # A run's settings are in its config.json; a grid would list them for each of its cells.
-    logging.getLogger("fedif_flower.strategies.summary").setLevel(logging.WARNING)
     try:
         cli()
     except FedIFError as error:
@@ -268,6 +319,18 @@ def launcher(cpus_per_client: int, gpus_per_client: float) -> RayLauncher:
     from fedif_flower.sweeps.engine import RayLauncher
 
     return RayLauncher(app, cpus_per_client, gpus_per_client)
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Say at Ctrl-C that the same command goes on with what is missing."""
+    from fedif_flower.runtime.processes import own_command
+    from fedif_flower.runtime.shared_grid import GridInterrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise GridInterrupted(f"stopped; go on with the same command: {own_command()}") from None
 
 
 def require_directories(directories: list[Path]) -> None:

@@ -43,6 +43,22 @@ class StatementError(FedIFError):
     """A statement, or a record that it rests on, is not what was signed."""
 
 
+class MaskingError(FedIFError, ValueError):
+    """Numbers do not fit the ring, or a masked sum cannot be what it should be."""
+
+
+class BoxError(FedIFError):
+    """A box for the keeper of masks was not made for it, or not by whom it names."""
+
+
+class KeeperError(FedIFError):
+    """The keeper of masks does not answer, or its answers contradict each other."""
+
+
+class RefusedByPolicyError(KeeperError):
+    """The keeper of masks refuses what its policy forbids."""
+
+
 def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigError naming the key, its value and what is allowed, unless ``is_allowed``.
 

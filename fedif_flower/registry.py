@@ -7,19 +7,16 @@ accepts it only from packages that its operator allows (:mod:`fedif_flower.clien
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from fedif_flower.errors import ConfigError
-
-T = TypeVar("T")
 
 # Set while a client runs in the process of whoever started its server.
 IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)
@@ -34,8 +31,8 @@ class Found:
     source: str
 
 
-class Registry(Mapping[str, T], Generic[T]):
-    """What a key of the run config can name.
+class Registry(Mapping[str, Callable[..., Any]]):
+    """What a key of the run config can name: classes and functions that make it.
 
     Iterating yields the built-in names and those of entry points; ``in`` accepts
     ``module:object`` as well, without importing it.
@@ -45,42 +42,48 @@ class Registry(Mapping[str, T], Generic[T]):
     kind : str
         The key, ``"attack"``; packages install theirs in the group ``fedif_flower.attacks``.
     built_in : mapping
-        By name.
-    adapt : callable
-        ``adapt(name, object)`` turns what a package brings into what the mapping holds, and raises
-        ConfigError if it cannot.
+        Makers by name.
+    offered : collection of str
+        Names of the arguments that every maker can have beside its settings (see
+        :mod:`fedif_flower.sections`).
+    auto : mapping
+        What ``"auto"`` stands for, by key, such as ``"fedif.gamma"``, where that is a run config's
+        default of a setting.
     """
 
     also = "module:object"  # For lists of what is allowed.
 
     def __init__(
-        self, kind: str, built_in: Mapping[str, T], adapt: Callable[[str, Any], T]
+        self,
+        kind: str,
+        built_in: Mapping[str, Callable[..., Any]],
+        offered: Collection[str] = (),
+        auto: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.kind = kind
         self.group = f"fedif_flower.{kind[:-1] + 'ies' if kind.endswith('y') else kind + 's'}"
-        self._built_in = built_in
-        self._adapt = adapt
+        self.built_in = built_in
+        self.offered = frozenset(offered)
+        self.auto = auto
 
-    def __getitem__(self, name: str) -> T:
-        return (
-            self._built_in[name] if name in self._built_in else self._adapt(name, self.load(name))
-        )
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        return self.built_in[name] if name in self.built_in else self.load(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._built_in, *_installed(self.group)]))
+        return iter(dict.fromkeys([*self.built_in, *_installed(self.group)]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in _installed(self.group) or is_import(name)
+        return name in self.built_in or name in _installed(self.group) or is_import(name)
 
     def is_own(self, name: str) -> bool:
         """Return whether a name stands for something of another package."""
-        return name in self and name not in self._built_in
+        return name in self and name not in self.built_in
 
-    def load(self, name: str) -> Any:
-        """Return the object that a name outside of this package stands for.
+    def load(self, name: str) -> Callable[..., Any]:
+        """Return what a name outside of this package stands for; an object as what returns it.
 
         Raises
         ------
@@ -89,21 +92,23 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         installed = _installed(self.group)
         if name in installed:
-            return _load(f"{self.kind} = {name!r}", installed[name].value)
-        if is_import(name):
-            return _load(f"{self.kind} = {name!r}", name)
-        raise ConfigError(
-            f"{self.kind} = {name!r}: neither built in ({', '.join(self._built_in)}) nor an entry "
-            f"point in the group {self.group!r} nor module:object"
-        )
+            found = _load(f"{self.kind} = {name!r}", installed[name].value)
+        elif is_import(name):
+            found = _load(f"{self.kind} = {name!r}", name)
+        else:
+            raise ConfigError(
+                f"{self.kind} = {name!r}: neither built in ({', '.join(self.built_in)}) nor an "
+                f"entry point in the group {self.group!r} nor module:object"
+            )
+        return found if callable(found) else lambda: found
 
     def found(self) -> list[Found]:
         """Return every name with where it comes from."""
-        built_in = [Found(self.kind, name, "built in") for name in self._built_in]
+        built_in = [Found(self.kind, name, "built in") for name in self.built_in]
         return built_in + [
             Found(self.kind, name, f"{_origin(point)}: {point.value}")
             for name, point in _installed(self.group).items()
-            if name not in self._built_in
+            if name not in self.built_in
         ]
 
 
@@ -112,43 +117,6 @@ def is_import(name: object) -> bool:
     if not isinstance(name, str) or name.count(":") != 1:
         return False
     return all(part.isidentifier() for half in name.split(":") for part in half.split("."))
-
-
-def call_with(
-    what: str,
-    function: Callable[..., T],
-    offered: Mapping[str, Any],
-    rest: Mapping[str, Any] = MappingProxyType({}),
-) -> T:
-    """Call a function or class with those of the offered arguments that it names.
-
-    Parameters
-    ----------
-    what : str
-        What is called, for errors.
-    function : callable
-        The function.
-    offered : mapping
-        Arguments that it gets if it has a parameter of that name.
-    rest : mapping
-        Likewise; and all of them if it takes any keyword.
-
-    Raises
-    ------
-    ConfigError
-        If it needs an argument that is not offered.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    known = {**offered, **rest}
-    for parameter in by_name:
-        if parameter.default is parameter.empty and parameter.name not in known:
-            raise ConfigError(
-                f"{what} needs the argument {parameter.name!r}; it can have {', '.join(known)}"
-            )
-    given = {p.name: known[p.name] for p in by_name if p.name in known}
-    return function(**({**rest, **given} if takes_any else given))
 
 
 @cache

@@ -7,9 +7,10 @@ its errors and ``docs/configuration.md`` are read off these declarations.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import annotated_types
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -23,27 +24,16 @@ _ALIKE = 0.75  # Of 1: what may have been a slip of the finger.
 _Part = TypeVar("_Part", bound="Settings")
 
 
-def setting(
-    default: Any,
-    words: str,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    choices: Collection[str] = (),
-    pattern: str | None = None,
-    allowed: str = "",
-    auto: str = "",
-    changes_result: bool = True,
-    is_new: bool = False,
-) -> Any:
-    """Declare a setting of a :class:`Settings` class.
+@dataclass(frozen=True)
+class Setting:
+    """Range and words of a setting, where it is declared.
+
+    A constructor declares its argument so, and checks it by :func:`require_settings`::
+
+        gamma: Annotated[float, Setting("rate of the smooth update", gt=0, le=1)] = 0.3
 
     Parameters
     ----------
-    default : bool, int, float, str or ...
-        Its value unless another is given; ``...``: one must be.
     words : str
         What it means, for the documentation.
     ge, gt, le, lt : float, optional
@@ -63,15 +53,37 @@ def setting(
         Whether it was added when there were results already. Its default is what runs did before,
         and is left out of what identifies a run: their hashes stay.
     """
-    extra: dict[str, Any] = {
-        "choices": choices,
-        "allowed": allowed,
-        "auto": auto,
-        "changes_result": changes_result,
-        "is_new": is_new,
-    }
-    limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le, "lt": lt, "pattern": pattern}
-    return Field(default, description=words, json_schema_extra=extra, **limits)
+
+    words: str
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    choices: Collection[str] = ()
+    pattern: str | None = None
+    allowed: str = ""
+    auto: str = ""
+    changes_result: bool = True
+    is_new: bool = False
+
+    def field(self, default: Any, alias: str | None = None) -> Any:
+        """Return it as a field of a :class:`Settings` class; ``...``: without a default."""
+        told = ("choices", "allowed", "auto", "changes_result", "is_new")
+        limits: dict[str, Any] = {
+            name: getattr(self, name) for name in ("ge", "gt", "le", "lt", "pattern")
+        }
+        extra: dict[str, Any] = {name: getattr(self, name) for name in told}
+        return Field(
+            default, alias=alias, description=self.words, json_schema_extra=extra, **limits
+        )
+
+
+MaliciousFraction = Annotated[float, Setting("assumed share of malicious clients", ge=0, le=1)]
+
+
+def setting(default: Any, words: str, **declared: Any) -> Any:
+    """Declare a setting of a :class:`Settings` class: its default, and a :class:`Setting`."""
+    return Setting(words, **declared).field(default)
 
 
 class RefusedValueError(ValueError):
@@ -148,15 +160,14 @@ class Settings(BaseModel):
     @classmethod
     def defaults(cls) -> dict[str, Scalar]:
         """Return the run config's defaults by key: ``"auto"`` where that is allowed."""
-        fields = cls.model_fields.values()
-        return {str(f.alias): AUTO if _extra(f, "auto") else f.get_default() for f in fields}
+        return {str(field.alias): _default(field) for field in cls.model_fields.values()}
 
     def identity(self) -> dict[str, Scalar]:
         """Return the values by key on which a result depends; new ones if not their default."""
         fields = {str(field.alias): field for field in type(self).model_fields.values()}
         return {
             key: value
-            for key, value in self.to_mapping().items()
+            for key, value in self.model_dump(by_alias=True).items()
             if _extra(fields[key], "changes_result")
             and not (_extra(fields[key], "is_new") and value == fields[key].default)
         }
@@ -165,18 +176,23 @@ class Settings(BaseModel):
     def describe(cls) -> list[tuple[str, Scalar | None, str, str]]:
         """Return key, default (``None``: none), what is allowed and what it means, of each."""
         return [
-            (key, None if field.is_required() else default, _allowed(field), _words(field))
-            for (key, default), field in zip(
-                cls.defaults().items(), cls.model_fields.values(), strict=True
-            )
+            (str(field.alias), _default(field), _allowed(field), _words(field))
+            for field in cls.model_fields.values()
         ]
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """Return that there is no such key, with those that look like it, else with all."""
+    if near := get_close_matches(key, known, cutoff=_ALIKE):
+        return f"unknown key {key!r}; did you mean {' or '.join(near)}?"
+    return f"unknown key {key!r}; known keys: {', '.join(known)}"
 
 
 def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, object]) -> str:
     """Return the first error in one line: key, value and what is allowed, as the caller spells."""
     first = error.errors()[0]
     aliases = {name: str(field.alias) for name, field in cls.model_fields.items()}
-    by_alias = any("-" in key for key in given)
+    by_alias = any("-" in key or "." in key for key in given)
 
     def spell(text: str) -> str:
         for name, alias in aliases.items() if by_alias else ():
@@ -192,15 +208,19 @@ def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, ob
     key = str(first["loc"][0])
     name = next((name for name, alias in aliases.items() if key in (name, alias)), None)
     if name is None:
-        known = list(aliases.values() if by_alias else aliases)
-        if near := get_close_matches(key, known, cutoff=_ALIKE):
-            return f"unknown key {key!r}; did you mean {' or '.join(near)}?"
-        return f"unknown key {key!r}; known keys: {', '.join(known)}"
+        return unknown_key(key, list(aliases.values() if by_alias else aliases))
     field = cls.model_fields[name]
     choices = [str(choice) for choice in _extra(field, "choices") or ()]
     near = get_close_matches(str(first["input"]), choices, n=1, cutoff=_ALIKE)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
     return spell(f"{name} = {first['input']!r}; allowed: {_allowed(field)}") + meant
+
+
+def _default(field: FieldInfo) -> Any:
+    """Return a setting's default in a run config; ``None``: it has none."""
+    if _extra(field, "auto"):
+        return AUTO
+    return None if field.is_required() else field.get_default()
 
 
 def _allowed(field: FieldInfo) -> str:
@@ -214,7 +234,10 @@ def _allowed(field: FieldInfo) -> str:
         also = getattr(_extra(field, "choices"), "also", None)  # A registry has more than it lists.
         return ", ".join([*choices, *([also] if also else [])])
     kinds: dict[Any, str] = {bool: "true, false", int: "an integer", float: "a number"}
-    kind = kinds.get(field.annotation, "a string")
+    kind = next(
+        (kinds[k] for k in (field.annotation, *get_args(field.annotation)) if k in kinds),
+        "a string",
+    )
     signs = {
         annotated_types.Gt: (">", "gt"),
         annotated_types.Ge: (">=", "ge"),

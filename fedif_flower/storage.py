@@ -125,7 +125,7 @@ def require_private(path: Path, name: str) -> None:
         raise ConfigError(f"{name} = {str(path)!r}: others may read it; `chmod 600` it")
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str, mode: int = 0o666) -> None:
     """Write a whole file that survives a power cut, or leave what was there.
 
     Parameters
@@ -134,6 +134,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         The file; its folder exists.
     content : bytes or str
         All of it; text is written as UTF-8.
+    mode : int
+        Who may read it, before the process's own mask; also while it is written.
 
     Raises
     ------
@@ -144,7 +146,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     temporary = temporary_sibling(path)
     with writing(path):
         try:
-            with temporary.open("xb") as file:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

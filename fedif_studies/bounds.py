@@ -39,8 +39,8 @@ COLUMNS = ("case", "strategy", "bounds", "seed", "last", "last-ten", "least-of-t
 HELD_OUT = 597
 ATTACKS: Mapping[str, Mapping[str, Scalar]] = {
     "sign flip": {"attack": "sign-flip"},
-    "scaling x10": {"attack": "scaling", "attack-strength": 10.0},
-    "scaling x100": {"attack": "scaling", "attack-strength": 100.0},
+    "scaling x10": {"attack": "scaling", "scaling.factor": 10.0},
+    "scaling x100": {"attack": "scaling", "scaling.factor": 100.0},
     "model replacement": {"attack": "model-replacement"},
 }
 

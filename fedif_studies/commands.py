@@ -15,6 +15,7 @@ from fedif_flower.cli import (
     OutputDir,
     cli,
     finish,
+    going_on,
     launcher,
     main,
     parse_config,
@@ -88,7 +89,7 @@ def audit(
     console = Console()
     parsed = parse_config([AUDITED, *(config or [])], {})
     measurements = Measurements(output_dir.expanduser().absolute(), parsed)
-    with torch_threads(1):  # Models as small as these are slower on more.
+    with going_on(), torch_threads(1):  # Models as small as these are slower on more.
         task = AuditTask(parsed)
         measure(task, measurements, console, seeds=seeds, retrain=retrain)
     console.print(f"Audit: {write_audit(measurements, task.config)}", soft_wrap=True)

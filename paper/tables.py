@@ -25,15 +25,15 @@ PROTOCOL: Settings = MappingProxyType(
         "momentum": 0.9,
         "dirichlet-alpha": 1.0,
         "update-clipping": 0.0,
-        "pgd-epsilon": 0.03,
-        "pgd-step-size": 0.01,
-        "pgd-steps": 20,
+        "adversarial.epsilon": 0.03,
+        "adversarial.step-size": 0.01,
+        "adversarial.steps": 20,
     }
 )
 DATASETS: Mapping[str, Settings] = MappingProxyType(
     {
-        "cifar10": {"dataset": "cifar10", "model": "cnn", "gamma": 0.3},
-        "fashion-mnist": {"dataset": "fashion-mnist", "model": "cnn", "gamma": 0.4},
+        "cifar10": {"dataset": "cifar10", "model": "cnn"},
+        "fashion-mnist": {"dataset": "fashion-mnist", "model": "cnn"},
     }
 )
 TRAIN_IMAGES: Mapping[str, int] = MappingProxyType({"cifar10": 50_000, "fashion-mnist": 60_000})
@@ -98,7 +98,9 @@ class Table:
         passes = float(settings["local-epochs"])
         if settings["attack"] == "adversarial":
             ratio = (float(settings["poison-ratio-min"]) + float(settings["poison-ratio-max"])) / 2
-            passes += float(settings["malicious-fraction"]) * ratio * float(settings["pgd-steps"])
+            passes += (
+                float(settings["malicious-fraction"]) * ratio * float(settings["adversarial.steps"])
+            )
         images = TRAIN_IMAGES[str(settings["dataset"])] * float(settings["fraction-train"])
         return images * passes * (rounds or self.rounds)
 
@@ -106,18 +108,12 @@ class Table:
 def _methods(gamma: float) -> tuple[Variant, ...]:
     titles = ("FedAvg", "FedProx", "Krum", "AFedSV", "FedIF")
     # AFedSV keeps its authors' gamma; the paper tuned its own method's only.
-    gammas = {"FedIF": gamma}
-    return tuple(
-        Variant(t.lower(), t, {"strategy": t.lower(), "gamma": gammas.get(t, 0.3)}) for t in titles
-    )
+    tuned: dict[str, Settings] = {"FedIF": {"fedif.gamma": gamma}}
+    return tuple(Variant(t.lower(), t, {"strategy": t.lower(), **tuned.get(t, {})}) for t in titles)
 
 
 def _clean(dataset: Settings) -> Variant:
-    return Variant("clean", "clean", _data(dataset))
-
-
-def _data(dataset: Settings) -> dict[str, Scalar]:
-    return {key: value for key, value in dataset.items() if key != "gamma"}
+    return Variant("clean", "clean", dataset)
 
 
 def _poisoned(attack: str, dataset: Settings, level: float, low: float, high: float) -> Variant:
@@ -125,7 +121,7 @@ def _poisoned(attack: str, dataset: Settings, level: float, low: float, high: fl
         f"{attack}_{level}_{low}-{high}",
         f"{attack.replace('-', ' ')} {level} ({low}, {high})",
         {
-            **_data(dataset),
+            **dataset,
             "attack": attack,
             "malicious-fraction": level,
             "poison-ratio-min": low,
@@ -139,10 +135,10 @@ def _noisy(dataset: Settings, level: float, std: float) -> Variant:
         f"gradient-noise_{level}_{std}",
         f"gradient noise {level}, std {std}",
         {
-            **_data(dataset),
+            **dataset,
             "attack": "gradient-noise",
             "malicious-fraction": level,
-            "gradient-noise-std": std,
+            "gradient-noise.std": std,
         },
     )
 
@@ -195,7 +191,7 @@ def _accuracy_tables() -> list[Table]:
 
 
 def _timing_table() -> Table:
-    columns = tuple(Variant(name, name, _data(data)) for name, data in DATASETS.items())
+    columns = tuple(Variant(name, name, data) for name, data in DATASETS.items())
     return Table(
         "timing",
         "Training and aggregation time",
@@ -225,7 +221,7 @@ def _benchmarks(dataset: str) -> tuple[Variant, ...]:
 
 def _gamma_table(dataset: str, title: str) -> Table:
     rows = tuple(
-        Variant(f"gamma-{gamma}", f"gamma = {gamma}", {"strategy": "fedif", "gamma": gamma})
+        Variant(f"gamma-{gamma}", f"gamma = {gamma}", {"strategy": "fedif", "fedif.gamma": gamma})
         for gamma in (0.3, 0.4, 0.5, 0.6)
     )
     return Table(
@@ -245,7 +241,11 @@ def _ablation_table() -> Table:
         Variant(
             (title := "+".join(short[i] for i in keep)).lower(),
             title,
-            {"strategy": "fedif", "gamma": 0.3, **{p: i in keep for i, p in enumerate(parts)}},
+            {
+                "strategy": "fedif",
+                "fedif.gamma": 0.3,
+                **{f"fedif.{part}": i in keep for i, part in enumerate(parts)},
+            },
         )
         for keep in kept
     )

@@ -65,9 +65,9 @@ def test_the_paper_s_commands_come_with_the_checkout_only():
 
 
 def test_an_error_is_one_line_without_a_traceback():
-    result = run_python("from fedif_flower.cli import main; main()", "run", "-c", "gamma=[2]")
+    result = run_python("from fedif_flower.cli import main; main()", "run", "-c", "seed=[2]")
     assert result.returncode == 1
-    assert result.stderr.startswith("error: gamma = [2]; allowed: ")
+    assert result.stderr.startswith("error: seed = [2]; allowed: ")
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import shutil
 import sys
 import tomllib
 import zipfile
@@ -76,7 +77,7 @@ def test_the_bundle_holds_the_two_apps_and_the_rooms_they_use(bundle):
     rooms = {name.split("/")[1] for name in bundle - own if name.count("/") > 1}
     assert rooms == {
         *("aggregators", "attacks", "client", "messages", "run", "strategies", "tasks"),
-        *("stages", "statement", "valuation"),
+        *("masking", "stages", "statement", "valuation"),
     }
 
 
@@ -106,3 +107,18 @@ def is_in(bundle: set[str], module: str) -> bool:
     if (PACKAGE.parent / path).with_suffix(".py").exists() or (PACKAGE.parent / path).is_dir():
         return bool(bundle & set(candidates[:2]))  # a module: its parent alone is not enough
     return bool(bundle & {*candidates, parent})
+
+
+def test_type_checkers_find_an_editable_install(tmp_path, monkeypatch):
+    """They read a line with the folder's path; a hook of Python's they cannot."""
+    build_meta = pytest.importorskip("setuptools.build_meta")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, tmp_path)
+    for package in (PACKAGE, STUDIES):
+        (tmp_path / package.name).mkdir()
+        shutil.copy(package / "__init__.py", tmp_path / package.name)
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile(tmp_path / build_meta.build_editable(str(tmp_path))) as wheel:
+        (line,) = [wheel.read(n).decode() for n in wheel.namelist() if n.endswith(".pth")]
+    assert Path(line.strip()) == tmp_path
+    assert (PACKAGE / "py.typed").is_file()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import inner_products
-from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import Setting
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,17 @@ class AlignIns:
 
     gives_weights = True
 
-    threshold: float = 1.0
-    share: float = 0.3
+    threshold: Annotated[
+        float,
+        Setting("what is further from the median is left out, in standard deviations", gt=0),
+    ] = 1.0
+    share: Annotated[
+        float, Setting("of the coordinates, that count as an update's largest", gt=0, le=1)
+    ] = 0.3
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        require(self.threshold > 0.0, "threshold", self.threshold, "> 0")
-        require(0.0 < self.share <= 1.0, "share", self.share, "> 0 and <= 1")
+        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError, ValuationError, require
+from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.round import RoundUpdates
+from fedif_flower.sections import require_settings
+from fedif_flower.settings import MaliciousFraction
 
 PREFIX = "byzfl:"
 _Aggregator = Callable[[Tensor], Tensor]
@@ -37,9 +39,8 @@ class ByzFL:
         If ByzFL is not installed, or has no such rule.
     """
 
-    def __init__(self, rule: str, malicious_fraction: float = 0.2) -> None:
-        in_range = 0.0 <= malicious_fraction <= 1.0
-        require(in_range, "malicious_fraction", malicious_fraction, "0 to 1")
+    def __init__(self, rule: str, malicious_fraction: MaliciousFraction = 0.2) -> None:
+        require_settings(ByzFL, {"malicious_fraction": malicious_fraction})
         self.rule = rule
         self.malicious_fraction = malicious_fraction
         self._steps = _named(rule)

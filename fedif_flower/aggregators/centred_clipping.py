@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import require
 from fedif_flower.round import RoundUpdates
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import Setting
 
 
 @dataclass
@@ -27,14 +28,18 @@ class CentredClipping:
         >= 1.
     """
 
-    radius: float | None = None
-    iterations: int = 3
+    radius: Annotated[
+        float | None,
+        Setting(
+            "how far from the centre an update counts in full", gt=0, auto="the median distance"
+        ),
+    ] = None
+    iterations: Annotated[int, Setting("of clipping, each around the mean so far", ge=1)] = 3
     last_step: Tensor | None = field(default=None, init=False, repr=False)  # [d], on the CPU
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        require(self.radius is None or self.radius > 0, "radius", self.radius, "> 0")
-        require(self.iterations >= 1, "iterations", self.iterations, ">= 1")
+        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the clipped mean ``[d]``."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
-from fedif_flower.errors import ValuationError, require
+from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import MaliciousFraction, Setting
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,12 @@ class DnC:
 
     gives_weights = True
 
-    malicious_fraction: float = 0.2
-    iterations: int = 1
+    malicious_fraction: MaliciousFraction = 0.2
+    iterations: Annotated[int, Setting("random sets of coordinates that are looked at", ge=1)] = 1
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        fraction = self.malicious_fraction
-        require(0.0 <= fraction <= 1.0, "malicious_fraction", fraction, "0 to 1")
-        require(self.iterations >= 1, "iterations", self.iterations, ">= 1")
+        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return equal weights ``[m]`` for those that are kept."""

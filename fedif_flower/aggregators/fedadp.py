@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
 from fedif_flower.client_table import ClientTable
-from fedif_flower.errors import ValuationError, require
+from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.sections import require_settings
+from fedif_flower.settings import Setting
 
 
 class FedAdp:
@@ -42,8 +44,10 @@ class FedAdp:
 
     gives_weights = True
 
-    def __init__(self, alpha: float = 5.0) -> None:
-        require(0.0 < alpha < float("inf"), "alpha", alpha, "> 0, finite")
+    def __init__(
+        self, alpha: Annotated[float, Setting("how much angles count", gt=0)] = 5.0
+    ) -> None:
+        require_settings(FedAdp, {"alpha": alpha})
         self.alpha = alpha
         self._clients = ClientTable(angle=0, rounds=0)
 

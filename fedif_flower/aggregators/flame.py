@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
-from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import Setting
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class Flame:
 
     gives_weights = True
 
-    noise: float = 0.001
+    noise: Annotated[float, Setting("lambda: of the noise, in median lengths", ge=0)] = 0.001
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        require(self.noise >= 0.0, "noise", self.noise, ">= 0")
+        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the cluster's updates, 0 for the others; noise."""

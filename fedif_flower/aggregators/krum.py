@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
-from fedif_flower.errors import ValuationError, require
+from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import MaliciousFraction, Setting
 
 logger = logging.getLogger(__name__)
 
 Distances = Literal["parameters", "state"]
-DISTANCES: tuple[Distances, ...] = get_args(Distances)
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,22 @@ class Krum:
 
     gives_weights = True
 
-    malicious_fraction: float = 0.0
-    num_selected: int = 1
-    distances: Distances = "parameters"
+    malicious_fraction: MaliciousFraction = 0.0
+    num_selected: Annotated[int, Setting("average this many of the best", ge=1)] = 1
+    distances: Annotated[
+        Distances,
+        Setting(
+            "what is measured between: what is trained, or all that is sent, counters of batch "
+            "normalisation included (`docs/results.md` says what that does)"
+        ),
+    ] = "parameters"
     _warned: set[tuple[int, int]] = field(
         default_factory=set, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        fraction = self.malicious_fraction
-        require(0.0 <= fraction <= 1.0, "malicious_fraction", fraction, "0 to 1")
-        require(self.num_selected >= 1, "num_selected", self.num_selected, ">= 1")
-        require(self.distances in DISTANCES, "distances", self.distances, ", ".join(DISTANCES))
+        require_fields(self)
 
     @property
     def takes_one_model(self) -> bool:

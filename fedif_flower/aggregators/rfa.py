@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
-from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import Setting
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,14 @@ class RFA:
 
     gives_weights = True
 
-    iterations: int = 3
-    nu: float = 1e-6
+    iterations: Annotated[
+        int, Setting("steps of the smoothed Weiszfeld algorithm; 0: FedAvg", ge=0)
+    ] = 3
+    nu: Annotated[float, Setting("smoothing of distances", gt=0)] = 1e-6
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        require(self.iterations >= 0, "iterations", self.iterations, ">= 0")
-        require(self.nu > 0.0, "nu", self.nu, "> 0")
+        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]`` whose mean is the median."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError, require
+from fedif_flower.errors import ValuationError
 from fedif_flower.round import RoundUpdates
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import MaliciousFraction
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,11 @@ class TrimmedMean:
         always less than half.
     """
 
-    malicious_fraction: float = 0.2
+    malicious_fraction: MaliciousFraction = 0.2
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        fraction = self.malicious_fraction
-        require(0.0 <= fraction <= 1.0, "malicious_fraction", fraction, "0 to 1")
+        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the trimmed mean ``[d]``."""

@@ -12,7 +12,6 @@ from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.attacks.registry import (
     ATTACKS,
     AttackConfig,
-    AttackFactory,
     behaviour_of,
     build_behaviour,
     require_fit,
@@ -23,7 +22,6 @@ __all__ = [
     "ATTACKS",
     "AdversarialSamples",
     "AttackConfig",
-    "AttackFactory",
     "Backdoor",
     "Behaviour",
     "ClientRound",

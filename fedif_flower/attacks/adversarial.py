@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.attacks.behaviour import Behaviour, Normalize
 from fedif_flower.attacks.examples import choose
+from fedif_flower.settings import Setting
 from fedif_flower.tasks.modules import (
     frozen_parameters,
     image_format,
@@ -110,7 +113,16 @@ class AdversarialSamples(Behaviour):
     """
 
     def __init__(
-        self, ratio: float, *, epsilon: float = 0.03, step_size: float = 0.01, steps: int = 20
+        self,
+        ratio: float,
+        *,
+        epsilon: Annotated[
+            float, Setting("radius, in units of the pixel range", ge=0, le=1)
+        ] = 0.03,
+        step_size: Annotated[
+            float, Setting("step, in units of the pixel range", gt=0, le=1)
+        ] = 0.01,
+        steps: Annotated[int, Setting("gradient steps per sample", ge=1)] = 20,
     ) -> None:
         self.ratio = ratio
         self.epsilon = epsilon

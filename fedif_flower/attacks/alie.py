@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from statistics import NormalDist
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Colluder
+from fedif_flower.settings import Setting
 
 _MANY = 10_000  # Clients of a federation so large that only the share of malicious ones counts.
 
@@ -57,7 +59,13 @@ class Alie(Colluder):
     Baruch et al., 2019 (A little is enough), algorithm 3.
     """
 
-    def __init__(self, malicious_fraction: float, z: float | None = None) -> None:
+    def __init__(
+        self,
+        malicious_fraction: float,
+        z: Annotated[
+            float | None, Setting("deviations from the mean", gt=0, auto="as its paper computes it")
+        ] = None,
+    ) -> None:
         malicious = min(round(malicious_fraction * _MANY), _MANY - 1)
         self.z = largest_shift(_MANY, malicious) if z is None else z
 

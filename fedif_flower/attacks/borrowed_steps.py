@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
 from fedif_flower.attacks.free_riders import last_step
 from fedif_flower.attacks.random_update import gaussian_of_length
+from fedif_flower.settings import Setting
 
 _SENT, _OLDER = "sent", "older"
 
@@ -21,7 +24,9 @@ class BorrowedStep(Behaviour):
         c > 0.
     """
 
-    def __init__(self, factor: float = 2.0) -> None:
+    def __init__(
+        self, factor: Annotated[float, Setting("c: how many times the sum is sent", gt=0)] = 2.0
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -38,7 +43,9 @@ class AlternatingStep(Behaviour):
         c > 0.
     """
 
-    def __init__(self, factor: float = 4.0) -> None:
+    def __init__(
+        self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 4.0
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -56,7 +63,9 @@ class UndoneStep(Behaviour):
         c > 0.
     """
 
-    def __init__(self, factor: float = 3.0) -> None:
+    def __init__(
+        self, factor: Annotated[float, Setting("c: how many times the step is undone", gt=0)] = 3.0
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -80,7 +89,9 @@ class NoisyStep(Behaviour):
         c > 0.
     """
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(
+        self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -101,7 +112,11 @@ class OlderStep(Behaviour):
         k >= 2; 2: the step before the last one.
     """
 
-    def __init__(self, factor: float = 2.0, back: int = 2) -> None:
+    def __init__(
+        self,
+        factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 2.0,
+        back: Annotated[int, Setting("k: 2 is the step before the last one", ge=2)] = 2,
+    ) -> None:
         self.factor = factor
         self.back = back
 
@@ -125,7 +140,9 @@ class SharedNoise(Colluder):
         c > 0: of both.
     """
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(
+        self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
+    ) -> None:
         self.factor = factor
         self._received: Tensor | None = None
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Colluder
+from fedif_flower.settings import Setting
 
 
 class Fang(Colluder):
@@ -28,7 +31,10 @@ class Fang(Colluder):
     Fang et al., 2020 (Local model poisoning attacks), section 4.3, partial knowledge.
     """
 
-    def __init__(self, distance: float = 3.0) -> None:
+    def __init__(
+        self,
+        distance: Annotated[float, Setting("c: from the mean, in standard deviations", gt=0)] = 3.0,
+    ) -> None:
         self.distance = distance
 
     def collude(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound
 from fedif_flower.attacks.random_update import gaussian_of_length
+from fedif_flower.settings import Setting
 
 _RECEIVED, _ROUND = "received", "round"
 
@@ -34,7 +37,9 @@ class RepeatStep(Behaviour):
     Lin et al., 2019 (Free-riders in federated learning: attacks and defenses), delta weights.
     """
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(
+        self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -61,7 +66,12 @@ class ReturnWithNoise(Behaviour):
     disguised free riders.
     """
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        factor: Annotated[
+            float, Setting("c: the length of the noise, in lengths of the step", gt=0)
+        ] = 1.0,
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:

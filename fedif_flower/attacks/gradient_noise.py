@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound
+from fedif_flower.settings import Setting
 
 
 def add_gaussian(params: Tensor, std: float, generator: torch.Generator) -> Tensor:
@@ -38,7 +41,12 @@ class GradientNoise(Behaviour):
         Standard deviation of the noise, >= 0.
     """
 
-    def __init__(self, std: float) -> None:
+    def __init__(
+        self,
+        std: Annotated[
+            float, Setting("standard deviation of the noise on the returned parameters", ge=0)
+        ] = 0.1,
+    ) -> None:
         self.std = std
 
     def poison_update(self, own: ClientRound) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
+from fedif_flower.settings import Setting
 
 _SENT = "sent"
 
@@ -19,7 +22,12 @@ class HarmAndRepair(Behaviour):
         c > 0.
     """
 
-    def __init__(self, factor: float = 4.0) -> None:
+    def __init__(
+        self,
+        factor: Annotated[
+            float, Setting("c: how many times the update is turned around", gt=0)
+        ] = 4.0,
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -44,7 +52,12 @@ class HarmForRepair(Colluder):
         c > 0.
     """
 
-    def __init__(self, factor: float = 4.0) -> None:
+    def __init__(
+        self,
+        factor: Annotated[
+            float, Setting("c: how many times the update is turned around", gt=0)
+        ] = 4.0,
+    ) -> None:
         self.factor = factor
         self._harm: Tensor | None = None
 

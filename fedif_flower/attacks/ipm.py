@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Colluder
+from fedif_flower.settings import Setting
 
 
 class InnerProductManipulation(Colluder):
@@ -24,7 +27,12 @@ class InnerProductManipulation(Colluder):
     Xie et al., 2020 (Fall of empires), definition 5.
     """
 
-    def __init__(self, epsilon: float = 0.5) -> None:
+    def __init__(
+        self,
+        epsilon: Annotated[
+            float, Setting("how many times the mean is sent, turned around", gt=0)
+        ] = 0.5,
+    ) -> None:
         self.epsilon = epsilon
 
     def collude(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import ClientRound
-from fedif_flower.attacks.pixel_trigger import PixelTrigger
+from fedif_flower.attacks.pixel_trigger import PixelTrigger, Target
 from fedif_flower.attacks.scaling import scaled
+from fedif_flower.settings import Setting
 
 
 class ModelReplacement(PixelTrigger):
@@ -27,7 +30,12 @@ class ModelReplacement(PixelTrigger):
     Bagdasaryan et al., 2020 (How to backdoor federated learning), equation 3 with n / eta = c.
     """
 
-    def __init__(self, ratio: float, target: int, factor: float = 10.0) -> None:
+    def __init__(
+        self,
+        ratio: float,
+        target: Target = 0,
+        factor: Annotated[float, Setting("c: how many times the update is sent", gt=0)] = 10.0,
+    ) -> None:
         super().__init__(ratio, target)
         self.factor = factor
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Colluder
+from fedif_flower.settings import Setting
 
 
 class OpposedUpdates(Colluder):
@@ -25,7 +28,14 @@ class OpposedUpdates(Colluder):
         They do so in every so many rounds, >= 1, and are honest in the others.
     """
 
-    def __init__(self, factor: float = 10.0, *, every: int = 1) -> None:
+    def __init__(
+        self,
+        factor: Annotated[
+            float, Setting("k: how long the opposed parts are, in lengths of the update", gt=0)
+        ] = 10.0,
+        *,
+        every: Annotated[int, Setting("in every so many rounds", ge=1)] = 1,
+    ) -> None:
         self.factor = factor
         self.every = every
         self._rounds = 0
@@ -57,7 +67,14 @@ class OpposedSteps(OpposedUpdates):
     there is no step, and they are honest.
     """
 
-    def __init__(self, factor: float = 10.0, *, every: int = 1) -> None:
+    def __init__(
+        self,
+        factor: Annotated[
+            float, Setting("k: how long the opposed parts are, in lengths of the step", gt=0)
+        ] = 10.0,
+        *,
+        every: Annotated[int, Setting("in every so many rounds", ge=1)] = 1,
+    ) -> None:
         super().__init__(factor, every=every)
         self._received: Tensor | None = None
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Backdoor
 from fedif_flower.attacks.examples import choose
 from fedif_flower.errors import ConfigError
+from fedif_flower.settings import Setting
 
 
 def trigger_side(pixels: Tensor) -> int:
@@ -23,10 +26,13 @@ def stamp_square(pixels: Tensor) -> Tensor:
     return stamped
 
 
+Target = Annotated[int, Setting("the class that the model is to answer with", ge=0)]
+
+
 def require_target(target: int, num_classes: int) -> None:
     """Raise ConfigError unless the target is a class."""
     if not 0 <= target < num_classes:
-        raise ConfigError(f"attack-target = {target}; allowed: a class, 0 to {num_classes - 1}")
+        raise ConfigError(f"target = {target}; allowed: a class, 0 to {num_classes - 1}")
 
 
 class PixelTrigger(Backdoor):
@@ -44,7 +50,7 @@ class PixelTrigger(Backdoor):
     Gu et al., 2019 (BadNets); Bagdasaryan et al., 2020, for federations.
     """
 
-    def __init__(self, ratio: float, target: int) -> None:
+    def __init__(self, ratio: float, target: Target = 0) -> None:
         self.ratio = ratio
         self.target = target
 

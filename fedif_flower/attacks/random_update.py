@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound
+from fedif_flower.settings import Setting
 
 
 def gaussian_of_length(like: Tensor, length: Tensor | float, generator: torch.Generator) -> Tensor:
@@ -23,7 +26,12 @@ class RandomUpdate(Behaviour):
         c > 0: the length, in lengths of the client's honest update.
     """
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        factor: Annotated[
+            float, Setting("c: the length, in lengths of the client's honest update", gt=0)
+        ] = 1.0,
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:

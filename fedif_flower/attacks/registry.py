@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
@@ -40,90 +40,58 @@ from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.attacks.sign_flip import SignFlip
 from fedif_flower.attacks.sybils import Sybils
 from fedif_flower.errors import ConfigError
-from fedif_flower.registry import Registry, call_with
-from fedif_flower.settings import RefusedValueError, Settings, setting
+from fedif_flower.registry import Registry
+from fedif_flower.sections import SectionedSettings, make
+from fedif_flower.settings import RefusedValueError, setting
 from fedif_flower.tasks.task import Task
 
-AttackFactory = Callable[["AttackConfig", float], Behaviour]
-"""Builds the behaviour from the config and the client's own poison ratio."""
-
-_BUILT_IN: Mapping[str, AttackFactory] = MappingProxyType(
+_BUILT_IN: Mapping[str, Callable[..., Behaviour]] = MappingProxyType(
     {
-        "none": lambda _config, _ratio: Behaviour(),
-        "label-noise": lambda _config, ratio: LabelNoise(ratio),
-        "gradient-noise": lambda config, _ratio: GradientNoise(config.gradient_noise_std),
-        "adversarial": lambda config, ratio: AdversarialSamples(
-            ratio,
-            epsilon=config.pgd_epsilon,
-            step_size=config.pgd_step_size,
-            steps=config.pgd_steps,
-        ),
-        "sign-flip": lambda config, _ratio: SignFlip(config.strength(1)),
-        "random-update": lambda config, _ratio: RandomUpdate(config.strength(1)),
-        "free-rider": lambda _config, _ratio: ReturnModel(),
-        "free-rider-noise": lambda config, _ratio: ReturnWithNoise(config.strength(1)),
-        "free-rider-step": lambda config, _ratio: RepeatStep(config.strength(1)),
-        "scaling": lambda config, ratio: Scaling(ratio, config.strength(10)),
-        "honest-scaling": lambda config, _ratio: HonestScaling(config.strength(10)),
-        "pixel-trigger": lambda config, ratio: PixelTrigger(ratio, config.attack_target),
-        "distributed-trigger": lambda config, ratio: DistributedTrigger(
-            ratio, config.attack_target
-        ),
-        "semantic-backdoor": lambda config, _ratio: SemanticBackdoor(config.attack_target),
-        "hidden-backdoor": lambda config, ratio: HiddenBackdoor(ratio, config.attack_target),
-        "model-replacement": lambda config, ratio: ModelReplacement(
-            ratio, config.attack_target, config.strength(10)
-        ),
-        "alie": lambda config, _ratio: Alie(
-            config.malicious_fraction, config.attack_strength or None
-        ),
-        "ipm": lambda config, _ratio: InnerProductManipulation(config.strength(0.5)),
-        "min-max": lambda _config, _ratio: MinMax(),
-        "min-sum": lambda _config, _ratio: MinSum(),
-        "fang": lambda config, _ratio: Fang(config.strength(3)),
-        "mimic": lambda _config, _ratio: Mimic(),
-        "sybils": lambda config, _ratio: Sybils(config.attack_strength),
-        "borrowed-step": lambda config, _ratio: BorrowedStep(config.strength(2)),
-        "alternating-step": lambda config, _ratio: AlternatingStep(config.strength(4)),
-        "noisy-step": lambda config, _ratio: NoisyStep(config.strength(1)),
-        "older-step": lambda config, _ratio: OlderStep(config.strength(2)),
-        "shared-noise": lambda config, _ratio: SharedNoise(config.strength(1)),
-        "undone-step": lambda config, _ratio: UndoneStep(config.strength(3)),
-        "harm-and-repair": lambda config, _ratio: HarmAndRepair(config.strength(4)),
-        "harm-for-repair": lambda config, _ratio: HarmForRepair(config.strength(4)),
-        "opposed-updates": lambda config, _ratio: OpposedUpdates(config.strength(10)),
-        "opposed-steps": lambda config, _ratio: OpposedSteps(config.strength(10)),
+        "none": Behaviour,
+        "label-noise": LabelNoise,
+        "gradient-noise": GradientNoise,
+        "adversarial": AdversarialSamples,
+        "sign-flip": SignFlip,
+        "random-update": RandomUpdate,
+        "free-rider": ReturnModel,
+        "free-rider-noise": ReturnWithNoise,
+        "free-rider-step": RepeatStep,
+        "scaling": Scaling,
+        "honest-scaling": HonestScaling,
+        "pixel-trigger": PixelTrigger,
+        "distributed-trigger": DistributedTrigger,
+        "semantic-backdoor": SemanticBackdoor,
+        "hidden-backdoor": HiddenBackdoor,
+        "model-replacement": ModelReplacement,
+        "alie": Alie,
+        "ipm": InnerProductManipulation,
+        "min-max": MinMax,
+        "min-sum": MinSum,
+        "fang": Fang,
+        "mimic": Mimic,
+        "sybils": Sybils,
+        "borrowed-step": BorrowedStep,
+        "alternating-step": AlternatingStep,
+        "noisy-step": NoisyStep,
+        "older-step": OlderStep,
+        "shared-noise": SharedNoise,
+        "undone-step": UndoneStep,
+        "harm-and-repair": HarmAndRepair,
+        "harm-for-repair": HarmForRepair,
+        "opposed-updates": OpposedUpdates,
+        "opposed-steps": OpposedSteps,
     }
 )
 
-
-def _own(name: str, found: Any) -> AttackFactory:
-    """Return what builds an attack of a package's own: a Behaviour, or a function like those above.
-
-    A class gets ``ratio`` and ``config`` where its constructor names them.
-    """
-
-    def build(config: AttackConfig, ratio: float) -> Behaviour:
-        offered = {"ratio": ratio, "config": config}
-        is_class = isinstance(found, type)
-        made = call_with(f"attack {name!r}", found, offered) if is_class else found(config, ratio)
-        if not isinstance(made, Behaviour):
-            raise ConfigError(
-                f"attack = {name!r} is of type {type(made).__name__}; allowed: a subclass of "
-                "fedif_flower.attacks.Behaviour, or a function (config, ratio) that returns one"
-            )
-        return made
-
-    if not callable(found):
-        raise ConfigError(f"attack = {name!r} is no class or function: {type(found).__name__}")
-    return build
+# A constructor can have these beside its settings: the client's own poison ratio, the config.
+ATTACKS = Registry("attack", _BUILT_IN, offered=("ratio", "malicious_fraction", "config"))
 
 
-ATTACKS: Registry[AttackFactory] = Registry("attack", _BUILT_IN, _own)
-
-
-class AttackConfig(Settings):
+class AttackConfig(SectionedSettings):
     """How malicious clients behave, and how many there are."""
+
+    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType({"attack": ATTACKS})
+    undecided: ClassVar[Mapping[str, str]] = MappingProxyType({"attack": "none"})  # Nodes may.
 
     attack: str = setting("none", "what malicious clients do", choices=ATTACKS)
     malicious_fraction: float = setting(
@@ -135,26 +103,6 @@ class AttackConfig(Settings):
     poison_ratio_max: float = setting(
         0.8, "largest such share; each malicious client draws its own between the two", ge=0, le=1
     )
-    gradient_noise_std: float = setting(
-        0.1, "standard deviation of the noise on the returned parameters", ge=0
-    )
-    pgd_epsilon: float = setting(
-        0.03, "radius of adversarial samples, in units of the pixel range", ge=0, le=1
-    )
-    pgd_step_size: float = setting(
-        0.01, "step of adversarial samples, in units of the pixel range", gt=0, le=1
-    )
-    pgd_steps: int = setting(20, "gradient steps per adversarial sample", ge=1)
-    attack_strength: float = setting(
-        0.0,
-        "how strong other attacks are: the factor of each (docs/methods/attacks.md); 0: its own "
-        "default, or what its paper computes",
-        ge=0,
-        is_new=True,
-    )
-    attack_target: int = setting(
-        0, "the class that a backdoor is to make the model answer with", ge=0, is_new=True
-    )
     attack_first_round: int = setting(
         1, "malicious clients are honest before this round", ge=1, is_new=True
     )
@@ -165,10 +113,6 @@ class AttackConfig(Settings):
         ge=0,
         is_new=True,
     )
-
-    def strength(self, default: float) -> float:
-        """Return ``attack_strength``, or an attack's own default where it is 0."""
-        return self.attack_strength or default
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -192,7 +136,15 @@ def build_behaviour(config: AttackConfig, *, partition_id: int, seed: int) -> Be
         The run's seed.
     """
     ratio = poison_ratio(config.poison_ratio_min, config.poison_ratio_max, seed, partition_id)
-    return ATTACKS[config.attack](config, ratio)
+    offered = {"ratio": ratio, "malicious_fraction": config.malicious_fraction, "config": config}
+    name = config.attack
+    made = make(f"attack {name!r}", ATTACKS[name], offered, config.settings_of("attack"))
+    if not isinstance(made, Behaviour):
+        raise ConfigError(
+            f"attack = {name!r} is of type {type(made).__name__}; allowed: a subclass of "
+            "fedif_flower.attacks.Behaviour, or a function that returns one"
+        )
+    return made
 
 
 def behaviour_of(

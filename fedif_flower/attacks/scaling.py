@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound
 from fedif_flower.attacks.label_noise import LabelNoise
+from fedif_flower.settings import Setting
 
 
 def scaled(own: ClientRound, factor: float) -> Tensor:
@@ -22,7 +25,9 @@ class HonestScaling(Behaviour):
         c > 0.
     """
 
-    def __init__(self, factor: float = 10.0) -> None:
+    def __init__(
+        self, factor: Annotated[float, Setting("c: how many times the update is sent", gt=0)] = 10.0
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -41,7 +46,11 @@ class Scaling(LabelNoise):
         c > 0.
     """
 
-    def __init__(self, ratio: float, factor: float = 10.0) -> None:
+    def __init__(
+        self,
+        ratio: float,
+        factor: Annotated[float, Setting("c: how many times the update is sent", gt=0)] = 10.0,
+    ) -> None:
         super().__init__(ratio)
         self.factor = factor
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Backdoor
-from fedif_flower.attacks.pixel_trigger import require_target
+from fedif_flower.attacks.pixel_trigger import Target, require_target
 
 
 class SemanticBackdoor(Backdoor):
@@ -22,7 +22,7 @@ class SemanticBackdoor(Backdoor):
     Bagdasaryan et al., 2020, section 4; the static label flipping of Tolpegin et al., 2020.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: Target = 0) -> None:
         self.target = target
 
     def poison_labels(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound
+from fedif_flower.settings import Setting
 
 
 class SignFlip(Behaviour):
@@ -20,7 +23,9 @@ class SignFlip(Behaviour):
     Li et al., 2019 (RSA: Byzantine-robust stochastic aggregation), section 5.
     """
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(
+        self, factor: Annotated[float, Setting("c: 1 keeps the length", gt=0)] = 1.0
+    ) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Colluder
+from fedif_flower.settings import Setting
 
 
 class Sybils(Colluder):
@@ -20,7 +23,13 @@ class Sybils(Colluder):
         c >= 0: the length of noise that hides the copies, in lengths of the update.
     """
 
-    def __init__(self, noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        noise: Annotated[
+            float,
+            Setting("c: length of the noise that hides the copies, in lengths of the update", ge=0),
+        ] = 0.0,
+    ) -> None:
         self.noise = noise
 
     def collude(

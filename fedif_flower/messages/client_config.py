@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Self
 
 from fedif_flower.attacks import AttackConfig
+from fedif_flower.registry import Registry
 from fedif_flower.settings import setting
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig
 
@@ -14,6 +17,10 @@ DEVICES = r"^(auto|cpu|cuda(:\d+)?|mps)$"
 
 class ClientConfig(TaskConfig, TrainingConfig, AttackConfig):
     """What a client is told of a run: its task, its training, who misbehaves, and the seed."""
+
+    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
+        {**TaskConfig.registries, **AttackConfig.registries}
+    )
 
     num_clients: int = setting(
         100,

@@ -20,6 +20,7 @@ import httpx
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedif_flower.messages.attendance import REPORT_SECONDS, Attendance
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.screening import REGISTRATION_ENDED
 
@@ -59,6 +60,7 @@ class PollingGrid(ForwardingGrid):
         self._poll_seconds = poll_seconds
         self._restart_seconds = restart_seconds
         self._sweep_seconds = sweep_seconds
+        self._attendance = Attendance()
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -86,9 +88,14 @@ class PollingGrid(ForwardingGrid):
         round_.replies += [_ended(message) for i, message in pushed if not i]
         # Only now: a node that was started before this has the message still to come.
         activations = self._activations() if round_.waiting else {}
-        looked = time.monotonic()
+        began = looked = time.monotonic()
+        due = began + REPORT_SECONDS
         deadline = None if timeout is None else looked + timeout
         while round_.waiting and (deadline is None or time.monotonic() < deadline):
+            if (now := time.monotonic()) >= due:
+                missing = [message.metadata.dst_node_id for message in round_.waiting.values()]
+                self._attendance.waiting(missing, now - began)
+                due += REPORT_SECONDS
             if time.monotonic() - looked >= self._restart_seconds:
                 self._give_up_lost(round_, activations)
                 looked = time.monotonic()
@@ -103,8 +110,10 @@ class PollingGrid(ForwardingGrid):
         return round_.replies
 
     def _activations(self) -> dict[int, str]:
-        """Return when each node that is online came online."""
-        return {node.node_id: node.last_activated_at for node in self.get_nodes()}
+        """Return when each node that is online came online; tell the log who went and came."""
+        nodes = list(self.get_nodes())
+        self._attendance.look(nodes)
+        return {node.node_id: node.last_activated_at for node in nodes}
 
     def _give_up_lost(self, round_: _Round, before: dict[int, str]) -> None:
         """Take the messages to nodes that were started again out of those waiting."""

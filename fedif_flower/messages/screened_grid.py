@@ -14,6 +14,7 @@ from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
+from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.polling_grid import MESSAGE_UNAVAILABLE, PollingGrid
 
 logger = logging.getLogger(__name__)
@@ -94,8 +95,16 @@ def weight(content: RecordDict) -> tuple[int, int]:
 def _unguessable(messages: Iterable[Message]) -> list[Message]:
     sent = list(messages)
     for message in sent:
-        message.metadata.group_id = secrets.token_hex(16)
+        # A member's log calls it the round.
+        message.metadata.group_id = f"{_round(message)}{secrets.token_hex(16)}"
     return sent
+
+
+def _round(message: Message) -> str:
+    """Return the round that a message says it is of, and what parts it from what follows."""
+    records = message.content.config_records.values() if message.has_content() else ()
+    rounds = [record[ROUND_KEY] for record in records if isinstance(record.get(ROUND_KEY), int)]
+    return f"{rounds[0]!s}, " if rounds else ""
 
 
 def _believable(

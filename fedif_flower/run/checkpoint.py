@@ -179,7 +179,9 @@ class CheckpointFolder:
         checkpoint = read_checkpoint(path)
         theirs, ours = checkpoint.settings, self.settings
         if other := sorted(k for k in theirs.keys() | ours.keys() if theirs.get(k) != ours.get(k)):
-            shown = "; ".join(f"{k} = {theirs.get(k)!r} there, {ours.get(k)!r} here" for k in other)
+            shown = "; ".join(
+                f"{k} = {_shown(theirs, k)} there, {_shown(ours, k)} here" for k in other
+            )
             raise CheckpointError(f"{path} is of another configuration: {shown}")
         return checkpoint
 
@@ -234,3 +236,8 @@ def _misfit(content: object) -> str:
         if not isinstance(name, str) or not isinstance(array, Tensor):
             return f"arrays[{name!r}] is no tensor under a name"
     return ""
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    """Return a setting's value; those of sections that are not there are defaults."""
+    return repr(settings[key]) if key in settings else "its default"

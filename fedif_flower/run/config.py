@@ -13,12 +13,15 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.registry import Registry
+from fedif_flower.run.masking import MaskingConfig, refuse_unmaskable
 from fedif_flower.run.trackers import TRACKERS, tracker_names
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
@@ -30,8 +33,12 @@ IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
 
-class RunConfig(ClientConfig, StrategyConfig):
+class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
     """Every setting of one federation; ``docs/configuration.md`` describes each key."""
+
+    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
+        {**ClientConfig.registries, **StrategyConfig.registries}
+    )
 
     num_server_rounds: int = setting(100, "rounds T", ge=1)
     eval_every: int = setting(1, "evaluate every so many rounds, and after the last", ge=1)
@@ -114,9 +121,9 @@ class RunConfig(ClientConfig, StrategyConfig):
             values["num-clients"] = cls.model_fields["num_clients"].default
         if values["learning-rate"] == AUTO:
             values["learning-rate"] = 0.05 if values["dataset"] == "digits" else 0.001
-        if values["gamma"] == AUTO:
-            tuned = (values["dataset"], values["strategy"]) == ("fashion-mnist", "fedif")
-            values["gamma"] = 0.4 if tuned else 0.3
+        if (values["dataset"], values["strategy"]) == ("fashion-mnist", "fedif"):
+            tuned = values["fedif.gamma"] == AUTO
+            values["fedif.gamma"] = 0.4 if tuned else values["fedif.gamma"]
         if values["assumed-malicious-fraction"] == AUTO:
             share = values["malicious-fraction"]
             # One that is not allowed is an error of the key that was set.
@@ -151,6 +158,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")
+        refuse_unmaskable(self)
         if not set(tracker_names(self.trackers)) <= set(TRACKERS):
             raise RefusedValueError("trackers", f"{', '.join(TRACKERS)}, or both with a comma")
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -12,8 +13,10 @@ from fedif_flower.attacks import malicious_partitions
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
+from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
+from fedif_flower.run.asked_vectors import AskedVectors
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
@@ -21,16 +24,18 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.masking import VECTORS_PER_ROUND, build_masking, keeper_title
 from fedif_flower.run.preflight import (
     require_simulated,
     try_clients,
     wait_for_clients,
+    warn_of_one,
     with_free_folder,
 )
 from fedif_flower.run.provenance import provenance
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
-from fedif_flower.run.resume import ResumableRun, require_space
+from fedif_flower.run.resume import Again, ResumableRun, require_space
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.trackers import build_trackers
@@ -40,7 +45,7 @@ from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.quarantine import Quarantine
-from fedif_flower.strategies.registry import STRATEGIES, BaseArguments, StrategyParts
+from fedif_flower.strategies.registry import BaseArguments, StrategyParts, build_named
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
@@ -54,7 +59,9 @@ logger = logging.getLogger(__name__)
 MOST_EXAMPLES = 10_000_000
 
 
-def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> ScreenedStrategy:
+def build_strategy(
+    loaded: LoadedTask, callbacks: Sequence[Callback] = (), masking: Masking | None = None
+) -> ScreenedStrategy:
     """Return the strategy that the run config names."""
     config = loaded.config
     base = BaseArguments(
@@ -76,12 +83,14 @@ def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> Sc
             max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
             max_examples_ratio=config.max_examples_ratio,
             aggregation=config.aggregation,
+            masking=masking,
         ),
     )
     parts = StrategyParts(
-        config=config,
         num_clients=config.num_clients,
         clients_per_round=config.clients_per_round,
+        malicious_fraction=config.assumed_malicious_fraction,
+        seed=config.seed,
         training=config.part(TrainingConfig),
         model=loaded.model,
         validation=loaded.validation,
@@ -90,7 +99,7 @@ def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> Sc
         is_malicious=malicious_marker(config),
         base=base,
     )
-    return STRATEGIES[config.strategy](parts)
+    return build_named(config.strategy, parts, config.settings_of("strategy"))
 
 
 def malicious_marker(config: RunConfig) -> Callable[[ClientNode], bool]:
@@ -118,15 +127,13 @@ def build_attribution(
     """Return the run's attribution, which is written as rounds are attributed; ``None``: off."""
     if config.attribution == "off":
         return None
-    attribution = PathAttribution(
+    return PathAttribution(
         validation,
         config.attribution,
         per_class=config.attribution_per_class,
         bounds=credit_bounds(config),
         on_attribution=folder.add_attribution,
     )
-    folder.begin_attribution(attribution.num_classes)
-    return attribution
 
 
 def recorded_quarantine(attribution: PathAttribution, folder: RunFolder) -> Quarantine:
@@ -144,6 +151,7 @@ def run_federation(
     on_row: OnRow | None = None,
     callbacks: Sequence[Callback] = (),
     task: Task | None = None,
+    again: Again | None = None,
 ) -> Path:
     """Run one federation to its end and return the directory of its results.
 
@@ -159,6 +167,9 @@ def run_federation(
         Told of each round and model after the run's own records: trackers, early stopping ...
     task : Task, optional
         What it is about; else the task that the run config names.
+    again : callable, optional
+        Returns the command that begins this run, given what is added to its run config: a run
+        that is stopped says how it goes on.
 
     Raises
     ------
@@ -171,18 +182,25 @@ def run_federation(
         Whatever else stopped the run.
     """
     loaded = load_task(with_free_folder(config), task)  # If this fails, no directory was made.
+    if loaded.config.masking != "off":
+        build_strategy(loaded).require_maskable(model_arrays(loaded.model))
     require_simulated(grid, loaded.config)
+    warn_of_one(loaded.config)
     try_clients(grid, loaded)
     if needs_collusion(loaded.config):
         names, tied = loaded.validation.parameter_names, loaded.validation.tied_names
         grid = ColludingGrid(grid, loaded.config, names, tied)
     with hold_directory(loaded.config.run_dir):
         # Nodes are asked who they are before the strategy starts.
-        return _run_federation(screened(grid), loaded, on_row, callbacks)
+        return _run_federation(screened(grid), loaded, on_row, callbacks, again)
 
 
 def _run_federation(
-    grid: Grid, loaded: LoadedTask, on_row: OnRow | None, callbacks: Sequence[Callback]
+    grid: Grid,
+    loaded: LoadedTask,
+    on_row: OnRow | None,
+    callbacks: Sequence[Callback],
+    again: Again | None,
 ) -> Path:
     """Run one federation in a directory of its own."""
     config = loaded.config
@@ -191,12 +209,20 @@ def _run_federation(
     checkpoint = checkpoints.find(config.resume)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
+    strategy = build_strategy(loaded)  # What it refuses is said before anything is written.
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
     )
     metrics = loaded.task.metrics
     evaluation = ServerEvaluation(loaded.validation, loaded.test, metrics, loaded.triggered)
-    recorder = RunRecorder(config, malicious_marker(config), on_row, metrics, evaluation)
+    recorder = RunRecorder(
+        config,
+        malicious_marker(config),
+        on_row,
+        metrics,
+        evaluation,
+        resumed=checkpoint is not None,
+    )
     origin = provenance(config, loaded.fingerprint, tensors_in(loaded.validation_data))
     paying = loaded.validation
     if config.secret_validation:
@@ -206,17 +232,30 @@ def _run_federation(
         origin |= {NONCE: salt.nonce, COMMITMENT: salt.commitment}
         paying = paying_part(loaded, salt.value)
         logger.info("contributions are measured on secret data, commitment %s", salt.commitment)
-    recorder.folder.provenance.write(origin)
     arrays = model_arrays(loaded.model)
     done = checkpoint.server_round if checkpoint else 0
     rounds_to_keep = config.num_server_rounds - done if config.keep_updates else 0
     kept = kept_copies(rounds_to_keep, config.clients_per_round)
+    kept += VECTORS_PER_ROUND * (config.num_server_rounds - done) if config.keep_vectors else 0
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
-    strategy = build_strategy(loaded)
+    masking = build_masking(config)
+    asked = None
+    if masking is not None:
+        keeper = keeper_title(config)
+        keep = config.keep_vectors
+        asked = AskedVectors(recorder.folder, masking, keeper, keep=keep, after=done)
+        strategy = build_strategy(loaded, masking=replace(masking, on_vector=asked.note))
     attribution = build_attribution(config, paying, recorder.folder)
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
     )
+    if checkpoint is None:
+        checkpoints.begin()
+        if attribution is not None:
+            recorder.folder.begin_attribution(attribution.num_classes)
+    else:
+        arrays = run.restore(checkpoint, grid, arrays)
+    recorder.folder.provenance.write(origin)
     # Evaluation may take a model back: the recorder is the first to look at it.
     own: list[Callback] = [recorder]
     if attribution is not None:
@@ -225,11 +264,9 @@ def _run_federation(
             own.append(recorded_quarantine(attribution, recorder.folder))
     if config.keep_updates:
         own.append(KeptUpdates(recorder.folder, after=done))
+    if asked is not None:
+        own.append(asked)
     strategy.callbacks += [*own, *trackers, *callbacks, run]
-    if checkpoint is None:
-        checkpoints.begin()
-    else:
-        arrays = run.restore(checkpoint, grid, arrays)
     try:
         result = strategy.start(
             grid=grid,
@@ -243,8 +280,11 @@ def _run_federation(
                 collusion=needs_collusion(config),
             ),
         )
-    except Exception:
-        run.stopped()
+    except BaseException as error:
+        if isinstance(error, Exception | KeyboardInterrupt):
+            run.stopped()
+        if again is not None:
+            logger.warning("%s", run.farewell(again))
         raise
     final = result.arrays if len(result.arrays) else arrays
     attributed = None if attribution is None else attribution.rounds

@@ -15,7 +15,6 @@ from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.provenance import tensors_hash
-from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.batches import describe, read_batches, tensor_pair, tensors_of
 from fedif_flower.tasks.images import settled
 from fedif_flower.tasks.registry import build_task
@@ -56,15 +55,17 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
         If the data cannot be read, or data, model, loss, attack and number of clients do not fit
         each other.
     """
-    STRATEGIES[config.strategy]  # An import error shows before anything is loaded.
+    strategy = config.settings_of("strategy")  # An import error shows before anything is loaded.
     config = settled(config, verify=True)
+    if task is not None and (own := config.settings_of("task")):
+        raise ConfigError(f"{', '.join(own)}: the app's own task takes no settings")
     task = task or build_task(config)
     if config.num_clients > (task.num_train or config.num_clients):
         raise ConfigError(
             f"num-clients = {config.num_clients}; allowed: at most the "
             f"{task.num_train} training examples of {task.name!r}"
         )
-    if config.strategy == "fedprox" and config.proximal_mu and task.train is not None:
+    if config.strategy == "fedprox" and strategy.get("proximal_mu") != 0 and task.train is not None:
         raise ConfigError(
             f"strategy = 'fedprox' adds a term to the local loss, but task {task.name!r} trains by "
             "a function of its own: choose another strategy"

@@ -18,6 +18,8 @@ from fedif_flower.errors import ConfigError, StorageError
 def hold_directory(run_dir: Path, name: str = "run") -> Iterator[None]:
     """Hold a run's directory alone; a killed process releases it.
 
+    One that was made here, and in which nothing was written, is removed at the end.
+
     Parameters
     ----------
     run_dir : Path
@@ -32,9 +34,11 @@ def hold_directory(run_dir: Path, name: str = "run") -> Iterator[None]:
     ConfigError
         If it cannot be made or written to.
     """
-    lock = FileLock(run_dir / f".{name}.lock")
+    lock_path = run_dir / f".{name}.lock"
+    lock = FileLock(lock_path)
     holder = run_dir / f".{name}.holder"
     since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+    made = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
@@ -50,6 +54,9 @@ def hold_directory(run_dir: Path, name: str = "run") -> Iterator[None]:
         yield
     finally:
         holder.unlink(missing_ok=True)
+        if made and [path.name for path in run_dir.iterdir()] == [lock_path.name]:
+            lock_path.unlink()
+            run_dir.rmdir()
         lock.release()
 
 

@@ -118,6 +118,17 @@ def require_simulated(grid: Grid, config: RunConfig) -> None:
         raise other_number_simulated(found, config.num_clients, KEY)
 
 
+def warn_of_one(config: RunConfig) -> None:
+    """Say what to do where a round has one of several clients: nothing can be weighed."""
+    if config.clients_per_round == 1 < config.num_clients:
+        logger.warning(
+            "one of %d clients trains in each round, and its update counts whole, whatever it is "
+            "worth: a higher fraction-train (%g here) lets them be compared",
+            config.num_clients,
+            config.fraction_train,
+        )
+
+
 def wait_for_clients(grid: Grid, config: RunConfig) -> None:
     """Wait until as many nodes are online as the run has clients.
 

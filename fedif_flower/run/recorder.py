@@ -44,6 +44,9 @@ class RunRecorder(RunWriter):
         What is evaluated beside loss and accuracy: a column each for test and validation.
     evaluation : ServerEvaluation, optional
         Measures the models that are due; ``None``: nothing is measured.
+    resumed : bool
+        Whether the run goes on: what is there is replaced by :meth:`load_state_dict`, once a
+        checkpoint's lines have been checked.
 
     Raises
     ------
@@ -58,8 +61,11 @@ class RunRecorder(RunWriter):
         on_row: OnRow | None = None,
         metrics: Sequence[Metric] = (),
         evaluation: ServerEvaluation | None = None,
+        *,
+        resumed: bool = False,
     ) -> None:
         self.config = config
+        self._resumed = resumed
         self.paying_nonce = ""  # Of the data that contributions are measured on, if secret.
         super().__init__(
             config.run_dir,
@@ -88,6 +94,10 @@ class RunRecorder(RunWriter):
         """Leave the report to whoever finishes the run: it needs the summary."""
 
     def _begin(self) -> None:
+        if not self._resumed:
+            self._replace()
+
+    def _replace(self) -> None:
         self.folder.begin()
         self.folder.config.write(self.config.to_mapping())
         self._write_tables()
@@ -119,10 +129,11 @@ class RunRecorder(RunWriter):
             raise ValueError(f"its records are not those of the rounds 0 to {last_round}")
         if not all(1 <= row.round <= last_round for row in clients):
             raise ValueError("its records name clients of rounds that were not run")
+        names = {int(key): str(name) for key, name in state.get("names", {}).items()}
         self._started = time.perf_counter() - float(state["seconds"])
         self.rounds, self.clients = rounds, clients
-        self._write_tables()
-        self._add_names({int(key): str(name) for key, name in state.get("names", {}).items()})
+        self._replace()
+        self._add_names(names)
 
     def finish(
         self, state_dict: Mapping[str, Tensor], attributed: Sequence[RoundAttribution] | None = None

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedif_flower.attacks import AttackConfig
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.masking import MaskingConfig
 from fedif_flower.settings import Settings
 from fedif_flower.strategies.config import StrategyConfig
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig
@@ -24,6 +26,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "Local training": TrainingConfig,
     "Clients": ClientConfig,
     "Strategy": StrategyConfig,
+    "Masking": MaskingConfig,
     "Attack": AttackConfig,
 }
 TOML_TITLE = "[tool.flwr.app.config]"
@@ -32,7 +35,7 @@ BEGIN, END = "<!-- begin: settings -->", "<!-- end: settings -->"
 
 def own_keys(section: type[Settings]) -> list[str]:
     """Return the keys that a class declares itself, not those it inherits."""
-    own = section.__annotations__
+    own = section.__annotations__ or section.model_fields
     return [str(field.alias) for name, field in section.model_fields.items() if name in own]
 
 
@@ -43,13 +46,24 @@ def toml_defaults() -> str:
     for title, section in SECTIONS.items():
         lines.append(f"# {title}")
         lines += [f"{key} = {json.dumps(defaults[key])}" for key in own_keys(section)]
+    for name, own in RunConfig.sections().items():
+        lines += ["", f"{TOML_TITLE[:-1]}.{name}]"]
+        lines += [
+            f"{key.partition('.')[2]} = {json.dumps(default)}"
+            for key, default in own.defaults().items()
+        ]
     return "\n".join(lines)
 
 
 def markdown_tables() -> str:
     """Return a table for each section: key, default, what is allowed, what it means."""
-    sections: list[tuple[str, type[Settings]]] = [*SECTIONS.items(), ("Each SuperNode", NodeConfig)]
-    return "\n".join(line for title, section in sections for line in _table(title, section))
+    own = [(f"`{name}`", section) for name, section in RunConfig.sections().items()]
+    tables: list[tuple[str, type[Settings]]] = [
+        *SECTIONS.items(),
+        *own,
+        ("Each SuperNode", NodeConfig),
+    ]
+    return "\n".join(line for title, section in tables for line in _table(title, section))
 
 
 def _table(title: str, section: type[Settings]) -> Iterator[str]:
@@ -76,7 +90,9 @@ def update(project: Path) -> list[Path]:
     manifest, page = project / "pyproject.toml", project / "docs" / "configuration.md"
     text = manifest.read_text()
     before, rest = text.split(f"{TOML_TITLE}\n")
-    after = rest[rest.index("\n\n[") :]
+    end = re.search(rf"\n\n\[(?!{re.escape(TOML_TITLE[1:-1])})", rest)
+    assert end is not None
+    after = rest[end.start() :]
     changed = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults()}{after}")]
     text = page.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]

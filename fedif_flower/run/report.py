@@ -122,7 +122,8 @@ def _quality(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def run_title(settings: Mapping[str, Any], subject: str) -> str:
     """Return what a run is called."""
-    return f"{settings['strategy']} on {subject}, attack: {settings['attack']}"
+    attack = "" if settings["attack"] == "none" else f", attack: {settings['attack']}"
+    return f"{settings['strategy']} on {subject}{attack}"
 
 
 def require_last_round(run_dir: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -15,10 +16,13 @@ from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedErro
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.recorder import RunRecorder
+from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
 
+# A door's command, given what is added to its run config.
+Again = Callable[[Mapping[str, Scalar]], str]
 logger = logging.getLogger(__name__)
 
 
@@ -91,11 +95,17 @@ class ResumableRun(Callback):
         if self.rounds_left:
             self._meet_nodes(grid)
         with _refusing(checkpoint):
+            if self.attribution is not None:
+                self._restore_attribution(checkpoint, self.attribution)
+            # Last: from here on, what lies in the folder is replaced.
             self.recorder.load_state_dict(
                 checkpoint.records, checkpoint.lines, checkpoint.server_round
             )
-            if self.attribution is not None:
-                self._restore_attribution(checkpoint, self.attribution)
+        if self.attribution is not None:
+            folder = self.recorder.folder
+            folder.begin_attribution(self.attribution.num_classes)
+            for found in self.attribution.rounds:
+                folder.add_attribution(found)
         self.folder.go_on(checkpoint)
         logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
         return arrays
@@ -111,10 +121,6 @@ class ResumableRun(Callback):
             )
         lines = checkpoint.lines.get("attribution", ())
         attribution.load_state_dict(state, lines, checkpoint.server_round)
-        folder = self.recorder.folder
-        folder.begin_attribution(attribution.num_classes)
-        for found in attribution.rounds:
-            folder.add_attribution(found)
 
     def _read_arrays(self, checkpoint: Checkpoint, initial: ArrayRecord) -> ArrayRecord:
         """Return a checkpoint's model if it is one of this run."""
@@ -149,6 +155,12 @@ class ResumableRun(Callback):
             with contextlib.suppress(CheckpointError):  # the error that ends the run counts
                 self._save()
 
+    def farewell(self, again: Again) -> str:
+        """Say after which round the run stopped, and the command that goes on with it."""
+        last = self._saved if self._last is None else self._last[0]
+        name = self.recorder.run_dir.name
+        return farewell(name, last, self.num_rounds, self._saved, again)
+
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure
         server_round, arrays, strategy = self._last
@@ -179,6 +191,32 @@ class ResumableRun(Callback):
             logger.warning("%s; going on with those that are there", error)
 
 
+def as_pairs(values: Mapping[str, Scalar]) -> str:
+    """Return settings as ``KEY=VALUE ...``, the way a command line takes them."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+
+
+def farewell(run_name: str, last: int, num_rounds: int, saved: int, again: Again) -> str:
+    """Say after which round a run stopped, and the command that goes on with it.
+
+    Parameters
+    ----------
+    run_name : str
+        The run's folder.
+    last, num_rounds : int
+        The last complete round, and how many there were to be.
+    saved : int
+        The round of the last checkpoint; less than 1: there is none.
+    again : callable
+        Returns the command, given what is added to its run config.
+    """
+    said = f"stopped after round {max(last, 0)} of {num_rounds}"
+    if saved < 1:
+        return f"{said}; there is no checkpoint to go on from, the same command begins anew"
+    command = again({"run-name": run_name, "resume": AUTO})
+    return f"{said}; go on at round {saved + 1} with: {command}"
+
+
 @contextlib.contextmanager
 def _refusing(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn whatever is wrong with a checkpoint's content into one sentence."""
@@ -197,20 +235,20 @@ def require_space(
     """Raise ConfigError if the disk cannot hold so many copies of the model; say what is kept.
 
     There are four with checkpoints: two of them, a third while it is written, and ``model.pt``.
-    ``kept`` are those of ``keep-updates``.
+    ``kept`` are those of ``keep-updates`` and ``keep-vectors``.
     """
     size = sum(len(array.data) for array in arrays.values())
     needed = (copies + kept) * size + 2**20
     free = shutil.disk_usage(recorder.run_dir).free
     if kept:
         logger.info(
-            "keep-updates: the updates will take up to %.1f MiB of the %.1f MiB that are free",
+            "what is kept of rounds will take up to %.1f MiB of the %.1f MiB that are free",
             kept * size / 2**20,
             free / 2**20,
         )
     if free < needed:
         what = (
-            "the model, its checkpoints and the kept updates"
+            "the model, its checkpoints and what is kept of rounds"
             if kept
             else "the model and its checkpoints"
         )

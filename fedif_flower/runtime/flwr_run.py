@@ -24,14 +24,15 @@ from rich.markup import escape
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.preflight import with_free_folder
 from fedif_flower.run.report import print_summary
+from fedif_flower.run.resume import as_pairs, farewell
 from fedif_flower.run.round_progress import RoundProgress
 from fedif_flower.run.rows import headline, read_rows
 from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink
-from fedif_flower.runtime.processes import StopRequest, available_cpus
+from fedif_flower.runtime.processes import StopRequest, available_cpus, own_command
 from fedif_flower.settings import AUTO, Scalar
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -40,8 +41,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 class Interrupted(LaunchError):  # noqa: N818
     """The launcher was asked to stop, by Ctrl-C or a signal."""
 
-    def __init__(self, signal_number: int) -> None:
-        super().__init__("interrupted; what was recorded so far is kept")
+    def __init__(self, text: str, signal_number: int) -> None:
+        super().__init__(text)
         self.exit_code = 128 + signal_number
 
 
@@ -150,7 +151,13 @@ def execute(launch: Launch, console: Console) -> None:
 
         def check_stop() -> None:
             if stop.signal_number is not None:
-                raise Interrupted(stop.signal_number)
+                rows, going_on = rounds.rows(), launch.run_config.get("resume")
+                # Until there are rows of this run, checkpoints may be those of a replaced one.
+                found = files_of_rounds(folder.checkpoints) if rows or going_on else {}
+                saved = max(found, default=0)
+                last = int(rows[-1]["round"]) if rows else saved
+                said = farewell(folder.path.name, last, launch.num_rounds, saved, _again)
+                raise Interrupted(said, stop.signal_number)
 
         with LocalSuperLink(log, check_stop) as superlink:
             stream = superlink.submit(REPOSITORY, launch.run_config, launch.federation_config)
@@ -228,6 +235,10 @@ class _Warnings:
             if sentence not in self._shown:
                 self._shown.add(sentence)
                 self._console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+
+
+def _again(added: Mapping[str, Scalar]) -> str:
+    return own_command("-c", as_pairs(added))
 
 
 def _reason(details: str, log: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedif_flower.client.app import task_app
@@ -36,4 +37,11 @@ def run_locally(task: Task, output_dir: str | Path = "runs", **settings: Scalar)
     config = RunConfig.from_run_config(
         {**keys, "task": OWN + task.name, "output-dir": str(output_dir)}
     )
-    return run_federation(LocalGrid(task_app(task), config.num_clients), config, task=task)
+    grid = LocalGrid(task_app(task), config.num_clients)
+    return run_federation(grid, config, task=task, again=_as_before)
+
+
+def _as_before(added: Mapping[str, Scalar]) -> str:
+    """Return the call that goes on, given what is added to the run config."""
+    keys = ", ".join(f"{key.replace('-', '_')}={value!r}" for key, value in added.items())
+    return f"run_locally(..., {keys})"

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -126,6 +129,16 @@ class StopRequest:
 
     def _remember(self, number: int, _: FrameType | None) -> None:
         self.signal_number = number
+
+
+def own_command(*more: str) -> str:
+    """Return the command line of this process, with more arguments, as a shell takes it."""
+    python, *arguments = sys.orig_argv
+    if arguments and os.access(arguments[0], os.X_OK):  # A script that names its interpreter.
+        script, *arguments = arguments
+        name = Path(script).name
+        return shlex.join([name if shutil.which(name) == script else script, *arguments, *more])
+    return shlex.join([python, *arguments, *more])
 
 
 def available_cpus() -> int:

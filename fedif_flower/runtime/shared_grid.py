@@ -43,7 +43,7 @@ class SharedGrid(ForwardingGrid):
     def check(self) -> None:
         """Raise GridInterrupted if the grid was stopped."""
         if self._stopped():
-            raise GridInterrupted("interrupted; the same command goes on from here")
+            raise GridInterrupted("stopped")
 
     def set_run(self, run: Run) -> None:
         """Do nothing: the run is set where the grid comes from."""

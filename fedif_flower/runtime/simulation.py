@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.resume import Again
 from fedif_flower.run.writer import OnRow
 from fedif_flower.runtime.ray_grid import RayGrid, ray_grid
 
@@ -23,6 +24,7 @@ def simulate(
     cpus_per_client: int = 1,
     gpus_per_client: float = 0.0,
     on_row: OnRow | None = None,
+    again: Again | None = None,
 ) -> Path:
     """Run one federation on Ray in this process and return the directory of its results.
 
@@ -38,6 +40,8 @@ def simulate(
         Share of a GPU per client, >= 0.
     on_row : callable, optional
         Called with each line of ``rounds.csv``.
+    again : callable, optional
+        As :func:`~fedif_flower.run.federation.run_federation` takes it.
 
     Raises
     ------
@@ -47,7 +51,7 @@ def simulate(
     run_dirs: list[Path] = []
 
     def main(grid: Grid) -> None:
-        run_dirs.append(run_federation(grid, config, on_row))
+        run_dirs.append(run_federation(grid, config, on_row, again=again))
 
     run_on_ray(
         main,

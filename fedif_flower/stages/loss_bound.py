@@ -18,6 +18,8 @@ TOLERANCE = 0.1
 HALVINGS = 4
 DESCENT_STEPS = 4
 
+# A loss that fell below this share of what it was first has fallen.
+ENOUGH_OF_FIRST = 0.9
 logger = logging.getLogger(__name__)
 
 
@@ -42,7 +44,7 @@ class LossBound(Stage):
     - the step by the weights that four steps of influence descent lead to (see
       :func:`~fedif_flower.valuation.descent.descend_weights`) from the mean of the strategy's own
       and the shares of the examples, with the sum of the strategy's own. Where updates are summed
-      as they come, or a weight is negative, there is no such step.
+      as they come or are masked, or a weight is negative, there is no such step.
 
     The model never stays where it was: honest training with a high learning rate loses for a
     while, and a bound that waits for a step without loss may wait for ever. With server momentum
@@ -71,6 +73,7 @@ class LossBound(Stage):
         self.tolerance = tolerance
         self._first: float | None = None  # Loss at the start.
         self._least = math.inf
+        self._held = 0  # Rounds that took another than the whole step.
 
     def __repr__(self) -> str:
         """Name the stage and its setting."""
@@ -79,6 +82,10 @@ class LossBound(Stage):
     def begin(self, validation: Validation | None) -> None:
         """Take the strategy's validation set, unless another was given."""
         self.validation = self.validation or validation
+
+    def needs_sight(self) -> str:
+        """Return nothing: without updates, shares of the step are tried."""
+        return ""
 
     def choose(self, proposal: Proposal) -> Destination:
         """Return the step that a round takes.
@@ -108,7 +115,8 @@ class LossBound(Stage):
         best = min(found, key=lambda candidate: candidate.loss, default=None)
         if best is None:
             raise ValuationError("no step leads to a finite validation loss")
-        logger.info(
+        self._held += 1
+        logger.debug(
             "round %d: the validation loss would rise from %.4g to %.4g; %s is taken, with %.4g",
             updates.server_round,
             self._least,
@@ -122,13 +130,29 @@ class LossBound(Stage):
         self._least = min(self._least, candidate.loss)
         return candidate.step
 
+    def remark(self) -> str:
+        """Say in how many rounds the bound held, and whether that is bad."""
+        if not self._held or self._first is None:
+            return ""
+        rounds = "1 round" if self._held == 1 else f"{self._held} rounds"
+        held = f"in {rounds} the whole step would have raised the validation loss"
+        if self._least < ENOUGH_OF_FIRST * self._first:
+            return (
+                f"{held}, and a better one was taken: this is no reason to worry, since the loss "
+                f"fell from {self._first:.4g} to {self._least:.4g}"
+            )
+        return (
+            f"{held}, and it hardly fell: from {self._first:.4g} to {self._least:.4g} at best; try "
+            "a lower learning-rate, and see whether clients and validation set fit together"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return {"first": self._first, "least": self._least}
+        return {"first": self._first, "least": self._least, "held": self._held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._first, self._least = state["first"], state["least"]
+        self._first, self._least, self._held = state["first"], state["least"], state["held"]
 
 
 class _Tried:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedif_flower.aggregators.neighbour_mixing import neighbour_mixing
-from fedif_flower.errors import require
 from fedif_flower.round import RoundUpdates
+from fedif_flower.sections import require_settings
+from fedif_flower.settings import MaliciousFraction
 from fedif_flower.stages.stage import Stage
 
 
@@ -22,9 +23,8 @@ class NearestNeighbours(Stage):
         In [0, 1]: this share of the round is left out of each mean, but never all.
     """
 
-    def __init__(self, malicious_fraction: float) -> None:
-        fraction = malicious_fraction
-        require(0.0 <= fraction <= 1.0, "malicious_fraction", fraction, "0 to 1")
+    def __init__(self, malicious_fraction: MaliciousFraction) -> None:
+        require_settings(NearestNeighbours, {"malicious_fraction": malicious_fraction})
         self.malicious_fraction = malicious_fraction
 
     def __repr__(self) -> str:

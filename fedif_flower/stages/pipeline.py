@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,20 @@ class Stages:
         """Return the first reason why updates cannot be summed as they come, if there is one."""
         return next(filter(None, (stage.needs_all_updates() for stage in self)), "")
 
+    def needs_sight(self) -> str:
+        """Return the first reason why updates have to be seen, if there is one."""
+        return next(filter(None, (stage.needs_sight() for stage in self)), "")
+
+    @property
+    def max_length(self) -> float:
+        """The longest that an update may be; infinite: there is no such bound."""
+        return min((stage.max_length for stage in self), default=math.inf)
+
+    @property
+    def carry_steps(self) -> bool:
+        """Whether a stage carries earlier steps on, as server momentum does."""
+        return any(type(stage).lead is not Stage.lead for stage in self)
+
     def arrive(self, update: Tensor, squared_norm: float) -> float:
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
         for stage in self:
@@ -113,6 +128,10 @@ class Stages:
         """Make every stage forget the steps of earlier rounds."""
         for stage in self:
             stage.restart()
+
+    def remarks(self) -> list[str]:
+        """Return what a reader should know of the stages when the rounds are over."""
+        return [remark for stage in self if (remark := stage.remark())]
 
     def take_back(self) -> None:
         """Tell every stage that the model of the last step is taken back."""

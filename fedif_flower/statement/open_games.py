@@ -30,8 +30,8 @@ def open_games(config: Mapping[str, Any]) -> list[str]:
             "secret-validation = false: contributions are measured on the data that weigh, and a "
             "member who knows these and trains on them is paid for it"
         )
-    if config.get("strategy") == "influence-descent" and not config.get("relative-weights", False):
-        found.append(
-            "relative-weights = false: influence descent gives weight to who repeats the last step"
-        )
+    if config.get("strategy") == "influence-descent" and not config.get(
+        "influence-descent.relative", False
+    ):
+        found.append("influence-descent.relative = false: who repeats the last step gains weight")
     return found

@@ -95,6 +95,8 @@ class RunRecords:
         How weight scores came about, where that was recorded.
     earlier : dict of int to int
         Members of rounds that are left out: partition by client id.
+    masking : mapping, optional
+        Who kept the masks, and the last hash of that keeper's log, if updates were masked.
     """
 
     folder: RunFolder
@@ -106,6 +108,7 @@ class RunRecords:
     names: Mapping[int, str]
     scoring: Scoring | None = None
     earlier: Mapping[int, int] = field(default_factory=dict)
+    masking: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -211,6 +214,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         replies=replies,
         names=dict(names),
         scoring=_scoring(summary),
+        masking=folder.masking.read() if folder.masking.path.is_file() else None,
     )
 
 

@@ -5,6 +5,9 @@ It differs from FedIF in its valuation (and in where weight scores start), nothi
 
 from __future__ import annotations
 
+from functools import partial
+from types import MappingProxyType
+
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting
 from fedif_flower.strategies.setup import require_kind
 from fedif_flower.valuation import Validation, Valuation
@@ -36,6 +39,9 @@ class AFedSV(ScoredStrategy):
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
+    made_of = MappingProxyType(
+        {"weighting": partial(Weighting, initial=0.5), "validation": ShapleyValuation}
+    )
     default_weighting = Weighting(initial=0.5)
 
     def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:

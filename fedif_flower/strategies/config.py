@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from types import MappingProxyType
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from fedif_flower.aggregators.krum import Distances
-from fedif_flower.settings import RefusedValueError, Settings, setting
+from fedif_flower.registry import Registry
+from fedif_flower.sections import SectionedSettings, setting_of
+from fedif_flower.settings import RefusedValueError, setting
 from fedif_flower.stages import (
     Clip,
     LossBound,
@@ -17,26 +19,19 @@ from fedif_flower.stages import (
     ServerMomentum,
     Stage,
 )
-from fedif_flower.strategies.afedsv import AFedSV
-from fedif_flower.strategies.fedif import FedIF
-from fedif_flower.strategies.fedsv import FedSV
-from fedif_flower.strategies.influence_descent import InfluenceDescent
-from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES, WITHOUT_COEFFICIENTS
-from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.shapfed import ShapFed
+from fedif_flower.strategies.setup import Setup
 from fedif_flower.strategies.streaming import AggregationMode
-from fedif_flower.valuation.ledger import WeightScope
-from fedif_flower.valuation.objective import Metric
-from fedif_flower.valuation.shapley import ESTIMATORS
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
 Policy = Literal["none", "quarantine"]
 
 
-class StrategyConfig(Settings):
+class StrategyConfig(SectionedSettings):
     """How the server draws clients, believes them, and weighs what they send."""
+
+    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType({"strategy": STRATEGIES})
 
     strategy: str = setting(
         "fedif",
@@ -44,71 +39,6 @@ class StrategyConfig(Settings):
         choices=STRATEGIES,
     )
     fraction_train: float = setting(0.1, "share C of the clients drawn in a round", gt=0, le=1)
-    gamma: float = setting(
-        0.3,
-        "rate of the smooth update",
-        gt=0,
-        le=1,
-        auto="0.4 for FedIF on Fashion-MNIST, 0.3 otherwise",
-    )
-    weight_normalization: bool = setting(
-        True, "FedIF: divide by the norm of the update (off: an ablation)"
-    )
-    round_normalization: bool = setting(
-        True, "FedIF, AFedSV: min-max over the round (off: an ablation)"
-    )
-    smooth_update: bool = setting(
-        True, "FedIF, AFedSV: smooth over rounds with rate gamma (off: an ablation)"
-    )
-    bias_correction: bool = setting(
-        False,
-        "FedIF, AFedSV: the weight score of a client of few rounds is the mean of these, not held "
-        "down (or up) by where it started",
-        is_new=True,
-    )
-    weight_scope: WeightScope = setting(
-        "participants",
-        "weights sum to 1 over the round's clients, or AFedSV's unbiased form over all",
-    )
-    anchored_scores: bool = setting(
-        False,
-        "FedIF, AFedSV: max(Phi, 0) / max Phi in place of min-max: an update of nothing earns "
-        "nothing",
-        is_new=True,
-    )
-    least_length: float = setting(
-        0.0,
-        "FedIF, AFedSV: an update shorter than so many times the round's median counts less, as "
-        "much as it is shorter; 0: length does not count",
-        ge=0,
-        is_new=True,
-    )
-    harm_memory: int = setting(
-        0,
-        "FedIF, AFedSV: of so many rounds of a member's own the harmful ones (Phi < 0) are "
-        "remembered; with half of them it has no weight; 0: nothing is remembered",
-        ge=0,
-        is_new=True,
-    )
-    descent_steps: int = setting(
-        8,
-        "influence descent: steps down the validation loss that are tried in a round",
-        ge=1,
-        is_new=True,
-    )
-    descent_examples: int = setting(
-        500,
-        "influence descent: how many validation examples a round looks at, drawn anew for each "
-        "round in equal shares by class; 0: all",
-        ge=0,
-        is_new=True,
-    )
-    relative_weights: bool = setting(
-        False,
-        "influence descent: weigh members against each other alone, so that nobody gains weight by "
-        "shortening or lengthening the step, or by repeating the last one",
-        is_new=True,
-    )
     server_momentum: float = setting(
         0.0,
         "the model moves along a running mean of the rounds' steps, in which older ones count for "
@@ -117,7 +47,6 @@ class StrategyConfig(Settings):
         lt=1,
         is_new=True,
     )
-    proximal_mu: float = setting(0.01, "FedProx's mu", ge=0)
     update_clipping: float = setting(
         0.0,
         "longer updates are shortened to this many times the usual length, which is the median of "
@@ -127,27 +56,10 @@ class StrategyConfig(Settings):
         ge=0,
         auto="2 for the strategies that score updates, else 0",
     )
-    aggregation: AggregationMode = setting(
-        "stacked",
-        "`streaming`: updates are summed as they come, so that memory does not grow with the "
-        "clients of a round (FedIF, FedAvg, FedProx, FLTrust, without what needs all updates at "
-        "once); `auto`: where they would take a quarter of the free memory",
-        is_new=True,
-    )
-    max_examples_ratio: float = setting(
-        10.0,
-        "no client counts for more than so many times the round's median of examples, >= 1; "
-        "0: no such bound",
-        ge=0,
-        is_new=True,
-    )
+    aggregation: AggregationMode = setting_of(Setup, "aggregation")
+    max_examples_ratio: float = setting_of(Setup, "max_examples_ratio")
     max_update_length: float = setting(
         0.0, "longer updates are shortened to this length; 0: none is", ge=0, is_new=True
-    )
-    krum_distances: Distances = setting(
-        "parameters",
-        "what Krum measures between: what is trained, or all that is sent, counters of batch "
-        "normalisation included (`docs/results.md` says what that does)",
     )
     assumed_malicious_fraction: float = setting(
         0.5,
@@ -162,20 +74,6 @@ class StrategyConfig(Settings):
         "each update is first replaced by the mean of its nearest (NNM): all of the round but the "
         "share `assumed-malicious-fraction`; not with Flower's own rules",
         is_new=True,
-    )
-    shapley_estimator: str = setting(
-        "complementary", "for `afedsv`, `fedsv`, `s-fedavg`", choices=ESTIMATORS
-    )
-    shapley_samples: int = setting(
-        50,
-        "complementary: samples per stratum; permutation: orders; gtg: most orders; owen: "
-        "antithetic pairs",
-        ge=1,
-    )
-    shapley_utility: Metric = setting(
-        "accuracy",
-        "what a coalition is worth; `score`: the first metric of a task of your own",
-        choices=("accuracy", "loss", "score"),
     )
     attribution: Attribution = setting(
         "off",
@@ -223,21 +121,9 @@ class StrategyConfig(Settings):
         '`attribution = "simpson"` or `"adaptive"`',
         is_new=True,
     )
-    min_valid_replies: int = setting(1, "with fewer, the round fails and the old model stays", ge=1)
-    max_failed_rounds: int = setting(
-        3,
-        "the run ends when most members gave no usable reply this many times in a row, or when "
-        "this many rounds in a row failed although replies were usable",
-        ge=1,
-        changes_result=False,
-    )
-    max_paused_turns: int = setting(
-        63,
-        "a member that errs again and again is not asked for 1, 3, 7 ... of its turns, at most for "
-        "this many; 0: nobody is paused",
-        ge=0,
-        changes_result=False,
-    )
+    min_valid_replies: int = setting_of(Setup, "min_valid_replies")
+    max_failed_rounds: int = setting_of(Setup, "max_failed_rounds")
+    max_paused_turns: int = setting_of(Setup, "max_paused_turns")
     max_num_examples: int = setting(
         0,
         "a client that claims more examples is refused; 0: the size of the server's training split",
@@ -279,21 +165,11 @@ class StrategyConfig(Settings):
         return self
 
 
-# Strategies whose classes bound the lengths of updates by default.
-_BOUNDED: Mapping[str, type[ScreenedStrategy]] = {
-    "fedif": FedIF,
-    "influence-descent": InfluenceDescent,
-    "afedsv": AFedSV,
-    "fedsv": FedSV,
-    "s-fedavg": SFedAvg,
-    "leave-one-out": LeaveOneOut,
-    "shapfed": ShapFed,
-}
-
-
 def default_stages(strategy: str) -> list[Stage]:
     """Return the stages that a strategy, by its name, has where it is given none."""
-    kind = STRATEGIES.load(strategy) if STRATEGIES.is_own(strategy) else _BOUNDED.get(strategy)
+    if strategy not in STRATEGIES:
+        return []  # It is refused where it is checked.
+    kind = STRATEGIES[strategy]
     if isinstance(kind, type) and issubclass(kind, ScreenedStrategy):
         return kind.default_stages()
     return []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,9 @@ class FedIF(ScoredStrategy):
     >>> strategy.start(grid, ArrayRecord(model.state_dict()))    # doctest: +SKIP
     """
 
+    made_of = MappingProxyType({**ScoredStrategy.made_of, "validation": InfluenceValuation})
     can_stream = True
+    can_mask = True
 
     def valued(self, validation: Validation | Valuation, seed: int) -> InfluenceValuation:  # noqa: ARG002
         """Return the influence on a validation set, its gradient taken while clients train."""

@@ -6,12 +6,13 @@ Paper: https://arxiv.org/abs/1812.06127
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedif_flower.errors import require
 from fedif_flower.messages.means import MetricsAggregation
+from fedif_flower.settings import Setting
 from fedif_flower.stages import Stage
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.fedavg import FedAvg
@@ -45,12 +46,11 @@ class FedProx(FedAvg):
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
-        proximal_mu: float = 0.01,
+        proximal_mu: Annotated[float, Setting("mu of the clients' proximal term", ge=0)] = 0.01,
         stages: Sequence[Stage] | None = None,
         callbacks: Sequence[Callback] = (),
         setup: Setup = DEFAULTS,
     ) -> None:
-        require(proximal_mu >= 0, "proximal_mu", proximal_mu, ">= 0")
         super().__init__(
             fraction_train,
             fraction_evaluate,

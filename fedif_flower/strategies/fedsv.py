@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from fedif_flower.strategies.afedsv import shapley_values
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting
 from fedif_flower.valuation import Validation, Valuation
@@ -19,6 +21,7 @@ class FedSV(ScoredStrategy):
     Parameters as in :class:`~fedif_flower.strategies.afedsv.AFedSV`; ``gamma`` is of no use.
     """
 
+    made_of = MappingProxyType({"weighting": None, "gamma": None, "validation": ShapleyValuation})
     default_weighting = Weighting(smooth_update=False)
 
     def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +100,13 @@ class RootTraining:
         return nn.utils.parameters_to_vector(trained).detach().to(params) - start.to(params)
 
 
+def root_training(
+    model: nn.Module, root_data: Data, task: Task, training: TrainingConfig
+) -> RootTraining:
+    """Return a run's own root training."""
+    return RootTraining(model, root_data, task=task, training=training)
+
+
 class FLTrust(ScreenedStrategy):
     """FLTrust: the server trains on data of its own, and trusts updates that agree with its own.
 
@@ -114,6 +122,7 @@ class FLTrust(ScreenedStrategy):
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"root": root_training})
     can_stream = True
 
     def __init__(

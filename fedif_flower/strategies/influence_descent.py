@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from fedif_flower.errors import require
 from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.sections import require_fields
 from fedif_flower.seeding import torch_generator
+from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -21,7 +23,7 @@ from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.classes import missing_classes
 from fedif_flower.valuation.descent import descend_round
-from fedif_flower.valuation.ledger import ScoreLedger
+from fedif_flower.valuation.ledger import Gamma, ScoreLedger
 
 ENOUGH_EXAMPLES = 100  # docs/methods/influence-descent.md says what fewer cost.
 logger = logging.getLogger(__name__)
@@ -44,14 +46,28 @@ class DescentSettings:
         :func:`~fedif_flower.valuation.descent.descend_weights`).
     """
 
-    steps: int = 8
-    examples: int = 500
-    relative: bool = False
+    steps: Annotated[
+        int, Setting("steps down the validation loss that are tried in a round", ge=1)
+    ] = 8
+    examples: Annotated[
+        int,
+        Setting(
+            "how many validation examples a round looks at, drawn anew for each round in equal "
+            "shares by class; 0: all",
+            ge=0,
+        ),
+    ] = 500
+    relative: Annotated[
+        bool,
+        Setting(
+            "weigh members against each other alone, so that nobody gains weight by shortening or "
+            "lengthening the step, or by repeating the last one"
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        require(self.steps >= 1, "steps", self.steps, ">= 1")
-        require(self.examples >= 0, "examples", self.examples, ">= 0")
+        require_fields(self)
 
 
 DEFAULT_DESCENT = DescentSettings()
@@ -86,6 +102,8 @@ class InfluenceDescent(ScreenedStrategy):
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"descent": DescentSettings})
+
     def __init__(
         self,
         validation: Validation,
@@ -101,7 +119,7 @@ class InfluenceDescent(ScreenedStrategy):
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
         descent: DescentSettings = DEFAULT_DESCENT,
-        gamma: float = 0.3,
+        gamma: Gamma = 0.3,
         stages: Sequence[Stage] | None = None,
         callbacks: Sequence[Callback] = (),
         setup: Setup = DEFAULTS,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import MappingProxyType
+
 from fedif_flower.strategies.afedsv import shapley_values
 from fedif_flower.strategies.scored import ScoredStrategy
 from fedif_flower.valuation import Validation, Valuation
@@ -15,6 +18,13 @@ class LeaveOneOut(ScoredStrategy):
     can replace each other all get 0. Parameters as in
     :class:`~fedif_flower.strategies.afedsv.AFedSV`.
     """
+
+    made_of = MappingProxyType(
+        {
+            **ScoredStrategy.made_of,
+            "validation": partial(ShapleyValuation, estimator="leave-one-out", num_samples=1),
+        }
+    )
 
     def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
         """Return leave-one-out values on a validation set, whatever the estimator was."""

@@ -13,6 +13,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.messages.attendance import REPORT_SECONDS, enumerated, label
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 QUERY_TIMEOUT = 60.0
 MOST_QUESTIONS = 3
 NODE_TIMEOUT = 600.0  # Seconds to wait for nodes that are not online yet.
-REPORT_SECONDS = 10.0  # How often a wait for them is logged.
 _POLL_SECONDS = 0.1
 
 
@@ -82,7 +82,9 @@ def is_simulated(grid: Grid) -> bool:
     return bool(getattr(grid, "simulated", _is_flowers_simulation(grid)))
 
 
-def wait_for_nodes(grid: Grid, at_least: int, timeout: float, key: str) -> list[int]:
+def wait_for_nodes(
+    grid: Grid, at_least: int, timeout: float, key: str, known: Iterable[ClientNode] = ()
+) -> list[int]:
     """Wait until enough nodes are online; return the ids of all that are, in order.
 
     A wait is logged at once and every ten seconds. In a simulation there is none: no more nodes
@@ -98,6 +100,8 @@ def wait_for_nodes(grid: Grid, at_least: int, timeout: float, key: str) -> list[
         Seconds to wait, >= 0.
     key : str
         The argument or setting that asks for so many, for errors.
+    known : iterable of ClientNode
+        Nodes of earlier rounds: those of them that are not online are named.
 
     Raises
     ------
@@ -124,11 +128,20 @@ def wait_for_nodes(grid: Grid, at_least: int, timeout: float, key: str) -> list[
             )
         if now >= due:
             # A warning: it is seen in programs that configure no logging, too.
-            logger.warning("%s; waiting for more, %.0f s at most", found, left)
+            who = _who(grid, known)
+            logger.warning("%s%s; waiting for more, %.0f s at most", found, who, left)
             due += REPORT_SECONDS
         time.sleep(_POLL_SECONDS)
         node_ids = sorted(grid.get_node_ids())
     return node_ids
+
+
+def _who(grid: Grid, known: Iterable[ClientNode]) -> str:
+    """Return who is online and who is not any more, as far as they have names."""
+    online = {node.node_id: node.name for node in grid.get_nodes()}
+    there = enumerated(label(node_id, name) for node_id, name in online.items() if name)
+    missing = enumerated(node.label for node in known if node.node_id not in online)
+    return (f": {there}" if there else "") + (f"; missing: {missing}" if missing else "")
 
 
 def simulated_nodes(grid: Grid, timeout: float = NODE_TIMEOUT) -> list[int]:
@@ -221,7 +234,7 @@ class NodeDirectory:
 
         ``key`` and errors are those of :func:`wait_for_nodes`.
         """
-        node_ids = wait_for_nodes(grid, at_least, self._timeout, key)
+        node_ids = wait_for_nodes(grid, at_least, self._timeout, key, self._known.values())
         if node_ids == self._online[0]:
             return self._online[1]
         unknown = [node_id for node_id in node_ids if self._is_unknown(node_id)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import get_ident
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -15,6 +16,25 @@ from fedif_flower.strategies.global_model import GlobalModel
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger(__name__)
+_FLOWER = logging.getLogger("flwr")
+
+
+class _FlowersLog(logging.Filter):
+    """Lets Flower's log name the strategy, and count the rounds of earlier processes too."""
+
+    def __init__(self, strategy: Strategy, offset: int) -> None:
+        super().__init__()
+        self._name = type(strategy).__name__
+        self._offset = offset
+        self._thread = get_ident()  # Other threads may run other federations.
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.thread == self._thread and isinstance(record.args, tuple):
+            if record.msg == "Starting %s strategy:":
+                record.args = (self._name,)
+            elif record.msg == "[ROUND %s/%s]":
+                record.args = tuple(int(str(n)) + self._offset for n in record.args)
+        return True
 
 
 class RoundLoop(Strategy):
@@ -63,6 +83,8 @@ class RoundLoop(Strategy):
         evaluate_config: ConfigRecord | None,
     ) -> Result:
         """Run the rounds; the result's rounds are counted from the first process on."""
+        told = _FlowersLog(self.strategy, self.offset)
+        _FLOWER.addFilter(told)
         try:
             self.start(
                 grid,
@@ -76,6 +98,7 @@ class RoundLoop(Strategy):
         except StopTraining as stop:
             logger.info("stopped: %s", stop)
         finally:
+            _FLOWER.removeFilter(told)
             for callback in self._callbacks:
                 callback.on_end()
         if self._so_far.arrays:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
-from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -43,6 +45,8 @@ class SFedAvg(ScreenedStrategy):
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"validation": ShapleyValuation})
+
     def __init__(
         self,
         validation: Validation | ShapleyValuation,
@@ -57,12 +61,13 @@ class SFedAvg(ScreenedStrategy):
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
-        alpha: float = 0.75,
+        alpha: Annotated[
+            float, Setting("share of the old relevance that stays", ge=0, lt=1)
+        ] = 0.75,
         stages: Sequence[Stage] | None = None,
         callbacks: Sequence[Callback] = (),
         setup: Setup = DEFAULTS,
     ) -> None:
-        require(0.0 <= alpha < 1.0, "alpha", alpha, "0 <= alpha < 1")
         require_kind(self, "validation", validation, Validation, ShapleyValuation)
         if isinstance(validation, Validation):
             validation = ShapleyValuation(validation, estimator="permutation", seed=setup.seed)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError, require
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.scoring import Scoring
@@ -17,7 +21,7 @@ from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation, Valuation
-from fedif_flower.valuation.ledger import WEIGHT_SCOPES, ScoreLedger, min_max
+from fedif_flower.valuation.ledger import Gamma, ScoreLedger, WeightScope, min_max
 from fedif_flower.valuation.score_guard import ScoreGuard
 
 
@@ -46,18 +50,34 @@ class Weighting:
         Options against scores that are farmed; ``None``: the paper's scores alone.
     """
 
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"guard": ScoreGuard})
+
     initial: float = 0.0
-    round_normalization: bool = True
-    smooth_update: bool = True
-    bias_correction: bool = False
-    weight_scope: str = "participants"
+    round_normalization: Annotated[bool, Setting("min-max over the round (off: an ablation)")] = (
+        True
+    )
+    smooth_update: Annotated[
+        bool, Setting("smooth over rounds with rate gamma (off: an ablation)")
+    ] = True
+    bias_correction: Annotated[
+        bool,
+        Setting(
+            "the weight score of a client of few rounds is the mean of these, not held down (or "
+            "up) by where it started"
+        ),
+    ] = False
+    weight_scope: Annotated[
+        WeightScope,
+        Setting(
+            "weights sum to 1 over the round's clients, or AFedSV's unbiased form over all clients"
+        ),
+    ] = "participants"
     num_clients: int | None = None
     guard: ScoreGuard | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        known = self.weight_scope in WEIGHT_SCOPES
-        require(known, "weight_scope", self.weight_scope, ", ".join(WEIGHT_SCOPES))
+        require_fields(self)
 
 
 class ScoredStrategy(ScreenedStrategy):
@@ -80,6 +100,7 @@ class ScoredStrategy(ScreenedStrategy):
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
     """
 
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"weighting": Weighting})
     default_weighting = Weighting()
 
     def __init__(
@@ -96,7 +117,7 @@ class ScoredStrategy(ScreenedStrategy):
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
-        gamma: float = 0.3,
+        gamma: Gamma = 0.3,
         weighting: Weighting | None = None,
         stages: Sequence[Stage] | None = None,
         callbacks: Sequence[Callback] = (),
@@ -128,7 +149,7 @@ class ScoredStrategy(ScreenedStrategy):
             smooth_update=weighting.smooth_update,
             bias_correction=weighting.bias_correction,
         )
-        self.guard = weighting.guard
+        self.guard = weighting.guard or None
 
     def valued(self, validation: Validation | Valuation, seed: int) -> Valuation:  # noqa: ARG002
         """Return what scores a round; a subclass that has a valuation makes it of a Validation."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from fedif_flower.errors import ConfigError, require
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.masked_rounds import Masking
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import Setting
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
 from fedif_flower.strategies.streaming import AggregationMode
 
@@ -49,6 +52,8 @@ class Setup:
         the round's median, >= 1, counts for so many. 0: no such bound.
     aggregation : {"stacked", "streaming", "auto"}
         Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
+    masking : Masking, optional
+        Who keeps the masks under which members send their updates; ``None``: there are none.
     """
 
     seed: int = 0
@@ -57,18 +62,51 @@ class Setup:
     tied_keys: Mapping[str, str] | None = None
     identify: Identify | None = None
     node_timeout: float = NODE_TIMEOUT
-    min_valid_replies: int = 1
-    max_failed_rounds: int = 3
-    max_paused_turns: int = 63
+    min_valid_replies: Annotated[
+        int, Setting("with fewer, the round fails and the old model stays", ge=1)
+    ] = 1
+    max_failed_rounds: Annotated[
+        int,
+        Setting(
+            "the run ends when most members gave no usable reply this many times in a row, or when "
+            "this many rounds in a row failed although replies were usable",
+            ge=1,
+            changes_result=False,
+        ),
+    ] = 3
+    max_paused_turns: Annotated[
+        int,
+        Setting(
+            "a member that errs again and again is not asked for 1, 3, 7 ... of its turns, at most "
+            "for this many; 0: nobody is paused",
+            ge=0,
+            changes_result=False,
+        ),
+    ] = 63
     max_num_examples: float = 10_000_000
-    max_examples_ratio: float = 10.0
-    aggregation: AggregationMode = "stacked"
+    max_examples_ratio: Annotated[
+        float,
+        Setting(
+            "no client counts for more than so many times the round's median of examples, >= 1; "
+            "0: no such bound",
+            ge=0,
+            is_new=True,
+        ),
+    ] = 10.0
+    aggregation: Annotated[
+        AggregationMode,
+        Setting(
+            "`streaming`: updates are summed as they come, so that memory does not grow with the "
+            "clients of a round (FedIF, FedAvg, FedProx, FLTrust, without what needs all updates "
+            "at once); `auto`: where they would take a quarter of the free memory",
+            is_new=True,
+        ),
+    ] = "stacked"
+    masking: Masking | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        for name, least in (("min_valid_replies", 1), ("max_failed_rounds", 1)):
-            require(getattr(self, name) >= least, name, getattr(self, name), f">= {least}")
-        require(self.max_paused_turns >= 0, "max_paused_turns", self.max_paused_turns, ">= 0")
+        require_fields(self)
 
     def __repr__(self) -> str:
         """Name what is not a default."""

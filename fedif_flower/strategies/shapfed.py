@@ -14,6 +14,7 @@ from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting
 from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
 from fedif_flower.tasks.modules import array_shapes, tied_names, trainable_names
+from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapfed import shapfed_contributions
 
@@ -95,7 +96,7 @@ class ShapFed(ScoredStrategy):
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
-        gamma: float = 0.5,
+        gamma: Gamma = 0.5,
         stages: Sequence[Stage] | None = None,
         callbacks: Sequence[Callback] = (),
         setup: Setup = DEFAULTS,

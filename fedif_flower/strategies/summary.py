@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 _UNTOLD: tuple[object, ...] = (object.__repr__,)  # It shows an address and nothing else.
-logger = logging.getLogger(__name__)
+# Flower's strategies tell their settings on its logger, which prints them in any program.
+logger = logging.getLogger("flwr")
 _GROUPS = ("setup", "weighting", "descent")  # Arguments that hold settings.
 _SHOWN_AT_MOST = 100  # Characters of a value.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from rich.console import Console
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.run.report import require_last_round
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.processes import StopRequest
+from fedif_flower.runtime.processes import StopRequest, own_command
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.sweeps.cells import Cell, by_num_clients, distinct, find_result
@@ -70,6 +71,7 @@ class LocalLauncher:
 
     def __call__(self, num_clients: int, main: Callable[[Grid, int], None]) -> None:
         """Call ``main(grid, 1)`` beside so many clients."""
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # As run_on_ray does.
         main(LocalGrid(self.client_app, num_clients), 1)
 
 
@@ -107,7 +109,11 @@ def run_cells(
         for group in by_num_clients(missing):
             outcomes += _run_group(group, launch, console, jobs, stop)
             if stop.signal_number is not None:
-                raise GridInterrupted("interrupted; the same command goes on from here")
+                done = sum(find_result(cell) is not None for cell in wanted)
+                raise GridInterrupted(
+                    f"stopped: {done} of {len(wanted)} cells are complete; go on with the same "
+                    f"command: {own_command()}"
+                )
     failed = [outcome for outcome in outcomes if outcome.failed]
     for outcome in failed:
         console.print(f"failed: {outcome.cell.name}: {outcome.error}", style="red", markup=False)

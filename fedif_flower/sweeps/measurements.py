@@ -13,7 +13,7 @@ from typing import Any
 
 from fedif_flower.run.config import RunConfig, subject_of
 from fedif_flower.run.folder import JsonFile, RunFolder
-from fedif_flower.settings import Scalar
+from fedif_flower.settings import Scalar, Settings
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.sweeps.cells import LABEL
 from fedif_flower.tasks.task import metric_key
@@ -22,9 +22,11 @@ from fedif_flower.tasks.task import metric_key
 PATHS = ("output-dir", "run-name", "data-dir", "round-timeout", "checkpoint-every", "resume")
 LAST = 10
 ACCURACY = "accuracy"
+_DECLARED: list[type[Settings]] = [RunConfig, *RunConfig.sections().values()]
 _TEXTS = {
     str(field.alias)
-    for field in RunConfig.model_fields.values()
+    for declared in _DECLARED
+    for field in declared.model_fields.values()
     if field.annotation not in (bool, int, float)
 }
 
@@ -205,7 +207,10 @@ def from_row(row: Mapping[str, str]) -> Measurement:
 
 
 def _setting(key: str, text: str) -> Scalar:
-    value: Scalar = text if key in _TEXTS else json.loads(text)
+    try:
+        value: Scalar = text if key in _TEXTS else json.loads(text)
+    except json.JSONDecodeError:  # Of an entry that is not built in.
+        return text
     return value
 
 

@@ -62,14 +62,15 @@ def report_sweeps(measurements: Sequence[Measurement], output_dir: Path, console
 
 
 def varying(measurements: Sequence[Measurement]) -> list[str]:
-    """Return the settings, the seed aside, in which runs differ."""
+    """Return the settings, the seed aside, in which those runs differ that have them."""
     keys = dict.fromkeys(key for m in measurements for key in m.config)
     ignored = {*PATHS, "seed"}
-    return [
-        key
-        for key in keys
-        if key not in ignored and len({repr(m.config.get(key)) for m in measurements}) > 1
-    ]
+    return [key for key in keys if key not in ignored and len(_values(key, measurements)) > 1]
+
+
+def _values(key: str, measurements: Sequence[Measurement]) -> set[str]:
+    """Return a setting's values; a section's key counts where the section was chosen."""
+    return {repr(m.config.get(key)) for m in measurements if "." not in key or key in m.config}
 
 
 def by_point(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig
+from fedif_flower.sections import section_name
 from fedif_flower.settings import Scalar
 from fedif_flower.sweeps.cells import Cell, make_cell
 
@@ -44,8 +46,11 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
         raise ConfigError(f"name = {name!r}; allowed: letters, digits, '-', '_', '.'")
     if "seeds" in spec:
         spec["seed"] = _seeds(spec)
-    grids = _grids(spec)
-    if unknown := sorted(set(spec).union(*grids) - set(defaults)):
+    grids = [flatten(grid) for grid in _grids(spec)]
+    spec = flatten(spec)
+    # Those of sections are checked where it is known what they belong to.
+    plain = {key for key in set(spec).union(*grids) if "." not in key}
+    if unknown := sorted(plain - set(defaults)):
         allowed = ", ".join([*_OWN_KEYS, *defaults])
         raise ConfigError(f"unknown key {unknown[0]!r} in {str(path)!r}; allowed: {allowed}")
     axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
@@ -53,6 +58,7 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
     fixed = {**defaults, **{key: value for key, value in spec.items() if key not in axes}}
     cells: dict[str, Cell] = {}
+    used: set[str] = set()
     for seed, grid in product(seeds, grids):
         own = {key: value if isinstance(value, list) else [value] for key, value in grid.items()}
         points = {**axes, **{key: _axis(key, values) for key, values in own.items()}}
@@ -61,8 +67,30 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
             cell = _cell_name(point)
             if cell in cells:
                 raise ConfigError(f"{str(path)!r} names the cell {cell!r} twice")
-            cells[cell] = make_cell(name, cell, {**fixed, **point}, output_dir)
+            settings = {**fixed, **point}
+            # What is fixed for one strategy or attack is said once for all cells.
+            others = {key for key in fixed.keys() - point.keys() if not _chosen(key, settings)}
+            used |= spec.keys() - others
+            kept = {key: value for key, value in settings.items() if key not in others}
+            cells[cell] = make_cell(name, cell, kept, output_dir)
+    if unused := [key for key in spec if key not in used]:
+        raise ConfigError(f"{unused[0]} in {str(path)!r}; allowed: keys that some cell takes")
     return list(cells.values())
+
+
+def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with sections' keys in full, as Flower does: ``[fedif] gamma`` is one key."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = value if isinstance(value, dict) else None
+        flat |= {key: value} if inner is None else {f"{key}.{k}": v for k, v in inner.items()}
+    return flat
+
+
+def _chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
+    """Tell whether a key is no section's, or one of a section that these settings choose."""
+    names = {section_name(str(settings[field])) for field in RunConfig.registries}
+    return "." not in key or key.partition(".")[0] in names
 
 
 def _grids(spec: dict[str, Any]) -> list[dict[str, Any]]:

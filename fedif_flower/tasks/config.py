@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Literal
 
+from fedif_flower.registry import Registry
+from fedif_flower.sections import SectionedSettings
 from fedif_flower.settings import AUTO, Settings, setting
 from fedif_flower.tasks.data import DATASETS, NORMALIZATIONS
 from fedif_flower.tasks.models import MODELS
@@ -13,8 +17,16 @@ IMAGES = "images"  # The built-in task.
 OWN = "this-app:"  # Before the name of the task that an app brings along.
 
 
-class TaskConfig(Settings):
+def _images() -> None:
+    """Stand for the built-in task, whose keys have no section."""
+
+
+class TaskConfig(SectionedSettings):
     """Which data a federation learns from, and which model it trains."""
+
+    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
+        {"task": Registry("task", {IMAGES: _images}, offered=("settings", "facts"))}
+    )
 
     task: str = setting(
         IMAGES,

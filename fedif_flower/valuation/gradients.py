@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from torch import Tensor
 from fedif_flower.devices import fix_threads
 from fedif_flower.errors import DivergedError
 from fedif_flower.round import all_finite
-
-if TYPE_CHECKING:
-    from fedif_flower.valuation.validation import Validation
 
 T = TypeVar("T")
 
@@ -41,12 +38,15 @@ class SharedGradients:
 
     Parameters
     ----------
-    validation : Validation
-        The held-out data with model and loss.
+    loss_and_gradient : callable
+        Takes a model's parameters ``[d]`` and named buffers, such as
+        :meth:`~fedif_flower.valuation.validation.Validation.loss_and_gradient`.
     """
 
-    def __init__(self, validation: Validation) -> None:
-        self._validation = validation
+    def __init__(
+        self, loss_and_gradient: Callable[[Tensor, Mapping[str, Tensor] | None], LossAndGradient]
+    ) -> None:
+        self._loss_and_gradient = loss_and_gradient
         # A thread starts with the number of torch threads that is set at that moment. Unless it
         # is fixed now, the gradient's last bits depend on what else runs.
         self._threads = torch.get_num_threads()
@@ -83,7 +83,7 @@ class SharedGradients:
         return self._executor.submit(function)
 
     def _take(self, params: Tensor, buffers: Mapping[str, Tensor] | None) -> LossAndGradient:
-        return self._validation.loss_and_gradient(params, buffers).checked()
+        return self._loss_and_gradient(params, buffers).checked()
 
     def _known(self, params: Tensor) -> Future[LossAndGradient] | None:
         """Return what was begun with at this model, unless it failed."""

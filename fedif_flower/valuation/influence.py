@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import RoundUpdates
+from fedif_flower.settings import Setting
 from fedif_flower.valuation.gradients import LossAndGradient
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.validation import Validation
@@ -154,7 +155,13 @@ class InfluenceValuation:
     """
 
     def __init__(
-        self, validation: Validation, *, weight_normalization: bool = True, overlap: bool = True
+        self,
+        validation: Validation,
+        *,
+        weight_normalization: Annotated[
+            bool, Setting("divide by the norm of the update (off: an ablation)")
+        ] = True,
+        overlap: bool = True,
     ) -> None:
         self.validation = validation
         self.weight_normalization = weight_normalization
@@ -187,6 +194,10 @@ class InfluenceValuation:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
         if updates.notes is not None:  # Projected as they came.
             projections = Projections(updates.notes[:, 0], updates.squared_norms.cpu())
+        elif updates.hidden is not None:
+            gradient = self.gradient(updates.global_params, updates.named_buffers)
+            inner = -updates.hidden.products(gradient, "scores")
+            projections = Projections(inner, updates.squared_norms.cpu())
         else:
             gradient = self.gradient(updates.global_params, updates.named_buffers)
             projections = project_updates(

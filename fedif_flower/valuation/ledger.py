@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from fedif_flower.client_table import ClientTable
 from fedif_flower.errors import ValuationError
+from fedif_flower.settings import Setting
 
 WeightScope = Literal["participants", "population"]
 WEIGHT_SCOPES: tuple[str, ...] = get_args(WeightScope)
+Gamma = Annotated[float, Setting("rate of the smooth update", gt=0, le=1)]
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +244,8 @@ def _normalized(values: Tensor) -> Tensor:
     if values.numel() == 0:
         return values
     if not bool(total > 0):
-        logger.warning("every participant's weight score is 0: uniform weights this round")
+        if values.numel() > 1:  # One alone has all the weight in any case.
+            logger.warning("every participant's weight score is 0: uniform weights this round")
         return torch.full_like(values, 1.0 / values.numel())
     return values / total
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.clipping import usual_length
 from fedif_flower.errors import ValuationError
+from fedif_flower.settings import Setting
 
 
 class ScoreGuard:
@@ -56,7 +57,30 @@ class ScoreGuard:
     """
 
     def __init__(
-        self, *, anchored: bool = False, least_length: float = 0.0, harm_memory: int = 0
+        self,
+        *,
+        anchored: Annotated[
+            bool,
+            Setting(
+                "max(Phi, 0) / max Phi in place of min-max: an update of nothing earns nothing"
+            ),
+        ] = False,
+        least_length: Annotated[
+            float,
+            Setting(
+                "an update shorter than so many times the round's median counts less, as much as "
+                "it is shorter; 0: length does not count",
+                ge=0,
+            ),
+        ] = 0.0,
+        harm_memory: Annotated[
+            int,
+            Setting(
+                "of so many rounds of a member's own the harmful ones (Phi < 0) are remembered; "
+                "with half of them it has no weight; 0: nothing is remembered",
+                ge=0,
+            ),
+        ] = 0,
     ) -> None:
         if not (math.isfinite(least_length) and least_length >= 0):
             raise ValuationError(f"least_length is {least_length}; allowed: finite, >= 0")
@@ -66,6 +90,10 @@ class ScoreGuard:
         self.least_length = least_length
         self.harm_memory = harm_memory
         self._harmful: dict[int, list[bool]] = {}  # By client: of its last rounds.
+
+    def __bool__(self) -> bool:
+        """Tell whether any option is on."""
+        return self.anchored or self.least_length > 0 or self.harm_memory > 0
 
     def normalized(self, scores: Tensor, normalized: Tensor, squared_norms: Tensor) -> Tensor:
         r"""Return the guarded :math:`\Psi` ``[m]``.

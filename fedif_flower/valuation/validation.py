@@ -199,7 +199,7 @@ class Validation:
     @cached_property
     def gradients(self) -> SharedGradients:
         """What takes :meth:`gradient` in the background for all who need it."""
-        return SharedGradients(self)
+        return SharedGradients(self.loss_and_gradient)
 
     def loss_and_gradient(
         self, params: Tensor, buffers: Mapping[str, Tensor] | None = None

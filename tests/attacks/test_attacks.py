@@ -53,14 +53,8 @@ def test_every_registered_attack_can_be_built():
 
 
 def test_the_settings_reach_the_behaviour():
-    config = AttackConfig(
-        attack="adversarial",
-        poison_ratio_min=0.2,
-        poison_ratio_max=0.4,
-        pgd_epsilon=0.1,
-        pgd_step_size=0.05,
-        pgd_steps=3,
-    )
+    own = {"adversarial.epsilon": 0.1, "adversarial.step-size": 0.05, "adversarial.steps": 3}
+    config = AttackConfig(attack="adversarial", poison_ratio_min=0.2, poison_ratio_max=0.4, **own)
     adversarial = build_behaviour(config, partition_id=4, seed=9)
     assert vars(adversarial) == {
         "ratio": poison_ratio(0.2, 0.4, 9, 4),
@@ -68,7 +62,7 @@ def test_the_settings_reach_the_behaviour():
         "step_size": 0.05,
         "steps": 3,
     }
-    config = AttackConfig(attack="gradient-noise", gradient_noise_std=0.7)
+    config = AttackConfig(**{"attack": "gradient-noise", "gradient-noise.std": 0.7})
     assert vars(build_behaviour(config, partition_id=4, seed=9)) == {"std": 0.7}
     config = AttackConfig(attack="label-noise", poison_ratio_min=0.5, poison_ratio_max=0.5)
     assert vars(build_behaviour(config, partition_id=4, seed=9)) == {"ratio": 0.5}
@@ -82,10 +76,16 @@ def test_the_settings_reach_the_behaviour():
         ({"poison_ratio_min": -0.1}, "poison_ratio_min = -0.1"),
         ({"poison_ratio_min": 0.9}, "poison_ratio_min = 0.9; allowed: .* poison_ratio_max = 0.8"),
         ({"poison_ratio_max": 2.0}, "poison_ratio_max = 2.0; allowed: a number >= 0 and <= 1"),
-        ({"gradient_noise_std": float("nan")}, "gradient_noise_std = nan; allowed: a number >= 0"),
-        ({"pgd_epsilon": 1.5}, "pgd_epsilon = 1.5; allowed: a number >= 0 and <= 1"),
-        ({"pgd_step_size": 0.0}, "pgd_step_size = 0.0; allowed: a number > 0 and <= 1"),
-        ({"pgd_steps": 0}, "pgd_steps = 0; allowed: an integer >= 1"),
+        ({"gradient-noise.std": float("nan")}, "gradient-noise.std = nan; allowed: a number >= 0"),
+        (
+            {"adversarial.epsilon": 1.5},
+            "adversarial.epsilon = 1.5; allowed: a number >= 0 and <= 1",
+        ),
+        (
+            {"adversarial.step-size": 0.0},
+            "adversarial.step-size = 0.0; allowed: a number > 0 and <= 1",
+        ),
+        ({"adversarial.steps": 0}, "adversarial.steps = 0; allowed: an integer >= 1"),
     ],
 )
 def test_config_out_of_range_names_key_value_and_range(setting, message):

@@ -36,5 +36,5 @@ def test_success_is_measured_on_images_of_other_classes():
 
 
 def test_a_target_that_is_no_class_is_named():
-    with pytest.raises(ConfigError, match="attack-target = 10; allowed: a class, 0 to 9"):
+    with pytest.raises(ConfigError, match="target = 10; allowed: a class, 0 to 9"):
         PixelTrigger(0.5, 10).triggered(torch.zeros(1, 1, 8, 8), torch.zeros(1), 10)

@@ -40,7 +40,7 @@ RUN_CONFIG = {
     "fraction-train": 1.0,
     "num-server-rounds": ROUNDS,
     "local-epochs": 1,
-    "gradient-noise-std": 1.0,
+    "gradient-noise.std": 1.0,
     "checkpoint-every": 2,
     "resume": "auto",
     "round-timeout": 300.0,

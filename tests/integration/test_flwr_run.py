@@ -106,13 +106,13 @@ def test_ctrl_c_ends_the_run_and_all_of_its_processes(launch: Launch) -> None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 128 + signal.SIGINT
-    assert "interrupted" in launch.printed()
+    assert "stopped after round 0 of 2; there is no checkpoint" in launch.printed()
     assert not (launch.run_dir / "summary.json").exists()
     assert launch.marked.alive() == []
 
 
 def test_bad_configuration_starts_nothing(launch: Launch) -> None:
-    assert launch.start("-c", "gamma=2.0").wait() == 1
+    assert launch.start("-c", "fedif.gamma=2.0").wait() == 1
     [line] = launch.printed().splitlines()
-    assert line.startswith("error: gamma = 2.0")
+    assert line.startswith("error: fedif.gamma = 2.0")
     assert not launch.run_dir.parent.exists()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+import re
 import threading
 import time
 
@@ -9,6 +11,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
+from fedif_flower.messages import polling_grid
 from fedif_flower.messages.polling_grid import PollingGrid
 from fedif_flower.messages.screening import REGISTRATION_ENDED
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -99,7 +102,10 @@ class Restarting(LocalGrid):
 
     def get_nodes(self):
         now = self.activations.pop(0) if len(self.activations) > 1 else self.activations[0]
-        return [NodeInfo(node_id=i, last_activated_at=at) for i, at in now.items()]
+        names = {1001: "hospital-b"}
+        return [
+            NodeInfo(node_id=i, last_activated_at=at, name=names.get(i)) for i, at in now.items()
+        ]
 
     def pull_messages(self, message_ids):
         here = [i for i in message_ids if self._waiting[i].metadata.dst_node_id != 1001]
@@ -118,6 +124,17 @@ def test_a_node_that_was_started_again_is_not_waited_for():
     assert replies[1000].has_content()
     assert replies[1001].error.code == ErrorCode.NODE_UNAVAILABLE
     assert replies[1001].error.reason == "the node was started again before it answered"
+
+
+def test_who_is_waited_for_is_told_by_name(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "fedif_flower")
+    monkeypatch.setattr(polling_grid, "REPORT_SECONDS", 0.05)
+    both = {1000: "09:00", 1001: "09:00"}
+    ask_restarting(both, both, {1000: "09:00"}, both, both, timeout=0.5)
+    told = [re.sub(r"^\d+ s: ", "", message) for message in caplog.messages]
+    assert "waiting for hospital-b (node 1001); 2 of 2 online" in told
+    assert told.count("hospital-b (node 1001) is offline: 1 of 2 online") == 1
+    assert told.count("hospital-b (node 1001) is back: 2 of 2 online") == 1
 
 
 @pytest.mark.parametrize(

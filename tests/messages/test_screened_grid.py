@@ -90,6 +90,16 @@ def test_what_messages_are_hashed_from_cannot_be_guessed():
     assert all(len(nonce) == 32 and int(nonce, 16) > 0 for nonce in seen)
 
 
+def test_a_member_s_log_is_told_the_round():
+    seen = []
+    message = model_message(1000)
+    message.content["config"] = ConfigRecord({"server-round": 14})
+    grid = LocalGrid(lambda m, _: seen.append(m.metadata.group_id) or step_reply(m, 1.0), 1)
+    list(ScreenedGrid(grid).send_and_receive([message]))
+    told, nonce = seen[0].split(", ")
+    assert (told, len(nonce)) == ("14", 32)
+
+
 @pytest.mark.parametrize(
     ("spoil", "accepted"),
     [

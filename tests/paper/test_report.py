@@ -72,11 +72,11 @@ def test_the_best_of_a_column(results):
     "changed",
     [
         {"learning_rate": 0.01},
-        {"weight_scope": "population"},
+        {"fedif.weight-scope": "population"},
         {"num_server_rounds": 50},
         {"model": "lenet5"},
-        {"gamma": 0.4},
-        {"pgd_steps": 10},
+        {"fedif.gamma": 0.4},
+        {"fedif.smooth-update": False},
     ],
 )
 def test_a_run_with_another_setting_is_no_cell_of_the_table(tmp_path, changed):

@@ -95,13 +95,13 @@ def test_settings_of_some_cells_by_hand():
     assert cell["attack"] == "label-noise"
     assert cell["malicious-fraction"] == 0.6
     assert (cell["poison-ratio-min"], cell["poison-ratio-max"]) == (0.6, 0.7)
-    assert (cell["strategy"], cell["gamma"]) == ("fedif", 0.4)
+    assert (cell["strategy"], cell["fedif.gamma"]) == ("fedif", 0.4)
     assert (cell["dataset"], cell["model"]) == ("fashion-mnist", "cnn")
-    assert settings("cifar10", "fedif", "clean")["gamma"] == 0.3
-    assert settings("fashion-mnist", "afedsv", "clean")["gamma"] == 0.3
+    assert settings("cifar10", "fedif", "clean")["fedif.gamma"] == 0.3
+    assert "afedsv.gamma" not in settings("fashion-mnist", "afedsv", "clean")
     noisy = settings("cifar10-gradient", "krum", "gradient-noise_0.6_0.05")
-    assert (noisy["malicious-fraction"], noisy["gradient-noise-std"]) == (0.6, 0.05)
-    assert settings("gamma-fashion-mnist", "gamma-0.6", "clean")["gamma"] == 0.6
+    assert (noisy["malicious-fraction"], noisy["gradient-noise.std"]) == (0.6, 0.05)
+    assert settings("gamma-fashion-mnist", "gamma-0.6", "clean")["fedif.gamma"] == 0.6
     labels = settings("gamma-fashion-mnist", "gamma-0.3", "label-noise")
     assert (labels["malicious-fraction"], labels["poison-ratio-max"]) == (0.6, 0.7)
 
@@ -118,9 +118,9 @@ def test_settings_of_some_cells_by_hand():
 )
 def test_ablation_switches(row, weight, round_, smooth):
     cell = settings("ablation", row, "gradient-noise")
-    switches = ("weight-normalization", "round-normalization", "smooth-update")
+    switches = ("fedif.weight-normalization", "fedif.round-normalization", "fedif.smooth-update")
     assert [cell[key] for key in switches] == [weight, round_, smooth]
-    assert (cell["malicious-fraction"], cell["gradient-noise-std"]) == (0.5, 0.1)
+    assert (cell["malicious-fraction"], cell["gradient-noise.std"]) == (0.5, 0.1)
 
 
 def test_ablation_in_full_is_fedif_s_own_cell():

@@ -26,7 +26,6 @@ def run_config(output_dir: Path, **overrides) -> RunConfig:
         "checkpoint-every": 2,
         "local-epochs": 1,
         "attack": "label-noise",
-        "shapley-samples": 3,
         "output-dir": str(output_dir),
         "run-name": "run",
         "device": "cpu",

@@ -174,9 +174,7 @@ def test_a_rule_without_coefficients_is_refused_by_name(tmp_path, strategy):
     ],
 )
 def test_every_strategy_that_combines_updates_is_attributed(tmp_path, strategy):
-    config = run_config(
-        tmp_path, strategy=strategy, num_server_rounds=1, attribution="simpson", shapley_samples=2
-    )
+    config = run_config(tmp_path, strategy=strategy, num_server_rounds=1, attribution="simpson")
     run(config)
     (row,) = read_rows(config.run_dir / FILES[1])
     decrease, remainder = float(row["decrease"]), float(row["remainder"])

@@ -47,14 +47,14 @@ def test_without_a_trigger_there_is_no_success_rate(tmp_path):
 
 
 def test_a_target_that_is_no_class_stops_the_run_before_it_starts(tmp_path):
-    with pytest.raises(ConfigError, match="attack-target = 10; allowed: a class, 0 to 9"):
-        run(tmp_path, attack="distributed-trigger", attack_target=10)
+    with pytest.raises(ConfigError, match="target = 10; allowed: a class, 0 to 9"):
+        run(tmp_path, **{"attack": "distributed-trigger", "distributed-trigger.target": 10})
     assert not list(tmp_path.iterdir())
 
 
 def test_new_keys_at_their_defaults_leave_a_runs_hash_alone():
     config = RunConfig.from_run_config(default_run_config())
-    for key in ("attack-strength", "attack-target", "attack-first-round", "attack-period"):
+    for key in ("pixel-trigger.target", "attack-first-round", "attack-period"):
         assert key not in config.identity()
     assert config.replace(attack_period=3).identity()["attack-period"] == 3
     assert config.replace(attack_period=3).digest() != config.digest()

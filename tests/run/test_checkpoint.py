@@ -135,7 +135,7 @@ def test_another_configuration_is_refused_naming_the_keys(tmp_path, resume):
         other.find(resume if resume == "auto" else str(path))
     assert "another configuration" in str(error.value)
     assert "gamma = 0.3 there, 0.4 here" in str(error.value)
-    assert "new-key = None there, True here" in str(error.value)
+    assert "new-key = its default there, True here" in str(error.value)
     assert "seed" not in str(error.value)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from types import MappingProxyType
 
 import pytest
 import torch
@@ -17,14 +16,12 @@ from flwr.app import (
 from torch import Tensor
 
 from client_app import app as client_app
-from fedif_flower.attacks import AttackConfig, ClientRound, Colluder, malicious_partitions
-from fedif_flower.attacks import registry as attack_registry
+from fedif_flower.attacks import ATTACKS, ClientRound, Colluder, malicious_partitions
 from fedif_flower.attacks.behaviour import Behaviour
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY
-from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
@@ -52,14 +49,10 @@ class StepBefore(Behaviour):
 @pytest.fixture(autouse=True)
 def more_attacks(monkeypatch):
     own = {
-        "swap": lambda _config, _ratio: SwapAndDouble(),
-        "step-before": lambda _config, _ratio: StepBefore(),
+        "swap": SwapAndDouble,
+        "step-before": StepBefore,
     }
-    attacks = MappingProxyType({**attack_registry.ATTACKS, **own})
-    monkeypatch.setattr(attack_registry, "ATTACKS", attacks)
-    for kind in (AttackConfig, ClientConfig, RunConfig, NodeConfig):
-        extra = kind.model_fields["attack"].json_schema_extra
-        monkeypatch.setitem(extra, "choices", attacks)
+    monkeypatch.setattr(ATTACKS, "built_in", {**ATTACKS.built_in, **own})
 
 
 def colluding_config(**values) -> ClientConfig:
@@ -136,9 +129,8 @@ def test_an_attack_of_another_shape_is_named():
         def collude(self, received, updates, generator):
             return received
 
-    wrong = {**attack_registry.ATTACKS, "swap": lambda _config, _ratio: Wrong()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attack_registry, "ATTACKS", wrong)
+        patch.setattr(ATTACKS, "built_in", {**ATTACKS.built_in, "swap": Wrong})
         with pytest.raises(
             ValueError, match=re.escape("'swap' must return updates of shape [2, 2]")
         ):

@@ -36,12 +36,15 @@ def test_defaults_are_valid_and_the_papers_protocol():
         ({"dataset": "digits"}, 0.05, 0.3),
         ({"dataset": "cifar10"}, 0.001, 0.3),
         ({"dataset": "fashion-mnist"}, 0.001, 0.4),
-        ({"dataset": "fashion-mnist", "gamma": 0.5, "learning_rate": 1}, 1.0, 0.5),
+        ({"dataset": "fashion-mnist", "fedif.gamma": 0.5, "learning_rate": 1}, 1.0, 0.5),
     ],
 )
 def test_auto_depends_on_the_data_set(overrides, learning_rate, gamma):
     parsed = config(**overrides)
-    assert (parsed.learning_rate, parsed.gamma) == (learning_rate, gamma)
+    assert (parsed.learning_rate, parsed.settings_of("strategy").get("gamma", 0.3)) == (
+        learning_rate,
+        gamma,
+    )
 
 
 def test_robust_aggregators_are_told_the_truth_unless_told_otherwise():
@@ -65,20 +68,20 @@ def test_robust_aggregators_are_told_the_truth_unless_told_otherwise():
         ("fraction-train", float("nan"), "a number"),
         ("learning-rate", "fast", "a number > 0 or 'auto'"),
         ("learning-rate", -1, "> 0 or 'auto'"),
-        ("gamma", 0, "> 0 and <= 1 or 'auto'"),
+        ("fedif.gamma", 0, "> 0 and <= 1 or 'auto'"),
         ("dirichlet-alpha", float("inf"), "a number"),
         ("dataset", "mnist", "fashion-mnist"),
         ("model", "vgg", "resnet18"),
         ("strategy", "fedsgd", "fedif, fedavg"),
         ("attack", "backdoor", "label-noise"),
-        ("weight-scope", "all", "participants, population"),
-        ("weight-normalization", 1, "true, false"),
+        ("fedif.weight-scope", "all", "participants, population"),
+        ("fedif.weight-normalization", 1, "true, false"),
         ("device", "gpu", "cuda:N"),
         ("data-dir", 3, "a string"),
         ("poison-ratio-min", 0.9, "poison-ratio-max"),
         ("malicious-fraction", 1.5, "<= 1"),
         ("assumed-malicious-fraction", 1.5, "<= 1 or 'auto'"),
-        ("pgd-steps", 0, ">= 1"),
+        ("adversarial.steps", 0, ">= 1"),
         ("min-valid-replies", 11, "10 clients"),
         ("run-name", "../elsewhere", "folder"),
     ],
@@ -110,7 +113,7 @@ def test_json_round_trip_is_exact():
 def test_digest_ignores_where_results_go_and_nothing_else():
     parsed = config()
     assert config(output_dir="elsewhere", run_name="x").digest() == parsed.digest()
-    for key, value in {"seed": 1, "gamma": 0.9, "eval_every": 2, "batch_size": 8}.items():
+    for key, value in {"seed": 1, "fedif.gamma": 0.9, "eval_every": 2, "batch_size": 8}.items():
         assert config(**{key: value}).digest() != parsed.digest()
 
 
@@ -125,7 +128,7 @@ def test_own_run_names_differ_by_setting():
     [
         "",
         "seed=5",
-        'seed=5 strategy="krum"  gamma=0.5 smooth-update=false',
+        'seed=5 strategy="krum"  krum.num-selected=2 overwrite=false',
         "data-dir='a folder/with spaces' learning-rate=1e-3",
     ],
 )

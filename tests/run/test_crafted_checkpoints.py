@@ -76,5 +76,8 @@ def crafted(run_dir: Path, change) -> RunConfig:
 )
 def test_a_crafted_checkpoint_is_refused_with_a_sentence(killed_in_round_three, change, reason):
     config = crafted(killed_in_round_three, change)
+    results = ("config.json", "provenance.json", "rounds.csv", "clients.csv")
+    before = [(killed_in_round_three / name).read_bytes() for name in results]
     with pytest.raises(CheckpointError, match=reason):
         run(config)
+    assert [(killed_in_round_three / name).read_bytes() for name in results] == before

@@ -59,7 +59,7 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path):
 @pytest.mark.parametrize("attack", ["none", "label-noise", "gradient-noise", "adversarial"])
 def test_same_seed_same_bits(tmp_path, attack):
     runs = [
-        run(run_config(tmp_path, attack=attack, pgd_steps=2, run_name=name, num_server_rounds=2))
+        run(run_config(tmp_path, attack=attack, run_name=name, num_server_rounds=2))
         for name in ("first", "second")
     ]
     models = [torch.load(run_dir / "model.pt", weights_only=True) for run_dir in runs]
@@ -70,7 +70,7 @@ def test_same_seed_same_bits(tmp_path, attack):
         for run_dir in runs
     ]
     assert clients[0] == clients[1]
-    other = run(run_config(tmp_path, attack=attack, pgd_steps=2, seed=1, num_server_rounds=2))
+    other = run(run_config(tmp_path, attack=attack, seed=1, num_server_rounds=2))
     assert not torch.equal(
         torch.load(other / "model.pt", weights_only=True)["1.weight"], models[0]["1.weight"]
     )

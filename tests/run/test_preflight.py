@@ -13,19 +13,22 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.run import federation
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.preflight import read_config
+from fedif_flower.run.preflight import read_config, warn_of_one
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies import nodes
+from fedif_flower.sweeps.spec import flatten
 from server_app import app as server_app
 from tests.run.resuming import CLIENTS, Killed, run_config
 from tests.strategies.waiting import Clock, LateGrid
 
 # What `flwr run .` hands to the ServerApp.
-FLWR_RUN: dict[str, Scalar] = tomllib.loads(
-    (Path(__file__).parents[2] / "pyproject.toml").read_text()
-)["tool"]["flwr"]["app"]["config"]
+FLWR_RUN: dict[str, Scalar] = flatten(
+    tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["flwr"][
+        "app"
+    ]["config"]
+)
 SIMULATED = '--federation-config "num-supernodes=100"'
 
 
@@ -49,6 +52,12 @@ def small(output_dir: Path, **changed: Scalar) -> dict[str, Scalar]:
 
 def through_the_door(grid: LocalGrid, run_config: dict[str, Scalar]) -> None:
     server_app(grid, Context(1, 1, {}, RecordDict(), run_config))
+
+
+@pytest.mark.parametrize(("clients", "share", "times"), [(4, 0.25, 1), (4, 0.5, 0), (1, 1.0, 0)])
+def test_one_of_several_clients_in_a_round_is_told_of(tmp_path, told, clients, share, times):
+    warn_of_one(run_config(tmp_path, num_clients=clients, fraction_train=share))
+    assert told.text.count("a higher fraction-train (0.25 here)") == times
 
 
 def test_flwr_run_runs_with_whatever_nodes_there_are(tmp_path, told, shown_logs, capsys):
@@ -138,7 +147,7 @@ def test_too_few_real_nodes_are_an_error_that_names_the_key():
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"gamma": 2.0}, "gamma = 2.0"),
+        ({"fedif.gamma": 2.0}, "fedif.gamma = 2.0"),
         ({"num-clients": "many"}, "num-clients = 'many'; allowed: an integer >= 1 or 'auto'"),
         ({"num-clients": 0}, "num-clients = 0; allowed: an integer >= 1 or 'auto'"),
         ({"resume": "auto"}, "num-clients = 'auto' with resume = 'auto'; allowed: the number"),

@@ -136,7 +136,7 @@ def test_fedprox_is_refused_where_a_task_trains_in_its_own_way(tmp_path):
     with pytest.raises(ConfigError, match="'fedprox' adds a term to the local loss, but task 'lin"):
         run(tmp_path, task, strategy="fedprox")
     assert not list(tmp_path.iterdir())
-    run(tmp_path, task, strategy="fedprox", proximal_mu=0.0, num_server_rounds=1)
+    run(tmp_path, task, num_server_rounds=1, **{"strategy": "fedprox", "fedprox.proximal-mu": 0.0})
 
 
 def test_a_client_whose_task_or_model_is_another_says_so(tmp_path):

@@ -15,11 +15,11 @@ from flwr.superlink.grid import InMemoryGrid
 
 from client_app import app as client_app
 from fedif_flower import FedAvg
-from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
+from fedif_flower.errors import CheckpointError, ConfigError, FedIFError, TrainingFailedError
 from fedif_flower.run.checkpoint import CheckpointFolder, read_checkpoint
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.recorder import RunRecorder
-from fedif_flower.run.resume import ResumableRun
+from fedif_flower.run.resume import ResumableRun, as_pairs
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
@@ -186,8 +186,8 @@ def test_a_completed_run_is_only_reported_again(tmp_path):
 def test_another_configuration_is_refused_and_nothing_touched(tmp_path):
     run_dir = run(run_config(tmp_path))
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match=r"gamma = 0.3 there, 0.9 here"):
-        run(run_config(tmp_path, gamma=0.9, resume="auto"))
+    with pytest.raises(CheckpointError, match=r"fedif.gamma = its default there, 0.9 here"):
+        run(run_config(tmp_path, resume="auto", **{"fedif.gamma": 0.9}))
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
@@ -261,6 +261,54 @@ def test_an_error_loses_no_complete_round(tmp_path):
     run(config)
     with (config.run_dir / "rounds.csv").open() as file:
         assert [row["round"] for row in csv.DictReader(file)] == ["0", "1", "2", "3", "4", "5"]
+
+
+def interrupted(config, caplog, *, at: int) -> str:
+    """Return what a run says that is stopped by Ctrl-C when it has a round's line."""
+
+    def on_row(row) -> None:
+        if row.round == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_federation(LocalGrid(client_app, CLIENTS), config, on_row, again=as_pairs)
+    (said,) = (r.getMessage() for r in caplog.records if "stopped after" in r.getMessage())
+    return said
+
+
+def test_ctrl_c_loses_no_complete_round_and_says_how_to_go_on(tmp_path, caplog):
+    config = run_config(tmp_path, checkpoint_every=100)
+    said = interrupted(config, caplog, at=4)
+    keys = 'run-name="run" resume="auto"'
+    assert said == f"stopped after round 3 of 5; go on at round 4 with: {keys}"
+    assert checkpoints(config.run_dir) == ["round-000003.pt"]
+    run(run_config(tmp_path, checkpoint_every=100, **{"resume": "auto"}))
+    assert [row["round"] for row in read_rows(config.run_dir / "rounds.csv")] == list("012345")
+
+
+@pytest.mark.parametrize(("every", "at"), [(0, 3), (2, 1)])
+def test_ctrl_c_without_a_checkpoint_says_so(tmp_path, caplog, every, at):
+    said = interrupted(run_config(tmp_path, checkpoint_every=every), caplog, at=at)
+    assert said.startswith(f"stopped after round {at - 1} of 5; there is no checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"dataset": "image-folder", "data_dir": "/nowhere"}, "/nowhere"),
+        ({"resume": "nowhere.pt"}, "cannot read the checkpoint"),
+        ({}, "nobody is there"),
+    ],
+)
+def test_what_is_refused_before_the_first_round_leaves_no_folder(tmp_path, wrong, error):
+    class Refusing(LocalGrid):
+        def get_node_ids(self):
+            raise ConfigError("nobody is there")
+
+    config = run_config(tmp_path, **wrong)
+    with pytest.raises(FedIFError, match=error):
+        run_federation(Refusing(client_app, CLIENTS), config)
+    assert list(tmp_path.iterdir()) == []
 
 
 SMALL_DISK = """

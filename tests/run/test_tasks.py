@@ -202,7 +202,13 @@ def test_adversarial_samples_stay_in_the_range_of_the_task(tmp_path):
         input_range=(-1.0, 3.0),
         loss=loss,
     )
-    run(tmp_path, task, attack="adversarial", pgd_epsilon=1.0, pgd_steps=2, num_server_rounds=1)
+    run(
+        tmp_path,
+        task,
+        num_server_rounds=1,
+        attack="adversarial",
+        **{"adversarial.epsilon": 1.0, "adversarial.steps": 2},
+    )
     assert min(low for low, _ in seen) >= -1
     assert max(high for _, high in seen) <= 3
     assert max(high for _, high in seen) > 2.9  # where honest inputs seldom are

@@ -89,7 +89,7 @@ def test_a_named_ray_cluster_has_its_own_resources(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("overrides", "options", "named"),
     [
-        ({"gamma": 2.0}, {}, "gamma"),
+        ({"fedif.gamma": 2.0}, {}, "fedif.gamma"),
         ({"no-such-key": 1}, {}, "no-such-key"),
         ({"device": "cuda:4096"}, {}, "device"),
         ({}, {"cpus_per_client": (os.cpu_count() or 1) + 1}, "--cpus-per-client"),

@@ -93,6 +93,25 @@ def test_stop_request_remembers_the_signal_and_restores_handlers() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_command_is_named_as_it_was_typed(tmp_path) -> None:
+    code = (
+        "from fedif_flower.runtime.processes import own_command as o; print(o('-c', 'a=\"b c\"'))"
+    )
+    script = tmp_path / "tool"
+    script.write_text(f"#!{sys.executable}\n{code}\n")
+    script.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": "."}
+
+    def said(*command: str) -> str:
+        return subprocess.check_output(command, env=environment, text=True).strip()
+
+    more = """-c 'a="b c"'"""
+    assert said("tool", "one") == f"tool one {more}"
+    elsewhere = script.rename(tmp_path.parent / "tool")
+    assert said(str(elsewhere), "one") == f"{elsewhere} one {more}"
+    assert said(sys.executable, "-c", code, "x y").endswith(f" 'x y' {more}")
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity here")
 def test_available_cpus_respects_affinity() -> None:
     allowed = os.sched_getaffinity(0)

@@ -137,3 +137,18 @@ def test_it_goes_on_after_a_restart():
 def test_tolerances_that_are_none_are_refused(tolerance):
     with pytest.raises(ConfigError, match="tolerance"):
         LossBound(held_out(), tolerance)
+
+
+def test_it_says_at_the_end_whether_it_is_bad_that_it_held():
+    quiet, helped, stuck = (LossBound(held_out()) for _ in range(3))
+    choose(quiet, 0.0, [1.0, 3.0], [0.5, 0.5])
+    assert Stages([quiet]).remarks() == []
+    choose(helped, 0.0, [-4.0, 2.0], [0.75, 0.25])
+    (said,) = Stages([helped]).remarks()
+    assert said.startswith("in 1 round the whole step would have raised the validation loss")
+    assert "no reason to worry, since the loss fell from 3 to 1" in said
+    choose(stuck, 0.0, [-4.0, -2.0], [0.5, 0.5])
+    assert "it hardly fell: from 3 to 3 at best; try a lower learning-rate" in stuck.remark()
+    again = LossBound(held_out())
+    again.load_state_dict(stuck.state_dict())
+    assert again.remark() == stuck.remark()

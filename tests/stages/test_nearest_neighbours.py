@@ -60,5 +60,5 @@ def test_two_mixings_are_one_matrix():
 
 @pytest.mark.parametrize("fraction", [-0.1, 2.0])
 def test_a_share_that_is_none_is_named(fraction):
-    with pytest.raises(ConfigError, match=f"malicious_fraction = {fraction}; allowed: 0 to 1"):
+    with pytest.raises(ConfigError, match=f"malicious_fraction = {fraction}; "):
         NearestNeighbours(fraction)

@@ -24,8 +24,11 @@ def test_each_open_game_is_named():
     (found,) = open_games(SAFE | {"secret-validation": False})
     assert found.startswith("secret-validation = false")
     (found,) = open_games(SAFE | {"strategy": "influence-descent"})
-    assert found.startswith("relative-weights = false")
-    assert open_games(SAFE | {"strategy": "influence-descent", "relative-weights": True}) == []
+    assert found.startswith("influence-descent.relative = false")
+    assert (
+        open_games(SAFE | {"strategy": "influence-descent", "influence-descent.relative": True})
+        == []
+    )
 
 
 def test_a_run_of_before_leaves_all_of_them_open():

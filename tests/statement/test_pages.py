@@ -202,8 +202,7 @@ MIN_MAX = "In a round of two members one gets 1 and the other 0"
     ],
 )
 def test_pages_say_of_weight_scores_what_the_strategy_does(tmp_path, key, strategy, said, left_out):
-    """Whatever ``gamma`` the run config has: these strategies do not take it."""
-    run_dir = run(tmp_path, classes(), strategy=strategy, attribution="simpson", shapley_samples=2)
+    run_dir = run(tmp_path, classes(), strategy=strategy, attribution="simpson")
     folder = make_statement(run_dir, key)
     pages = [text_of(path.read_text()) for path in folder.rglob("*.html")]
     report = " ".join((run_dir / "report.md").read_text().split())

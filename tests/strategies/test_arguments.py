@@ -16,20 +16,24 @@ from tests.strategies.lines import threshold_validation
 
 REFUSED: list[tuple[type, dict[str, object], str]] = [
     (Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, population"),
-    (FedIF, {"gamma": 1.5}, "gamma is 1.5; allowed: 0 < gamma <= 1"),
+    (FedIF, {"gamma": 1.5}, "gamma = 1.5; allowed: a number > 0 and <= 1"),
     (ShapleyValuation, {"utility": "f1"}, "utility = 'f1'; allowed: accuracy, loss, score"),
-    (ShapleyValuation, {"num_samples": 0}, "num_samples = 0; allowed: >= 1"),
-    (DescentSettings, {"steps": 0}, "steps = 0; allowed: >= 1"),
-    (Setup, {"min_valid_replies": 0}, "min_valid_replies = 0; allowed: >= 1"),
-    (Setup, {"max_paused_turns": -1}, "max_paused_turns = -1; allowed: >= 0"),
-    (SFedAvg, {"alpha": 1.0}, "alpha = 1.0; allowed: 0 <= alpha < 1"),
-    (FedProx, {"proximal_mu": -1.0}, "proximal_mu = -1.0; allowed: >= 0"),
-    (FedProx, {"proximal_mu": float("nan")}, "proximal_mu = nan; allowed: >= 0"),
-    (Krum, {"malicious_fraction": 1.5}, "malicious_fraction = 1.5; allowed: 0 to 1"),
-    (Krum, {"num_selected": 0}, "num_selected = 0; allowed: >= 1"),
+    (ShapleyValuation, {"num_samples": 0}, "num_samples = 0; allowed: an integer >= 1"),
+    (DescentSettings, {"steps": 0}, "steps = 0; allowed: an integer >= 1"),
+    (Setup, {"min_valid_replies": 0}, "min_valid_replies = 0; allowed: an integer >= 1"),
+    (Setup, {"max_paused_turns": -1}, "max_paused_turns = -1; allowed: an integer >= 0"),
+    (SFedAvg, {"alpha": 1.0}, "alpha = 1.0; allowed: a number >= 0 and < 1"),
+    (FedProx, {"proximal_mu": -1.0}, "proximal_mu = -1.0; allowed: a number >= 0"),
+    (FedProx, {"proximal_mu": float("nan")}, "proximal_mu = nan; allowed: a number >= 0"),
+    (
+        Krum,
+        {"malicious_fraction": 1.5},
+        "malicious_fraction = 1.5; allowed: a number >= 0 and <= 1",
+    ),
+    (Krum, {"num_selected": 0}, "num_selected = 0; allowed: an integer >= 1"),
     (Krum, {"distances": "models"}, "distances = 'models'; allowed: parameters, state"),
-    (RFA, {"iterations": -1}, "iterations = -1; allowed: >= 0"),
-    (RFA, {"nu": 0.0}, "nu = 0.0; allowed: > 0"),
+    (RFA, {"iterations": -1}, "iterations = -1; allowed: an integer >= 0"),
+    (RFA, {"nu": 0.0}, "nu = 0.0; allowed: a number > 0"),
 ]
 
 

@@ -60,8 +60,11 @@ def clients(message: Message, context: Context) -> Message:
     ],
 )
 def test_constant_predictors_do_not_stop_training(tmp_path, strategy, bounds):
-    settings = {"fraction-train": 1.0, "num-server-rounds": 4, "shapley-samples": 8}
-    chosen = config(tmp_path, strategy, **settings, **{"update-clipping": bounds}, attack="none")
+    settings = {"fraction-train": 1.0, "num-server-rounds": 4}
+    own = {f"{strategy}.num-samples": 8} if "sv" in strategy or "s-" in strategy else {}
+    chosen = config(
+        tmp_path, strategy, **settings, **own, **{"update-clipping": bounds}, attack="none"
+    )
     summary, _, _ = run(chosen, clients)
     assert summary["failed_rounds"] == 0
     assert summary["test_accuracy"] > 0.6

@@ -53,5 +53,7 @@ def test_harm_is_remembered_over_rounds_and_in_checkpoints():
 
 def test_the_options_are_keys_of_a_run():
     config = RunConfig.from_run_config(default_run_config())
-    assert not {"anchored-scores", "least-length", "harm-memory"} & set(config.identity())
-    assert config.replace(harm_memory=10).digest() != config.digest()
+    assert not {"fedif.anchored", "fedif.least-length", "fedif.harm-memory"} & set(
+        config.identity()
+    )
+    assert config.replace(**{"fedif.harm-memory": 10}).digest() != config.digest()

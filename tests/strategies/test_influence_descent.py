@@ -120,8 +120,8 @@ def test_it_says_what_a_validation_set_lacks(caplog):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"steps": 0}, "steps = 0; allowed: >= 1"),
-        ({"examples": -1}, "examples = -1; allowed: >= 0"),
+        ({"steps": 0}, "steps = 0; allowed: an integer >= 1"),
+        ({"examples": -1}, "examples = -1; allowed: an integer >= 0"),
     ],
 )
 def test_what_is_no_descent_is_refused(settings, words):
@@ -130,7 +130,7 @@ def test_what_is_no_descent_is_refused(settings, words):
 
 
 def test_losses_are_recorded_and_steps_are_set(tmp_path):
-    chosen = config(tmp_path, "influence-descent", **{"descent-steps": 3})
+    chosen = config(tmp_path, "influence-descent", **{"influence-descent.steps": 3})
     summary, _, _ = run(chosen)
     rows = read_rows(chosen.run_dir / "rounds.csv")
     assert rows[0]["losses"] == ""
@@ -139,7 +139,7 @@ def test_losses_are_recorded_and_steps_are_set(tmp_path):
         assert 1 <= len(losses) <= 4
         assert losses == sorted(losses, reverse=True)
     assert summary["evaluations_per_round"] == 4
-    assert "descent-steps" not in config(tmp_path, "influence-descent").identity()
+    assert "influence-descent.steps" not in config(tmp_path, "influence-descent").identity()
 
 
 def test_a_huge_reply_costs_nothing(tmp_path):

@@ -174,6 +174,15 @@ def test_a_wait_is_told_at_once_and_every_ten_seconds_and_ends_with_both_ways_ou
     assert clock.now < 26
 
 
+def test_a_wait_names_who_is_there_and_who_is_missing(clock, caplog):
+    known = [ClientNode(0, 1000, name="hospital-2"), ClientNode(5, 77, name="hospital-7")]
+    with pytest.raises(TrainingFailedError):
+        wait_for_nodes(Registered(Clients(), 2), 3, 1.0, "num-clients", known)
+    (told,) = caplog.messages
+    who = "hospital-2 (node 1000); missing: hospital-7 (node 77)"
+    assert told == f"2 of 3 nodes are online: {who}; waiting for more, 1 s at most"
+
+
 def test_a_wait_ends_with_the_nodes_that_come(clock, caplog):
     class Coming(LocalGrid):
         def get_node_ids(self):

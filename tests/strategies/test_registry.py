@@ -129,7 +129,7 @@ def test_the_largest_reply_that_is_let_in_does_not_stop_the_server(tmp_path, str
 
 @pytest.mark.parametrize("strategy", ["afedsv", "fedsv", "s-fedavg", "leave-one-out"])
 def test_nor_do_the_losses_that_such_replies_make(tmp_path, strategy):
-    settings = {"fraction-train": 0.5, "num-server-rounds": 6, "shapley-utility": "loss"}
+    settings = {"fraction-train": 0.5, "num-server-rounds": 6, f"{strategy}.utility": "loss"}
     summary, model, _ = run(config(tmp_path, strategy, **settings), Spoiler(9e14))
     assert summary["rounds"] == 6
     assert all(torch.isfinite(value).all() for value in model.values())

@@ -114,11 +114,15 @@ def test_mixing_comes_before_any_rule():
 @pytest.mark.parametrize(
     ("rule", "bad", "message"),
     [
-        (TrimmedMean, {"malicious_fraction": 2.0}, "malicious_fraction = 2.0; allowed: 0 to 1"),
-        (DnC, {"iterations": 0}, "iterations = 0; allowed: >= 1"),
-        (CentredClipping, {"radius": -1.0}, "radius = -1.0; allowed: > 0"),
-        (Flame, {"noise": -1.0}, "noise = -1.0; allowed: >= 0"),
-        (AlignIns, {"share": 0.0}, "share = 0.0; allowed: > 0 and <= 1"),
+        (
+            TrimmedMean,
+            {"malicious_fraction": 2.0},
+            "malicious_fraction = 2.0; allowed: ",
+        ),
+        (DnC, {"iterations": 0}, "iterations = 0; allowed: an integer >= 1"),
+        (CentredClipping, {"radius": -1.0}, "radius = -1.0; allowed: a number > 0"),
+        (Flame, {"noise": -1.0}, "noise = -1.0; allowed: a number >= 0"),
+        (AlignIns, {"share": 0.0}, "share = 0.0; allowed: a number > 0 and <= 1"),
     ],
 )
 def test_arguments_out_of_range_are_named(rule, bad, message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
@@ -30,6 +32,14 @@ def start(*callbacks: Callback, rounds: int = 3, completed: int = 0, **started):
     strategy.completed_rounds = completed
     clients = Clients(dict.fromkeys(range(3), lambda message, _: step_reply(message, 1.0)))
     return strategy.start(LocalGrid(clients, 3), zero(), num_rounds=rounds, **started)
+
+
+def test_flower_s_log_names_the_strategy_and_counts_rounds_of_earlier_processes(caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    start(rounds=2, completed=13)
+    assert "Starting FedAvg strategy:" in caplog.messages
+    assert [m for m in caplog.messages if "[ROUND" in m] == ["[ROUND 14/15]", "[ROUND 15/15]"]
+    assert logging.getLogger("flwr").filters == []
 
 
 class Watching(Callback):

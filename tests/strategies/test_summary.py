@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
@@ -43,7 +45,7 @@ def built(kind: type[ScreenedStrategy], **settings: object) -> ScreenedStrategy:
 
 
 def told(strategy: ScreenedStrategy, caplog: pytest.LogCaptureFixture) -> list[str]:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "flwr"):  # Simulations in this process silence it.
         strategy.summary()
     return [line.strip("\t├─└> ") for line in caplog.messages]
 
@@ -78,7 +80,6 @@ def test_values_are_those_in_force(caplog):
 
 
 def test_flowers_own_rule_is_told_too(caplog):
-    caplog.set_level(logging.INFO, "flwr")  # Simulations in this process silence it.
     lines = told(built(strategies.FlowerRule), caplog)
     assert "inner = FedMedian" in lines
     assert any("Fraction: train" in line for line in lines)
@@ -119,3 +120,9 @@ def test_a_strategy_names_what_it_was_called_with():
     )
     assert repr(fedif) == shown
     assert repr(strategies.FedSV(threshold_validation())) == f"FedSV(validation={validation})"
+
+
+def test_a_plain_script_shows_it():
+    code = "from fedif_flower import FedAvg; FedAvg(fraction_train=0.25).summary()"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "fraction_train = 0.25" in shown.stdout + shown.stderr

@@ -11,24 +11,24 @@ from tests.sweeps.small import small_cell
 
 
 def test_a_directory_for_each_configuration(tmp_path):
-    cell = small_cell(tmp_path, "name", gamma=0.5)
+    cell = small_cell(tmp_path, "name", **{"fedif.gamma": 0.5})
     assert cell.config.run_dir == tmp_path / "group" / f"name-{cell.digest}"
     assert len(cell.digest) == 8
     assert cell.config.model == "mlp"  # "auto" is settled before it is hashed
-    assert cell.digest == small_cell(tmp_path / "elsewhere", "other", gamma=0.5).digest
+    assert cell.digest == small_cell(tmp_path / "elsewhere", "other", **{"fedif.gamma": 0.5}).digest
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"gamma": 0.4},
+        {"fedif.gamma": 0.4},
         {"seed": 1},
         {"num_server_rounds": 3},
         {"attack": "label-noise"},
         {"malicious_fraction": 0.6},
-        {"weight_scope": "population"},
+        {"fedif.weight-scope": "population"},
         {"learning_rate": 0.1},
-        {"smooth_update": False},
+        {"fedif.smooth-update": False},
         {"eval_every": 2},
     ],
 )
@@ -59,8 +59,8 @@ def test_other_pixels_are_another_cell(tmp_path):
 
 
 def test_wrong_settings_are_refused_before_anything_runs(tmp_path):
-    with pytest.raises(ConfigError, match="gamma = 2"):
-        small_cell(tmp_path, gamma=2.0)
+    with pytest.raises(ConfigError, match=r"fedif\.gamma = 2"):
+        small_cell(tmp_path, **{"fedif.gamma": 2.0})
 
 
 def test_complete_means_a_readable_summary(tmp_path):
@@ -77,7 +77,10 @@ def test_complete_means_a_readable_summary(tmp_path):
 
 
 def test_a_result_of_the_same_settings_in_another_table_counts(tmp_path):
-    cell, other = small_cell(tmp_path, "clean"), small_cell(tmp_path, "clean", gamma=0.9)
+    cell, other = (
+        small_cell(tmp_path, "clean"),
+        small_cell(tmp_path, "clean", **{"fedif.gamma": 0.9}),
+    )
     elsewhere = tmp_path / "other-table" / f"also-clean-{cell.digest}"
     elsewhere.mkdir(parents=True)
     (elsewhere / "summary.json").write_text("{}")

@@ -68,7 +68,7 @@ def test_cells_side_by_side_give_the_bits_of_a_cell_alone(tmp_path):
 def test_only_the_changed_cell_is_run(tmp_path):
     assert run_cells([small_cell(tmp_path)], Launches(), silent_console())
     launches = Launches()
-    cells = [small_cell(tmp_path), small_cell(tmp_path, gamma=0.9)]
+    cells = [small_cell(tmp_path), small_cell(tmp_path, **{"fedif.gamma": 0.9})]
     assert run_cells(cells, launches, silent_console())
     assert launches.grids[0].trained == 2 * 2
 
@@ -106,7 +106,7 @@ def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path):
         small_cell(tmp_path, "second", seed=1, num_server_rounds=3),
     ]
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(GridInterrupted, match="the same command goes on from here"):
+    with pytest.raises(GridInterrupted, match="stopped: 1 of 2 cells are complete; go on "):
         run_cells(cells, Launches(InterruptedGrid), silent_console(), jobs=1)
     assert signal.getsignal(signal.SIGINT) is handler
     assert [RunFolder(cell.config.run_dir).is_complete() for cell in cells] == [True, False]

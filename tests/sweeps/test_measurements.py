@@ -28,7 +28,7 @@ def test_three_figures_of_a_run():
 def test_a_run_is_read_without_its_initial_model(tmp_path):
     run_dir = write_result(
         tmp_path / "run",
-        {"gamma": 0.5, "seed": 3, "num-server-rounds": 2},
+        {"fedif.gamma": 0.5, "seed": 3, "num-server-rounds": 2},
         [0.6, 0.5],
         data="CIFAR-10 (JPEG)",
         seconds=12.5,
@@ -63,13 +63,15 @@ def test_only_complete_runs_are_found_each_once(tmp_path):
 
 
 def test_a_row_keeps_everything_but_paths(tmp_path):
-    run_dir = write_result(tmp_path / "run", {"strategy": "krum", "smooth-update": False}, [0.625])
+    run_dir = write_result(
+        tmp_path / "run", {"strategy": "afedsv", "afedsv.smooth-update": False}, [0.625]
+    )
     measured = read_measurement(run_dir)
     path = tmp_path / "rows.csv"
     write_csv(path, [to_row(measured)])
     with path.open(newline="") as file:
         [row] = csv.DictReader(file)
-    assert (row["strategy"], row["smooth-update"], row["seed"]) == ("krum", "false", "0")
+    assert (row["strategy"], row["afedsv.smooth-update"], row["seed"]) == ("afedsv", "false", "0")
     assert not {"output-dir", "data-dir", "run-name"} & set(row)
     assert str(tmp_path) not in path.read_text()
     read = from_row(row)

@@ -16,20 +16,21 @@ def cells(tmp_path, text: str):
 def test_lists_are_axes_and_seeds_vary_slowest(tmp_path):
     found = cells(
         tmp_path,
-        'strategy = ["fedif", "krum"]\nseeds = 2\ngamma = [0.3, 0.5, 0.7]\nnum-clients = 20\n',
+        'strategy = ["fedif", "krum"]\nseeds = 2\nlearning-rate = [0.3, 0.5, 0.7]\n'
+        "num-clients = 20\n",
     )
-    points = [(c.config.seed, c.config.strategy, c.config.gamma) for c in found]
+    points = [(c.config.seed, c.config.strategy, c.config.learning_rate) for c in found]
     assert points == [
-        (seed, strategy, gamma)
+        (seed, strategy, rate)
         for seed in (0, 1)
         for strategy in ("fedif", "krum")
-        for gamma in (0.3, 0.5, 0.7)
+        for rate in (0.3, 0.5, 0.7)
     ]
     assert {c.config.num_clients for c in found} == {20}
     assert len({c.digest for c in found}) == 12
     first = found[0].config.run_dir
     assert first.parent == tmp_path / "out" / "my-sweep"
-    assert first.name == f"strategy-fedif_gamma-0.3_seed0-{found[0].digest}"
+    assert first.name == f"strategy-fedif_learning-rate-0.3_seed0-{found[0].digest}"
 
 
 def test_one_value_is_no_axis_and_seed_may_be_one(tmp_path):
@@ -72,10 +73,10 @@ def test_tables_of_cells_share_what_stands_above_them(tmp_path):
     [
         ("strategy = [", "my-sweep.toml"),
         ("colour = 1", "unknown key 'colour'.*allowed: name, seeds, "),
-        ("gamma = []", "gamma = .*allowed: a list of one or more values"),
-        ("gamma = [[0.1]]", "gamma = .*allowed: a list of one or more values"),
-        ("gamma = [0.1, 0.1]", "gamma = .*allowed: every value once"),
-        ("gamma = [0.1, 2.0]", "gamma = 2.0; allowed: a number > 0 and <= 1"),
+        ("fedif.gamma = []", "fedif.gamma = .*allowed: a list of one or more values"),
+        ("fedif.gamma = [[0.1]]", "fedif.gamma = .*allowed: a list of one or more values"),
+        ("fedif.gamma = [0.1, 0.1]", "fedif.gamma = .*allowed: every value once"),
+        ("fedif.gamma = [0.1, 2.0]", "fedif.gamma = 2.0; allowed: a number > 0 and <= 1"),
         ("seeds = 0", "seeds = 0; allowed: an integer >= 1"),
         ("seeds = 2\nseed = [1]", "seeds and seed are both given"),
         ('name = "../up"', "name = '../up'; allowed: letters"),
@@ -83,8 +84,8 @@ def test_tables_of_cells_share_what_stands_above_them(tmp_path):
         ("[[cells]]\nseed = 1", r"seed or seeds in \[\[cells\]\]; allowed: above them"),
         ("[[cells]]\ncolour = 1", "unknown key 'colour'"),
         (
-            "[[cells]]\ngamma = 0.1\n[[cells]]\ngamma = 0.1",
-            "names the cell 'gamma-0.1_seed0' twice",
+            "[[cells]]\nfedif.gamma = 0.1\n[[cells]]\nfedif.gamma = 0.1",
+            "names the cell 'fedif.gamma-0.1_seed0' twice",
         ),
     ],
 )

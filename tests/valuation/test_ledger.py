@@ -106,6 +106,9 @@ def test_weights_are_uniform_and_warned_of_if_all_are_zero(caplog):
     with caplog.at_level(logging.WARNING):
         assert ledger.weights([4, 5]).tolist() == [0.5, 0.5]
     assert "uniform" in caplog.text
+    caplog.clear()
+    assert ledger.weights([4]).tolist() == [1.0]
+    assert caplog.text == ""
 
 
 def test_population_weights_by_hand():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates
+from fedif_flower.sections import require_settings
 from fedif_flower.seeding import torch_generator
+from fedif_flower.settings import Setting
 from fedif_flower.valuation.coalitions import coalition_scores
-from fedif_flower.valuation.objective import METRICS, Metric
+from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapley import ESTIMATORS
 from fedif_flower.valuation.validation import Validation
@@ -57,17 +60,27 @@ class ShapleyValuation:
         self,
         validation: Validation,
         *,
-        estimator: str = "complementary",
-        num_samples: int = 50,
-        utility: Metric = "accuracy",
+        estimator: Annotated[
+            str, Setting("how Shapley values are estimated", choices=ESTIMATORS)
+        ] = "complementary",
+        num_samples: Annotated[
+            int,
+            Setting(
+                "complementary: samples per stratum; permutation: orders; gtg: most orders; owen: "
+                "antithetic pairs",
+                ge=1,
+            ),
+        ] = 50,
+        utility: Annotated[
+            Metric,
+            Setting("what a coalition is worth; `score`: the first metric of a task of your own"),
+        ] = "accuracy",
         seed: int = 0,
     ) -> None:
-        if estimator not in ESTIMATORS:
-            raise ConfigError(f"estimator = {estimator!r}; allowed: {', '.join(ESTIMATORS)}")
-        if utility not in METRICS:
-            raise ConfigError(f"utility = {utility!r}; allowed: {', '.join(METRICS)}")
-        if num_samples < 1:
-            raise ConfigError(f"num_samples = {num_samples}; allowed: >= 1")
+        require_settings(
+            ShapleyValuation,
+            {"estimator": estimator, "num_samples": num_samples, "utility": utility},
+        )
         if utility not in validation.metrics:
             raise ConfigError(f"utility = {utility!r} {_NEEDED[utility]}")
         self.validation = validation

@@ -1,0 +1,337 @@
+"""The keeper: opens boxes, keeps seeds, and answers what its policy allows. No files, no network.
+
+It holds m seeds of 32 bytes and the directions that it was asked about, and makes masks anew, block
+by block, for each answer: memory is O(d), whatever the number of members.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedif_flower.errors import BoxError, KeeperError, RefusedByPolicyError
+from fedif_flower.masking.boxes import check_signature, open_box, read_header, vector_digest
+from fedif_flower.masking.concentration import extended, largest_leverage
+from fedif_flower.masking.interface import OpenedRound, Sketches
+from fedif_flower.masking.keys import KeeperKey, VerifyingKey, key_digest
+from fedif_flower.masking.log import KeeperLog
+from fedif_flower.masking.masks import SEED_BYTES
+from fedif_flower.masking.policy import KeeperPolicy
+from fedif_flower.masking.products import add_weighted_mask, mask_products
+from fedif_flower.masking.ring import Ring
+from fedif_flower.masking.sketches import SignSketch
+
+
+@dataclass
+class KeptRound:
+    """What a keeper holds of an open round.
+
+    Attributes
+    ----------
+    run, server_round, length : int
+        Which round; d.
+    opened : float
+        When, in seconds since 1970.
+    boxes : str
+        The digest of what was handed in.
+    answer : OpenedRound
+        What was answered to that.
+    seeds : tuple of bytes
+        The members' secrets, in the order of ``answer.nodes``.
+    sign_seed : bytes
+        Of the sketches.
+    vectors : list of str
+        Digests of the vectors asked about.
+    basis : ndarray
+        ``[j, d]``, an orthonormal basis of their span.
+    sums : list of str
+        Digests of the weights asked for.
+    """
+
+    run: int
+    server_round: int
+    length: int
+    opened: float
+    boxes: str
+    answer: OpenedRound
+    seeds: tuple[bytes, ...] = field(repr=False)
+    sign_seed: bytes
+    vectors: list[str]
+    basis: NDArray[np.float64] = field(repr=False)
+    sums: list[str]
+
+
+@dataclass
+class KeeperState:
+    """All that a keeper remembers from one request to the next.
+
+    Attributes
+    ----------
+    last_rounds : dict of int to int
+        By run, the last round that was opened.
+    rounds : dict of int to KeptRound
+        By run, the round that is open.
+    """
+
+    last_rounds: dict[int, int] = field(default_factory=dict)
+    rounds: dict[int, KeptRound] = field(default_factory=dict)
+
+
+class Keeper:
+    """Answers a server; a :class:`~fedif_flower.masking.interface.MaskKeeper`.
+
+    Not for several threads at a time.
+
+    Parameters
+    ----------
+    policy : KeeperPolicy
+        What it answers at most.
+    members : mapping of str to public key
+        Those it knows, by names of its own. A server that could invent members could subtract
+        them.
+    key : KeeperKey
+        Opens boxes.
+    state : KeeperState, optional
+        What an earlier keeper of the same key remembered.
+    save : callable
+        Is given the state before anything is answered that it has to remember.
+    log : KeeperLog, optional
+        Gets a line before each answer and each refusal.
+    now : callable
+        Returns seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        policy: KeeperPolicy,
+        members: Mapping[str, VerifyingKey],
+        key: KeeperKey,
+        *,
+        state: KeeperState | None = None,
+        save: Callable[[KeeperState], None] = lambda _: None,
+        log: KeeperLog | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._policy = policy
+        self._members = {key_digest(public): (name, public) for name, public in members.items()}
+        self._key = key
+        self._state = KeeperState() if state is None else state
+        self._save = save
+        self.log = KeeperLog() if log is None else log
+        self._now = now
+
+    def policy(self) -> KeeperPolicy:
+        """Return the limits."""
+        return self._policy
+
+    def shape(self, run: int, server_round: int) -> tuple[int, int]:
+        """Return the members m and the parameters d of an open round.
+
+        Raises
+        ------
+        KeeperError
+            If it is not open.
+        """
+        kept = self._find(run, server_round)
+        return len(kept.seeds), kept.length
+
+    def forget_old(self) -> None:
+        """Delete the seeds of rounds that are older than the policy keeps them."""
+        oldest = self._now() - 3600 * self._policy.hours_kept
+        old = [run for run, kept in self._state.rounds.items() if kept.opened < oldest]
+        if old:
+            for run in old:
+                del self._state.rounds[run]
+            self._save(self._state)
+
+    def open_round(
+        self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
+    ) -> OpenedRound:
+        """Open a round's boxes."""
+        with self._logged("open", run, server_round) as entry:
+            digest = _digest(length, *(part for item in sorted(boxes.items()) for part in item))
+            kept = self._state.rounds.get(run)
+            if kept is None or (kept.server_round, kept.boxes) != (server_round, digest):
+                kept = self._open(run, server_round, length, boxes, digest)
+            entry |= {"members": kept.answer.members, "length": length}
+            entry |= {"refused": list(kept.answer.refused.values())}
+            return kept.answer
+
+    def sketches(self, run: int, server_round: int) -> Sketches:
+        """Return the masks' sketches."""
+        with self._logged("sketches", run, server_round) as entry:
+            kept = self._find(run, server_round)
+            sketch = SignSketch(kept.sign_seed, self._policy.sketch_for(kept.length), kept.length)
+            values = np.array([sketch.of_mask(seed) for seed in kept.seeds])
+            entry["answer"] = vector_digest(values).hex()
+            return Sketches(kept.sign_seed, values)
+
+    def products(self, run: int, server_round: int, vectors: Ring) -> Ring:
+        """Return the masks' products with vectors ``[j, d]``: ``[m, j]``."""
+        with self._logged("products", run, server_round) as entry:
+            kept = self._find(run, server_round)
+            _require_shape(vectors, kept.length)
+            digests = [vector_digest(vector).hex() for vector in vectors]
+            entry["vectors"] = digests
+            self._allow_vectors(kept, vectors, digests)
+            answer = np.array([mask_products(seed, vectors) for seed in kept.seeds])
+            entry["answer"] = vector_digest(answer).hex()
+            return answer
+
+    def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
+        """Return the sum ``[d]`` of the masks times weights ``[m]``."""
+        with self._logged("sum", run, server_round) as entry:
+            kept = self._find(run, server_round)
+            if weights.shape != (len(kept.seeds),) or weights.dtype != np.uint64:
+                raise KeeperError(
+                    f"weights of shape {weights.shape}; allowed: ({len(kept.seeds)},), of uint64"
+                )
+            entry["weights"] = weights.tolist()
+            self._policy.check_weights(weights, kept.answer.members)
+            digest = vector_digest(weights).hex()
+            if digest not in kept.sums:
+                self._policy.check_sums(len(kept.sums) + 1)
+                kept.sums.append(digest)
+                self._save(self._state)
+            total = np.zeros(kept.length, np.uint64)
+            for seed, weight in zip(kept.seeds, weights, strict=True):
+                if weight:
+                    add_weighted_mask(total, seed, weight)
+            entry["answer"] = vector_digest(total).hex()
+            return total
+
+    def close_round(self, run: int, server_round: int) -> str:
+        """Delete the round's seeds; return the log's last hash."""
+        kept = self._state.rounds.get(run)
+        if kept is not None and kept.server_round == server_round:
+            with self._logged("close", run, server_round):
+                del self._state.rounds[run]
+                self._save(self._state)
+        return self.log.head
+
+    def _open(
+        self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes], digest: str
+    ) -> KeptRound:
+        """Open a round that was not opened before, or refuse it."""
+        last = self._state.last_rounds.get(run, 0)
+        if server_round <= last:
+            raise RefusedByPolicyError(
+                f"the keeper refuses: a round is opened once; asked: round {server_round} of run "
+                f"{run} after round {last}"
+            )
+        self._policy.check_length(length)
+        self._policy.check_members(len(boxes))
+        found: dict[str, tuple[int, bytes]] = {}
+        refused: dict[int, str] = {}
+        for node, box in boxes.items():
+            try:
+                name, seed = self._seed(box, (run, server_round, node, length))
+                if name in found:
+                    raise BoxError(f"the box is the second one of {name}")
+                found[name] = node, seed
+            except BoxError as error:
+                refused[node] = str(error)
+        self._policy.check_members(len(found))
+        nodes, seeds = zip(*found.values(), strict=True)
+        kept = KeptRound(
+            run=run,
+            server_round=server_round,
+            length=length,
+            opened=self._now(),
+            boxes=digest,
+            answer=OpenedRound(nodes, tuple(found), refused),
+            seeds=seeds,
+            # Drawn when every vector is fixed by its digest: none can be made to fit it.
+            sign_seed=secrets.token_bytes(SEED_BYTES),
+            vectors=[],
+            basis=np.empty((0, length)),
+            sums=[],
+        )
+        self._state.last_rounds[run] = server_round
+        self._state.rounds.pop(run, None)
+        while len(self._state.rounds) >= self._policy.runs_at_once:
+            del self._state.rounds[next(iter(self._state.rounds))]
+        self._state.rounds[run] = kept
+        self._save(self._state)
+        return kept
+
+    def _seed(self, box: bytes, expected: tuple[int, int, int, int]) -> tuple[str, bytes]:
+        """Return who signed a box, and the seed in it."""
+        header = read_header(box)
+        is_for = header.run, header.server_round, header.node, header.length
+        for name, value, wanted in zip(
+            ("run", "round", "node", "length"), is_for, expected, strict=True
+        ):
+            if value != wanted:
+                raise BoxError(f"the box is for {name} {value}, not {wanted}")
+        if header.signer not in self._members:
+            raise BoxError("the keeper knows no member with this key")
+        name, public = self._members[header.signer]
+        check_signature(box, public)
+        return name, open_box(box, self._key)
+
+    def _find(self, run: int, server_round: int) -> KeptRound:
+        self.forget_old()
+        kept = self._state.rounds.get(run)
+        if kept is None or kept.server_round != server_round:
+            raise KeeperError(f"the keeper keeps no round {server_round} of run {run}")
+        return kept
+
+    def _allow_vectors(self, kept: KeptRound, vectors: Ring, digests: Sequence[str]) -> None:
+        """Count vectors that were not asked about yet, or refuse them all."""
+        basis, known = kept.basis, list(kept.vectors)
+        for vector, digest in zip(vectors, digests, strict=True):
+            if digest in known:
+                continue
+            known.append(digest)
+            self._policy.check_vectors(len(known))
+            if self._policy.largest_entry == 1:
+                continue
+            wider = extended(basis, vector)
+            if wider is None:
+                raise RefusedByPolicyError(
+                    f"the keeper refuses: largest-entry = {self._policy.largest_entry:g}; asked: "
+                    "a vector that differs from a combination of earlier ones by a millionth"
+                )
+            basis = wider
+        if known != kept.vectors:
+            self._policy.check_entry(largest_leverage(basis))
+            kept.vectors, kept.basis = known, basis
+            self._save(self._state)
+
+    def _logged(self, asked: str, run: int, server_round: int) -> _Logged:
+        entry = {"asked": asked, "run": run, "round": server_round, "time": round(self._now(), 3)}
+        return _Logged(self.log, entry)
+
+
+class _Logged:
+    """Writes what was asked into the log, with the answer's digest or why there is none."""
+
+    def __init__(self, log: KeeperLog, entry: dict[str, object]) -> None:
+        self._log, self._entry = log, entry
+
+    def __enter__(self) -> dict[str, object]:
+        return self._entry
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self._entry["refusal"] = str(error)
+        self._log.append(self._entry)
+
+
+def _require_shape(vectors: Ring, length: int) -> None:
+    if vectors.ndim != 2 or vectors.shape[1] != length or vectors.dtype != np.uint64:
+        raise KeeperError(f"vectors of shape {vectors.shape}; allowed: (j, {length}), of uint64")
+
+
+def _digest(*parts: object) -> str:
+    """Return the SHA-256 of numbers and bytes."""
+    readable = [part.hex() if isinstance(part, bytes) else part for part in parts]
+    return hashlib.sha256(json.dumps(readable).encode()).hexdigest()

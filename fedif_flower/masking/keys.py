@@ -1,0 +1,121 @@
+"""Keys: a member's, which signs its boxes, and the keeper's, which opens them.
+
+A member signs with a key of elliptic curves, as SuperNodes have them (``ssh-keygen -t ecdsa``), or
+with Ed25519; both as OpenSSH or PEM writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from fedif_flower.errors import ConfigError
+
+SigningKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
+VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
+KeeperKey = X25519PrivateKey
+
+_KINDS = "an Ed25519 key or one of an elliptic curve, unencrypted, as OpenSSH or PEM"
+
+
+def read_private_key(data: bytes, name: str) -> SigningKey:
+    """Return a member's private key; ``name`` is what an error calls it.
+
+    Raises
+    ------
+    ConfigError
+        If it is none, or of another kind.
+    """
+    load = load_ssh_private_key if b"OPENSSH" in data else load_pem_private_key
+    try:
+        key = load(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{name} is no private key; allowed: {_KINDS}") from error
+    if not isinstance(key, SigningKey):
+        raise ConfigError(f"{name} is a private key of another kind; allowed: {_KINDS}")
+    return key
+
+
+def read_public_key(data: bytes, name: str) -> VerifyingKey:
+    """Return a member's public key; ``name`` is what an error calls it.
+
+    Raises
+    ------
+    ConfigError
+        If it is none, or of another kind.
+    """
+    load = load_pem_public_key if b"-----BEGIN" in data else load_ssh_public_key
+    try:
+        key = load(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{name} is no public key; allowed: {_KINDS}") from error
+    if not isinstance(key, VerifyingKey):
+        raise ConfigError(f"{name} is a public key of another kind; allowed: {_KINDS}")
+    return key
+
+
+def public_of(key: SigningKey) -> VerifyingKey:
+    """Return the public half."""
+    return key.public_key()
+
+
+def key_digest(key: VerifyingKey) -> bytes:
+    """Return the SHA-256 by which a box names its signer's public key."""
+    return hashlib.sha256(
+        key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    ).digest()
+
+
+def read_keeper_key(text: str, name: str) -> X25519PublicKey:
+    """Return the keeper's public key from its 64 hexadecimal digits.
+
+    Raises
+    ------
+    ConfigError
+        If the text is something else, by ``name``.
+    """
+    try:
+        return X25519PublicKey.from_public_bytes(bytes.fromhex(text))
+    except ValueError as error:
+        raise ConfigError(
+            f"{name} = {text!r}; allowed: a keeper's public key, 64 hexadecimal digits"
+        ) from error
+
+
+def sign(key: SigningKey, content: bytes) -> bytes:
+    """Return the signature of some content."""
+    if isinstance(key, Ed25519PrivateKey):
+        return key.sign(content)
+    return key.sign(content, ec.ECDSA(_hash_for(key.curve)))
+
+
+def is_signed(key: VerifyingKey, signature: bytes, content: bytes) -> bool:
+    """Return whether a signature is that of ``content`` by the holder of the private half."""
+    try:
+        if isinstance(key, Ed25519PublicKey):
+            key.verify(signature, content)
+        else:
+            key.verify(signature, content, ec.ECDSA(_hash_for(key.curve)))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _hash_for(curve: ec.EllipticCurve) -> hashes.HashAlgorithm:
+    """Return the hash of a curve's strength."""
+    if curve.key_size <= 256:
+        return hashes.SHA256()
+    return hashes.SHA384() if curve.key_size <= 384 else hashes.SHA512()

@@ -1,0 +1,60 @@
+r"""The keeper's log: a line for each request, chained by hashes.
+
+.. math:: h_t = H(h_{t-1} \,\|\, \text{entry}_t), \qquad h_0 = H(\text{empty})
+
+with SHA-256. Who knows the last hash notices any earlier line that was changed, added or removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+
+from fedif_flower.errors import KeeperError
+
+START = hashlib.sha256(b"").hexdigest()
+
+
+class KeeperLog:
+    """Chains entries.
+
+    Parameters
+    ----------
+    head : str
+        The last hash of the lines that are there already.
+    write : callable
+        Is given each line, which has no newline.
+    """
+
+    def __init__(self, head: str = START, write: Callable[[str], None] = lambda _: None) -> None:
+        self.head = head
+        self._write = write
+
+    def append(self, entry: Mapping[str, object]) -> None:
+        """Add an entry, which JSON can write."""
+        text = json.dumps(entry, separators=(",", ":"))
+        self.head = _next(self.head, text)
+        self._write(f"{self.head} {text}")
+
+
+def verified(lines: Iterable[str]) -> tuple[list[dict[str, object]], str]:
+    """Return the entries of a log's lines, and the last hash.
+
+    Raises
+    ------
+    KeeperError
+        Naming the first line that does not follow from the one before.
+    """
+    head, entries = START, []
+    for number, line in enumerate(lines, 1):
+        claimed, _, text = line.rstrip("\n").partition(" ")
+        head = _next(head, text)
+        if claimed != head:
+            raise KeeperError(f"line {number} of the keeper's log does not follow from the others")
+        entries.append(json.loads(text))
+    return entries, head
+
+
+def _next(head: str, text: str) -> str:
+    return hashlib.sha256(f"{head} {text}".encode()).hexdigest()

@@ -1,0 +1,73 @@
+"""The member's side: an update becomes a masked vector and a box."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from numpy.typing import NDArray
+
+from fedif_flower.errors import MaskingError
+from fedif_flower.masking.boxes import BoxHeader, seal, vector_digest
+from fedif_flower.masking.keys import SigningKey, key_digest, public_of
+from fedif_flower.masking.masks import SEED_BYTES, add_mask
+from fedif_flower.masking.ring import LONGEST, UPDATE_BITS, Ring, decode, encode
+
+
+@dataclass(frozen=True)
+class MaskedUpdate:
+    """What a member sends instead of its update.
+
+    Attributes
+    ----------
+    vector : ndarray
+        y, ``[d]`` of uint64: uniformly random to whoever does not know the seed.
+    box : bytes
+        The seed, sealed for the keeper and signed.
+    length : float
+        The length of the update as it was encoded. The server checks it against a sketch.
+    """
+
+    vector: Ring
+    box: bytes
+    length: float
+
+
+def mask_update(
+    update: NDArray[np.floating],
+    keeper: X25519PublicKey,
+    key: SigningKey,
+    *,
+    run: int,
+    server_round: int,
+    node: int,
+) -> MaskedUpdate:
+    r"""Mask an update with a fresh seed, :math:`y = q_{28}(u) + \mathrm{mask}(s)`.
+
+    Parameters
+    ----------
+    update : ndarray
+        u, ``[d]``, finite, shorter than 2**10.
+    keeper : X25519PublicKey
+        Of the keeper whom the member trusts.
+    key : SigningKey
+        The member's own.
+    run, server_round, node : int
+        What the box is bound to.
+
+    Raises
+    ------
+    MaskingError
+        If the update is not finite, or too long.
+    """
+    encoded = encode(update, UPDATE_BITS, "the update")
+    length = float(np.linalg.norm(decode(encoded, UPDATE_BITS)))
+    if not length < LONGEST:
+        raise MaskingError(f"the update has length {length:g}; allowed: below {LONGEST:g}")
+    seed = secrets.token_bytes(SEED_BYTES)
+    add_mask(encoded, seed)
+    digest, signer = vector_digest(encoded), key_digest(public_of(key))
+    header = BoxHeader(run, server_round, node, len(encoded), digest, signer)
+    return MaskedUpdate(encoded, seal(header, seed, keeper, key), length)

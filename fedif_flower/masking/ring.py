@@ -1,0 +1,79 @@
+r"""Numbers with a fixed point in the ring of the integers modulo :math:`2^{64}`.
+
+.. math:: q_f(x) = \operatorname{round}(2^f x) \bmod 2^{64}
+
+A sum of a number and a uniformly random one of the ring says nothing about the number. Sums and
+products of encoded numbers are exact while their true values stay within
+:math:`[-2^{63}, 2^{63})`; nothing notices one that does not. The bits after the point are chosen
+here, so that nothing that an honest member sends can get there:
+
+- an update has 28 bits and a length below 2**10;
+- a vector that the server asks about is scaled to a length in [1/2, 1), and has 24;
+- weights are scaled to a sum of 1, and have 24.
+
+So by Cauchy-Schwarz an inner product is below :math:`2^{10} \cdot 2^{28 + 24} = 2^{62}`, and so is
+an entry of a weighted sum, both up to rounding, which takes less than a factor of 2 for up to
+:math:`2^{40}` parameters and :math:`2^{24}` members.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedif_flower.errors import MaskingError
+
+Ring = NDArray[np.uint64]
+
+UPDATE_BITS = 28
+VECTOR_BITS = 24
+WEIGHT_BITS = 24
+LONGEST = 2.0**10  # What an update's length must stay below.
+BLOCK = 2**16  # Entries that are worked on at a time: they fit into a processor's cache.
+_HALF = 2.0**63
+
+
+def encode(vector: NDArray[np.floating], bits: int, name: str = "the vector") -> Ring:
+    """Return numbers as elements of the ring.
+
+    Parameters
+    ----------
+    vector : ndarray
+        ``[d]``, finite, with ``|x| < 2**(63 - bits)``.
+    bits : int
+        f, the bits after the point, >= 0.
+    name : str
+        What an error calls the vector.
+
+    Returns
+    -------
+    ndarray
+        ``[d]`` of uint64.
+
+    Raises
+    ------
+    MaskingError
+        Naming the first entry that does not fit. Nothing is ever wrapped or clipped.
+    """
+    encoded = np.empty(len(vector), np.uint64)
+    for start in range(0, len(vector), BLOCK):
+        block = vector[start : start + BLOCK]
+        with np.errstate(over="ignore"):  # What is too large for float64 is so for the ring.
+            scaled = np.rint(block.astype(np.float64) * 2.0**bits)
+        fits = np.abs(scaled) < _HALF  # False for NaN.
+        if not fits.all():
+            place = int(np.argmin(fits))
+            raise MaskingError(
+                f"{name} has {block[place]:g} at place {start + place}; allowed: finite numbers "
+                f"below 2**{63 - bits} in size"
+            )
+        encoded[start : start + BLOCK] = scaled.astype(np.int64).view(np.uint64)
+    return encoded
+
+
+def decode(ring: Ring, bits: int) -> NDArray[np.float64]:
+    """Return elements of the ring as numbers in ``[-2**(63 - bits), 2**(63 - bits))``.
+
+    The inverse of :func:`encode` up to half a unit of the last bit, and up to what float64 rounds.
+    """
+    return np.multiply(ring.view(np.int64), 2.0**-bits, dtype=np.float64)

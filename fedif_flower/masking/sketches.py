@@ -1,0 +1,104 @@
+r"""Sketches: a few random sums of a vector, linear in it, that tell its length.
+
+.. math::
+
+    \operatorname{Sk}(x)_b = \sum_{j:\, h(j) = b} s_j x_j, \qquad
+    \mathbb{E}\Big[\sum_b \operatorname{Sk}(x)_b^2\Big] = \lVert x \rVert^2, \qquad
+    \operatorname{Var} \le \tfrac{2}{k} \lVert x \rVert^4
+
+with k buckets, random signs :math:`s_j`, and a random bucket :math:`h(j)` for each entry: entry j
+goes to bucket :math:`(j + o_r) \bmod k`, with an offset :math:`o_r` for each row of k entries. Two
+entries of different rows share a bucket with probability 1/k, and two of one row never. Buckets of
+consecutive entries would let a member put all of its update into one.
+
+The standard error of a length is :math:`1/\sqrt{2k}`: 4.4 % for k = 256, 2.2 % for k = 1,024. The
+count sketch of Charikar, Chen and Farach-Colton (2002), as the second moment is estimated by Alon,
+Matias and Szegedy (1996).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedif_flower.errors import MaskingError
+from fedif_flower.masking.masks import mask_blocks, stream
+from fedif_flower.masking.ring import BLOCK, UPDATE_BITS, Ring, decode
+
+
+class SignSketch:
+    """Sketches vectors of one length with the signs and buckets of one seed.
+
+    Parameters
+    ----------
+    seed : bytes
+        32 bytes. Whoever knows it before a vector is fixed can make the vector look short.
+    size : int
+        k, the number of buckets, in 1 ... length.
+    length : int
+        d, >= 1.
+
+    Raises
+    ------
+    MaskingError
+        If one of them is out of its range.
+    """
+
+    def __init__(self, seed: bytes, size: int, length: int) -> None:
+        if not 1 <= size <= length:
+            raise MaskingError(f"a sketch of {size} buckets; allowed: 1 to {length}, the length")
+        self.size, self.length = size, length
+        rows = -(-length // size)
+        offset_bytes = 8 * rows
+        drawn = b"".join(stream(seed, offset_bytes + -(-length // 8), 8 * BLOCK))
+        # 64 random bits modulo k are uniform up to k / 2**64.
+        offsets = np.frombuffer(drawn[:offset_bytes], "<u8") % np.uint64(size)
+        self._offsets: list[int] = offsets.tolist()
+        bits = np.unpackbits(np.frombuffer(drawn[offset_bytes:], np.uint8), count=length)
+        self._signs = 1 - 2 * bits.astype(np.int8)  # [d]
+        self.block = size * max(1, BLOCK // size)  # Whole rows of whatever fits into a cache.
+
+    def of(self, vector: Ring) -> Ring:
+        """Return the sketch ``[k]`` of a vector ``[d]``."""
+        return self.of_blocks(vector[i : i + self.block] for i in range(0, len(vector), self.block))
+
+    def of_mask(self, seed: bytes) -> Ring:
+        """Return the sketch ``[k]`` of a seed's mask, in the memory of one block."""
+        return self.of_blocks(mask_blocks(seed, self.length, self.block))
+
+    def of_blocks(self, blocks: Iterable[Ring]) -> Ring:
+        """Return the sketch ``[k]`` of a vector that comes in blocks of ``self.block`` entries.
+
+        Raises
+        ------
+        MaskingError
+            If the vector has another length.
+        """
+        k = self.size
+        sums = np.zeros(2 * k, np.int64)  # A row that is shifted by o lies at o ... o + k.
+        start = 0
+        for block in blocks:
+            signs = self._signs[start : start + len(block)]
+            if len(signs) < len(block):
+                start += len(block)
+                break
+            signed = block.view(np.int64) * signs  # Wraps, as the ring does.
+            for i in range(0, len(signed), k):
+                row = signed[i : i + k]
+                offset = self._offsets[(start + i) // k]
+                sums[offset : offset + len(row)] += row
+            start += len(block)
+        if start != self.length:
+            raise MaskingError(f"a vector to sketch has not {self.length} entries")
+        return (sums[:k] + sums[k:]).view(np.uint64)
+
+
+def estimated_lengths(sketches: Ring) -> NDArray[np.float64]:
+    """Return the lengths ``[m]`` that sketches ``[m, k]`` of encoded updates tell.
+
+    A vector that does not fit its seed, or that uses the ring's width, has some 1e11.
+    """
+    values = decode(sketches, UPDATE_BITS)
+    return np.asarray(np.sqrt(np.sum(values**2, axis=-1)))

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from fedif_flower.errors import KeeperError
+from fedif_flower.masking.log import START, KeeperLog, verified
+
+ENTRIES = [{"asked": "open", "run": 1}, {"asked": "sum", "weights": [1, 2]}, {"refusal": "né\nn"}]
+
+
+def written() -> tuple[list[str], str]:
+    lines: list[str] = []
+    log = KeeperLog(write=lines.append)
+    for entry in ENTRIES:
+        log.append(entry)
+    return lines, log.head
+
+
+def test_a_log_is_read_back_with_its_last_hash():
+    lines, head = written()
+    assert verified(line + "\n" for line in lines) == (ENTRIES, head)
+    assert verified([]) == ([], START)
+
+
+def test_a_log_goes_on_where_it_ended():
+    lines, head = written()
+    more = list(lines)
+    log = KeeperLog(head, more.append)
+    log.append({"asked": "close"})
+    assert verified(more) == ([*ENTRIES, {"asked": "close"}], log.head)
+
+
+@pytest.mark.parametrize(
+    ("damage", "number"),
+    [
+        pytest.param(lambda lines: [lines[0], lines[2]], 2, id="a line is gone"),
+        pytest.param(lambda lines: [lines[1], lines[0], lines[2]], 1, id="two change places"),
+        pytest.param(lambda lines: [lines[0], lines[1].replace("2", "3"), lines[2]], 2, id="edit"),
+        pytest.param(lambda lines: [*lines, "nonsense"], 4, id="nonsense"),
+        pytest.param(lambda lines: [*lines, lines[2]], 4, id="a line twice"),
+    ],
+)
+def test_damage_is_noticed_at_its_line(damage, number):
+    lines, _ = written()
+    with pytest.raises(KeeperError, match=f"^line {number} of the keeper's log"):
+        verified(damage(lines))

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.stale_superlink import STOP, require_own_code
+
+
+@pytest.fixture
+def app(tmp_path, monkeypatch):
+    """An app's package as the server has imported it."""
+    package = tmp_path / "bundle" / "weather_app"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "task.py"):
+        (package / name).write_text(f"# {name}\n")
+    module = ModuleType("weather_app")
+    module.__file__ = str(package / "__init__.py")
+    monkeypatch.setitem(sys.modules, "weather_app", module)
+    return package
+
+
+def test_another_package_of_the_same_name_is_named(tmp_path, app):
+    elsewhere = tmp_path / "elsewhere"
+    other = elsewhere / "weather_app"
+    other.mkdir(parents=True)
+    for name in ("__init__.py", "task.py", "more.py"):
+        (other / name).write_text(f"# {name}\n")
+    require_own_code(["weather_app.task", "nothing.like.it"], elsewhere)  # The same code.
+    require_own_code(["weather_app.task"], app.parent)
+    (other / "task.py").write_text("# another\n")
+    with pytest.raises(ConfigError) as error:
+        require_own_code(["weather_app.task"], elsewhere)
+    assert str(elsewhere) in str(error.value)
+    assert STOP in str(error.value)
+    (other / "task.py").unlink()
+    with pytest.raises(ConfigError):
+        require_own_code(["weather_app"], elsewhere)
+
+
+def test_a_module_that_is_one_file_is_compared_too(tmp_path, monkeypatch):
+    module = ModuleType("one_file_app")
+    module.__file__ = str(tmp_path / "one_file_app.py")
+    (tmp_path / "one_file_app.py").write_text("# ours\n")
+    monkeypatch.setitem(sys.modules, "one_file_app", module)
+    (tmp_path / "cwd").mkdir()
+    require_own_code(["one_file_app"], tmp_path / "cwd")
+    (tmp_path / "cwd" / "one_file_app.py").write_text("# theirs\n")
+    with pytest.raises(ConfigError, match="one_file_app"):
+        require_own_code(["one_file_app"], tmp_path / "cwd")

@@ -1,0 +1,139 @@
+"""A keeper's service on loopback, its folder, its certificates, and its clients."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import NameOID
+
+from fedif_flower.masking import Keeper, MaskedUpdate, mask_update
+from fedif_flower.run.keeper_client import HttpKeeper
+from fedif_flower.runtime.keeper_config import KeeperConfig, read_keeper_config
+from fedif_flower.runtime.keeper_service import KeeperService, keeper_server
+from fedif_flower.runtime.keeper_store import KeeperStore
+
+RUN = 2**63 + 5
+
+
+def write_certificate(folder: Path, name: str) -> None:
+    """Write ``name.crt`` and ``name.key``: self-signed, for loopback."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    (folder / f"{name}.key").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+
+
+@dataclass
+class Keeping:
+    """A keeper's folder with members' keys; :meth:`serving` serves it."""
+
+    folder: Path
+    members: int = 5
+    policy: str = "sketch-share = 1.0"
+    port: int = 0
+    keys: list[ec.EllipticCurvePrivateKey] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("keeper", "keeper-client", "stranger"):
+            write_certificate(self.folder, name)
+        self.keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(self.members)]
+        for i, key in enumerate(self.keys):
+            public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            (self.folder / f"member-{i}.pub").write_bytes(public)
+        self.write()
+
+    def write(self) -> Path:
+        """Write ``keeper.toml``."""
+        members = "\n".join(f'member-{i} = "member-{i}.pub"' for i in range(self.members))
+        file = self.folder / "keeper.toml"
+        file.write_text(
+            f'address = "127.0.0.1:{self.port}"\n[members]\n{members}\n[policy]\n{self.policy}\n'
+        )
+        return file
+
+    def config(self) -> KeeperConfig:
+        return read_keeper_config(self.write())
+
+    @property
+    def store(self) -> KeeperStore:
+        return KeeperStore(self.folder / "keeper-state")
+
+    def keeper(self) -> Keeper:
+        """Return a keeper as the service makes it, with what the folder remembers."""
+        config, store = self.config(), self.store
+        return Keeper(
+            config.policy,
+            config.members,
+            store.key(),
+            state=store.load(),
+            save=store.save,
+            log=store.log(),
+        )
+
+    @contextmanager
+    def serving(self, keeper: Keeper | None = None) -> Iterator[HttpKeeper]:
+        """Serve the keeper in a thread; give a client of it."""
+        service = KeeperService(self.keeper() if keeper is None else keeper)
+        server, listening = keeper_server(service, self.config().settings)
+        self.port = listening.getsockname()[1]
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            client = self.client()
+            yield client
+            client.close()
+        finally:
+            server.should_exit = True
+            thread.join()
+            listening.close()
+
+    def client(self, name: str = "keeper-client", seconds: float = 60.0) -> HttpKeeper:
+        files = (self.folder / each for each in ("keeper.crt", f"{name}.crt", f"{name}.key"))
+        return HttpKeeper(f"https://127.0.0.1:{self.port}", *files, seconds=seconds)
+
+    def mask(self, member: int, update, server_round: int = 1, **other) -> MaskedUpdate:
+        bound = {"run": RUN, "server_round": server_round, "node": 100 + member, **other}
+        keeper = self.store.key().public_key()
+        return mask_update(np.asarray(update), keeper, self.keys[member], **bound)
+
+    def mask_all(self, updates, server_round: int = 1) -> dict[int, MaskedUpdate]:
+        return {100 + i: self.mask(i, update, server_round) for i, update in enumerate(updates)}
+
+
+def boxes(masked: dict[int, MaskedUpdate]) -> dict[int, bytes]:
+    return {node: one.box for node, one in masked.items()}

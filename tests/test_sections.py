@@ -1,0 +1,140 @@
+"""Settings that are read off constructors."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated, ClassVar
+
+import pytest
+
+from fedif_flower.attacks import ATTACKS
+from fedif_flower.errors import ConfigError
+from fedif_flower.registry import Registry
+from fedif_flower.run.config import RunConfig
+from fedif_flower.sections import arguments, make, require_settings, section
+from fedif_flower.settings import Setting
+from fedif_flower.strategies.registry import STRATEGIES
+from fedif_flower.tasks.registry import TASKS
+
+
+class Wheel:
+    def __init__(
+        self, size: Annotated[int, Setting("in inches", ge=1)] = 26, *, plain: float = 0.5
+    ) -> None:
+        self.size, self.plain = size, plain
+
+
+class Bicycle:
+    made_of: ClassVar = {"front": Wheel, "back": partial(Wheel, size=28), "bell": None}
+
+    def __init__(
+        self,
+        rider: str,
+        front: Wheel,
+        back: Wheel,
+        *,
+        bell: Annotated[bool, Setting("whether it rings")] = True,
+        gears: Annotated[float | None, Setting("how many", gt=0, auto="as built")] = None,
+    ) -> None:
+        self.rider, self.front, self.back, self.bell, self.gears = rider, front, back, bell, gears
+
+
+def tandem(riders: int = 2, rider: str = "nobody") -> str:
+    return f"{riders} {rider}"
+
+
+SHOP = Registry("bicycle", {"city": Bicycle, "tandem": tandem}, offered=("rider",))
+
+
+def test_settings_are_the_declared_arguments_and_those_of_the_parts():
+    assert list(arguments(Bicycle)) == ["gears", "size"]
+    assert arguments(Wheel)["size"].default == 26
+    assert section(SHOP, "city").describe() == [
+        ("city.gears", "auto", "a number > 0 or 'auto'", "how many; `auto`: as built"),
+        ("city.size", 26, "an integer >= 1", "in inches"),
+    ]
+
+
+def test_without_declarations_they_are_the_plain_values_that_nobody_offers():
+    assert section(SHOP, "tandem").defaults() == {"tandem.riders": 2}
+
+
+def test_parts_are_made_first_and_what_is_bound_stays():
+    made = make("city", Bicycle, {"rider": "Ada", "model": 3}, {"size": 20, "gears": 7.0})
+    assert (made.rider, made.front.size, made.back.size) == ("Ada", 20, 28)
+    assert (made.bell, made.gears, made.front.plain) == (True, 7.0, 0.5)
+    with pytest.raises(ConfigError, match="city needs the argument 'rider'; it can have model"):
+        make("city", Bicycle, {"model": 3})
+
+
+def test_a_function_gets_what_it_names_and_any_keyword_gets_the_rest():
+    def wanted(validation, *flower, extra=1, **base):
+        return validation, extra, base
+
+    offered, rest = {"validation": "v", "model": "m"}, {"seed": 3}
+    assert make("it", wanted, offered, {}, rest) == ("v", 1, {"seed": 3})
+    assert make("it", lambda model: model, offered, {}, rest) == "m"
+
+
+def test_a_value_out_of_range_is_refused_as_it_was_passed():
+    require_settings(Bicycle, {"gears": None, "bell": False, "front": object()})
+    with pytest.raises(ConfigError, match="size = 0; allowed: an integer >= 1"):
+        require_settings(Wheel, {"size": 0})
+
+
+@pytest.mark.parametrize("registry", [STRATEGIES, ATTACKS, TASKS], ids=lambda r: r.kind)
+def test_every_built_in_setting_has_words_and_a_default(registry):
+    for name in registry.built_in:
+        for key, default, allowed, words in section(registry, name).describe():
+            assert key.startswith(f"{name}.")
+            assert default is not None
+            assert allowed
+            assert words.partition(";")[0]
+
+
+def test_no_name_stands_for_two_sections():
+    names = [name for registry in RunConfig.registries.values() for name in registry.built_in]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"strategy": "shapfed", "fedif.gamma": 0.5}, "fedif.gamma = 0.5; allowed: only with str"),
+        ({"strategy": "fedsv", "fedsv.gamma": 0.5}, "unknown key 'fedsv.gamma'"),
+        ({"strategy": "krum", "krum.distance": "state"}, "did you mean krum.distances?"),
+        ({"krum.distances": "state"}, "krum.distances = 'state'; allowed: only with strategy 'kr"),
+        ({"attack": "label-noise", "fang.distance": 2.0}, "allowed: only with attack 'fang'"),
+        ({"fedif.anchored": 1}, "fedif.anchored = 1; allowed: true, false"),
+        ({"images.colour": "red"}, "unknown key 'images.colour'"),
+        ({"cloud.height": 3}, "unknown key 'cloud.height'"),
+    ],
+)
+def test_a_key_that_the_chosen_one_does_not_take_is_refused(given, message):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_run_config(given)
+    assert message in str(caught.value)
+
+
+def test_nodes_may_name_any_attack_where_the_run_names_none():
+    config = RunConfig.from_run_config({"fang.distance": 2.0, "gradient-noise.std": 0.5})
+    assert config.replace(attack="fang").settings_of("attack") == {"distance": 2.0}
+    assert "gradient-noise.std" not in config.replace(attack="fang").to_mapping()
+
+
+def test_a_section_survives_copies_parts_and_text():
+    config = RunConfig.from_run_config({"strategy": "krum", "krum.distances": "state"})
+    assert config.settings_of("strategy") == {"distances": "state"}
+    for copy in (config.replace(seed=3), RunConfig.from_json(config.to_json())):
+        assert copy.to_mapping()["krum.distances"] == "state"
+    assert config.replace(strategy="krum").settings_of("strategy") == {"distances": "state"}
+    assert "krum.distances" not in config.replace(strategy="fedif").to_mapping()
+    assert json.loads(config.to_json())["krum.num-selected"] == 1
+
+
+def test_what_is_at_its_default_is_not_part_of_what_a_run_is():
+    plain, told = RunConfig(), RunConfig(**{"fedif.gamma": 0.3, "krum.distances": "parameters"})
+    assert plain == told
+    assert plain.digest() == told.digest()
+    assert plain.to_mapping()["fedif.gamma"] == 0.3

@@ -1,0 +1,110 @@
+"""What the tutorial, the README and the demo say of their runs is so, within margins.
+
+The margins hold with any order of summation: they are several times what another seed, thread count
+or processor moved.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from client_app import app as client_app
+from fedif_flower.devices import torch_threads
+from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.statement.account import settle
+from fedif_flower.statement.records import read_run
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    with torch_threads(1):
+        yield
+
+
+def code_of(page: str, blocks: int) -> dict:
+    """Run a page's first blocks of Python and return their names."""
+    text = (REPOSITORY / "docs" / "tutorial" / page).read_text()
+    names: dict = {"__name__": "documentation"}
+    for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.M)[:blocks]:
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+def run_of(settings: str, output_dir: Path, nodes=None) -> RunFolder:
+    """Run the federation of a command's settings in this process."""
+    own = {"output-dir": str(output_dir), "run-name": "run", "device": "cpu"}
+    config = RunConfig.from_run_config(default_run_config() | parse_overrides(settings) | own)
+    return RunFolder(
+        run_federation(LocalGrid(client_app, config.num_clients, node_configs=nodes), config)
+    )
+
+
+def last_scores(run_dir: Path) -> tuple[list[float], list[float]]:
+    """Return the last weight scores of honest and of malicious clients, in order."""
+    last = {row["client_id"]: row for row in read_rows(run_dir / "clients.csv")}
+    scores: tuple[list[float], list[float]] = ([], [])
+    for row in last.values():
+        scores[row["malicious"] == "1"].append(float(row["weight_score"]))
+    return sorted(scores[0]), sorted(scores[1])
+
+
+def test_own_model_finds_the_clients_with_wrong_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scores = code_of("own-model.md", 4)["strategy"].ledger.scores
+    said = "end below 0.15, all others above 0.4"
+    assert said in (REPOSITORY / "docs" / "tutorial" / "own-model.md").read_text()
+    assert all((score < 0.15) == (node_id < 1003) for node_id, score in scores.items())
+    assert all((score > 0.4) == (node_id >= 1003) for node_id, score in scores.items())
+
+
+def test_own_federation_finds_the_malicious_half(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    honest, malicious = last_scores(code_of("own-federation.md", 2)["folder"])
+    assert len(honest) == len(malicious) == 4
+    assert max(malicious) < 0.5 * min(honest)
+
+
+def test_the_statement_pays_free_riders_nothing(tmp_path):
+    page = (REPOSITORY / "docs" / "tutorial" / "statement.md").read_text()
+    (settings,) = re.findall(r"^fedif run -c '([^']*)'", page, flags=re.M)
+    run = run_of(settings, tmp_path)
+    honest, malicious = last_scores(run.path)
+    members = settle(read_run(run.path), 100_000).members
+    idle = [member for member in members if member.contribution == 0]
+    assert len(idle) == len(malicious) == 2
+    assert [member.cents for member in idle] == [0, 0]
+    assert sum(score < min(malicious) for score in honest) > len(honest) / 2
+
+
+def test_the_first_run_ends_as_the_readme_shows(tmp_path):
+    (settings,) = re.findall(r"^CONFIG \?= (.*)", (REPOSITORY / "Makefile").read_text(), flags=re.M)
+    summary = run_of(settings, tmp_path).summary.read()
+    readme = (REPOSITORY / "README.md").read_text()
+    (accuracy,) = re.findall(r"test accuracy +│ +([\d.]+) %", readme)
+    assert summary["test_accuracy"] == pytest.approx(float(accuracy) / 100, abs=0.02)
+    assert summary["detection_auc"] > 0.97
+
+
+def test_the_demo_shows_who_lies(tmp_path):
+    script = (REPOSITORY / "deploy" / "demo.sh").read_text().replace("\\\n", "")
+    (rounds,) = re.findall(r"ROUNDS:-(\d+)", script)
+    (command,) = re.findall(r"federation.sh\" run demo (.*)", script)
+    settings = " ".join(shlex.split(command.replace("$rounds", rounds)))
+    settings = re.sub(r'(output-dir|run-name)="[^"]*"', "", settings)
+    run = run_of(settings, tmp_path, {3: {"attack": "label-noise"}})
+    honest, (liar,) = last_scores(run.path)
+    assert liar < 0.5 * min(honest)
+    assert json.loads(run.summary.path.read_text())["test_accuracy"] > 0.85
+    contributions = {m.partition_id: m.contribution for m in settle(read_run(run.path)).members}
+    assert contributions.pop(3) < 0.2 * min(contributions.values())
