@@ -281,7 +281,7 @@ def _column_words(columns: Sequence[str], scores: Scoring | None) -> str:
 
 def _absence(rows: Sequence[ClientRow]) -> str:
     away = sum(row.status not in ("accepted", "refused") for row in rows)
-    ended = "; registration ended" if rows[-1].status == "revoked" else ""
+    ended = "; revoked" if rows[-1].status == "revoked" else ""
     return f"{away}{ended}"
 
 

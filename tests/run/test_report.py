@@ -67,7 +67,7 @@ def test_who_was_away_is_not_refused():
     assert {key: (s["rounds"], s["refused"], s["away"]) for key, s in shown.items()} == {
         "1000": ("1", "1", "0"),
         "1001": ("2", "0", "1"),
-        "1002": ("1", "0", "1; registration ended"),
+        "1002": ("1", "0", "1; revoked"),
     }
     assert "away" not in table(refused)[0]
 
