@@ -1,7 +1,8 @@
 """What games for a larger share bring, by today's account and by bounded ones.
 
 ``python -m fedif_studies.games [--seeds 3] [--epochs 1 5]`` plays what is not yet in
-``docs/results/games.csv`` (``--no-play``: nothing): twenty members on digits, all of them in each
+``docs/results/games.csv`` (``--no-play``: nothing; ``--limits``: only what the page says of two
+games that bounds do not stop): twenty members on digits, all of them in each
 of 30 rounds, every game of ``fedif_studies/audit/games.py`` against FedAvg, FedIF and
 influence descent with their default bounds. ``--write`` puts the
 tables into ``docs/methods/credit.md``.
@@ -102,12 +103,17 @@ def paid(values: Mapping[str, Tensor], account: str) -> Tensor:
 
 
 def play(
-    epochs: int, strategy: str, seed: int, game: str, players: Sequence[int]
+    epochs: int,
+    strategy: str,
+    seed: int,
+    game: str,
+    players: Sequence[int],
+    accounts: Mapping[str, Callable[[], Watcher]] = ACCOUNTS,
 ) -> tuple[dict[str, Tensor], float]:
     """Return every account's values ``[m]``, and the accuracy that the model ends with."""
     task = task_of(epochs)
     members = GAMES[game].members(task, players) if game != HONEST else list(task.members)
-    watchers = {name: build() for name, build in ACCOUNTS.items()}
+    watchers = {name: build() for name, build in accounts.items()}
     params = federate(
         task,
         members,
@@ -167,13 +173,52 @@ def agreements(epochs: int, strategy: str, seed: int) -> list[Agreement]:
             found.append((account, f"{name} with {against}", value))
         if against == EXACT:
             continue
-        before, after = paid(values, against), paid(values, account)
-        paying = before > 0.1 / len(before)  # Of a share of nearly nothing any change is large.
-        change = (after[paying] / before[paying] - 1.0).abs()
+        change = changes(paid(values, against), after := paid(values, account))
         found.append((account, f"median change of shares of {against}", float(change.median())))
         found.append((account, f"largest change of shares of {against}", float(change.max())))
         found.append((account, f"paid, beside {against}", float(after.sum())))
     return [Agreement(epochs, strategy, seed, *figure) for figure in found]
+
+
+def changes(before: Tensor, after: Tensor) -> Tensor:
+    """Return by which part each share changes, for members that have one."""
+    paying = before > 0.1 / len(before)  # Of a share of nearly nothing any change is large.
+    return (after[paying] / before[paying] - 1.0).abs()
+
+
+def tighter_bound(borrowed: float, epochs: int = 1, strategy: str = "FedIF", seed: int = 0) -> str:
+    """Return what another bound on what is borrowed leaves of a game, and costs honest members."""
+    accounts = {TODAY: PaidPath, BOUNDED: lambda: PaidPath(CreditBounds(borrowed=borrowed))}
+    honest, _ = play(epochs, strategy, seed, HONEST, (), accounts)
+    game = "own update and last step"
+    players = GAMES[game].players(honest[TODAY])
+    values, _ = play(epochs, strategy, seed, game, players, accounts)
+    own = max(_share(honest, BOUNDED, players), 0.5 * len(players) / MEMBERS)
+    change = changes(paid(honest, TODAY), paid(honest, BOUNDED))
+    return (
+        f"{strategy}, {epochs} epochs, borrowed {borrowed:g}: {game} "
+        f"{_share(values, BOUNDED, players) / own:.2f} honest shares; those of honest members "
+        f"change by {change.median():.0%}, at most {change.max():.0%}"
+    )
+
+
+def beside_secret(epochs: int, strategy: str, seed: int = 0) -> str:
+    """Return a share on the data that weigh, in that on secret data: the player's, and the largest.
+
+    The largest is that of a member with a share, where all are honest.
+    """
+    game = "trains on the validation split"
+    honest, _ = play(epochs, strategy, seed, HONEST, ())
+    players = GAMES[game].players(honest[TODAY])
+    values, _ = play(epochs, strategy, seed, game, players)
+    (player,) = players
+    own = paid(values, TODAY)[player] / paid(values, _UNBOUNDED_SECRET)[player]
+    known, secret = paid(honest, TODAY), paid(honest, _UNBOUNDED_SECRET)
+    largest = (known / secret)[secret > 0.1 / MEMBERS].max()
+    return (
+        f"{strategy}, {epochs} epochs: {own:.2f} for who {game}, {largest:.2f} for the honest "
+        "member with most"
+    )
 
 
 def _share(values: Mapping[str, Tensor], account: str, players: Sequence[int]) -> float:
@@ -209,7 +254,8 @@ def table(epochs: int) -> list[str]:
         for name in names:
             for account in accounts:
                 own = found.get((epochs, name, game, account))
-                cells.append(f"{statistics.fmean(own):.2f} ({max(own):.2f})" if own else "-")
+                most = f" ({max(own):.2f})" if own and len(own) > 1 else ""
+                cells.append(f"{statistics.fmean(own):.2f}{most}" if own else "-")
         text.append(f"| {game} ({GAMES[game].kind}) | {' | '.join(cells)} |")
     return text
 
@@ -268,9 +314,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--play", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--write", action="store_true", help="put the tables into the page")
+    parser.add_argument("--limits", action="store_true", help="two games that bounds do not stop")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("fedif_flower").setLevel(logging.ERROR)
+    if options.limits:
+        print(*(tighter_bound(bound) for bound in (1.6, 1.0)), sep="\n")
+        for epochs in options.epochs:
+            for strategy in STRATEGIES:
+                print(beside_secret(epochs, strategy), flush=True)
+        return
     agreement = CSV.with_name("games-agreement.csv")
     for seed in range(options.seeds if options.play else 0):
         for epochs in options.epochs:

@@ -98,6 +98,13 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         allowed="an amount such as '1000' or '1000.50'",
         changes_result=False,
     )
+    statement_contact: str = setting(
+        "",
+        "whom members may ask about that statement: its pages say it",
+        pattern=r"^[^\x00-\x1f\x7f]{0,200}$",
+        allowed="at most 200 printable characters",
+        changes_result=False,
+    )
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Scalar]) -> Self:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from textwrap import shorten
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 HONEST, MALICIOUS = "#2a6fbb", "#c8442e"
 FEW = 12  # Clients, at most, whose lines are named.
+LABEL_HEIGHT = 0.05  # Of a picture's.
 MAX_NAME = 24  # Characters of a name beside a line.
 _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
@@ -138,14 +140,15 @@ def _name_lines(axes: Axes, ends: Sequence[tuple[float, tuple[int, str]]]) -> No
     low, high = axes.get_ylim()
     groups: list[list[tuple[float, tuple[int, str]]]] = []
     for end in sorted(ends):
-        if groups and end[0] - groups[-1][0][0] < 0.03 * (high - low):
+        if groups and end[0] - groups[-1][0][0] < LABEL_HEIGHT * (high - low):
             groups[-1].append(end)
         else:
             groups.append([end])
     for group in groups:
-        middle = sum(value for value, _ in group) / len(group)
+        lowest, _ = group[0]
         names = ", ".join(name for _, (_, name) in sorted(group, key=lambda end: end[1]))
-        axes.annotate(names, (1.01, middle), xycoords=("axes fraction", "data"), va="center")
+        names = shorten(names, 2 * MAX_NAME, placeholder=" ...")
+        axes.annotate(names, (1.01, lowest), xycoords=("axes fraction", "data"), va="center")
 
 
 def new_figure(height: float = 4.0) -> Figure:

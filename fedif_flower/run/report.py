@@ -22,6 +22,8 @@ from fedif_flower.strategies.attributed import RoundAttribution, sums_by_client
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.tasks.task import Metric
 
+_UNKNOWN = "-"
+
 
 @dataclass(frozen=True)
 class ReportedRun:
@@ -80,18 +82,19 @@ def write_report(folder: RunFolder, run: ReportedRun, summary: Mapping[str, Any]
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the figures that a person looks at first."""
+    """Return the figures that a person looks at first, as far as they are known."""
     training, aggregation = (
         summary["train_seconds_per_client"],
         summary["aggregation_seconds_per_round"],
     )
     success = summary.get("attack_success")
     backdoor = [] if success is None else [("attack success rate", _percent(success))]
-    return [
+    rows = [
         *_quality(summary),
         *backdoor,
         *_gained(summary),
-        *_found(summary),
+        ("weight of malicious clients", _percent(summary["malicious_weight_share"])),
+        ("detection AUC", _number(summary["detection_auc"], ".3f")),
         ("training, s per client and round", _number(training, ".4f")),
         ("aggregation, s per round", _number(aggregation, ".4f")),
         (
@@ -101,20 +104,19 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rounds", str(summary["rounds"])),
         *troubles(summary),
     ]
+    return [row for row in rows if row[1] != _UNKNOWN]
 
 
 def _quality(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return how good the model is: its accuracy where that is defined, and the task's metrics."""
-    metrics = summary.get("metrics", {})
-    accuracy = [
+    """Return how good the model is: its accuracy, and the task's metrics."""
+    return [
         ("test accuracy", _percent(summary["test_accuracy"])),
         ("validation accuracy", _percent(summary["validation_accuracy"])),
-    ]
-    undefined = metrics and summary["test_accuracy"] is None
-    return ([] if undefined else accuracy) + [
-        (f"{split} {name}", _number(figures[split], ".4g"))
-        for name, figures in metrics.items()
-        for split in ("test", "validation")
+        *(
+            (f"{split} {name}", _number(figures[split], ".4g"))
+            for name, figures in summary.get("metrics", {}).items()
+            for split in ("test", "validation")
+        ),
     ]
 
 
@@ -182,19 +184,12 @@ def _remainder(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _found(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return how malicious clients fared, where there are any and that is defined."""
-    share, auc = summary["malicious_weight_share"], summary["detection_auc"]
-    weight = [] if share is None else [("weight of malicious clients", _percent(share))]
-    return weight + ([] if auc is None else [("detection AUC", f"{auc:.3f}")])
-
-
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    return _UNKNOWN if value is None else f"{100 * value:.1f} %"
 
 
 def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return _UNKNOWN if value is None else format(value, form)
 
 
 def member_table(
@@ -286,7 +281,7 @@ def _column_words(columns: Sequence[str], scores: Scoring | None) -> str:
 
 def _absence(rows: Sequence[ClientRow]) -> str:
     away = sum(row.status not in ("accepted", "refused") for row in rows)
-    ended = "; registration ended" if rows[-1].status == "revoked" else ""
+    ended = "; revoked" if rows[-1].status == "revoked" else ""
     return f"{away}{ended}"
 
 

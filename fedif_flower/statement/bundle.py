@@ -40,7 +40,7 @@ from fedif_flower.statement.signing import public_bytes
 from fedif_flower.statement.verdict import Verdict
 from fedif_flower.storage import make_folder, temporary_sibling, writing
 
-MAX_CONTACT = 200
+_CONTACT = re.compile(r"[^\x00-\x1f\x7f]{0,200}")
 _BUDGET = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2})?")
 
 
@@ -94,11 +94,8 @@ def make_statement(
         If the run has no such records or round, or has a statement already, or the folder cannot
         be written.
     """
-    if len(contact) > MAX_CONTACT or not contact.isprintable():
-        raise ConfigError(
-            f"contact = {contact[:MAX_CONTACT]!r}; allowed: at most {MAX_CONTACT} printable "
-            "characters"
-        )
+    if not _CONTACT.fullmatch(contact):
+        raise ConfigError(f"contact = {contact[:80]!r}; allowed: at most 200 printable characters")
     if not again and (earlier := RunFolder(run_dir).statement / MANIFEST).is_file():
         raise ConfigError(
             f"{earlier.parent} is there, and members may have been sent it; --again makes another "

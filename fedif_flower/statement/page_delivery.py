@@ -42,7 +42,10 @@ def state_and_deliver(grid: Grid, config: RunConfig, run_dir: Path) -> None:
         try:
             budget = parse_budget(config.statement_budget) if config.statement_budget else None
             folder = make_statement(
-                run_dir, load_or_make_key(default_key_path()), budget_cents=budget, again=True
+                *(run_dir, load_or_make_key(default_key_path())),
+                budget_cents=budget,
+                contact=config.statement_contact,
+                again=True,
             )
             pages = {str(member["client_id"]): member["page"] for member in _members(folder)}
             run.undelivered.write(pages)

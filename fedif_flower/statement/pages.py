@@ -23,7 +23,7 @@ from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.valuation.path import ADAPTIVE
 
 DASH = "\N{EN DASH}"
-LARGE_REMAINDER = 0.1  # Of the fall of the loss.
+SMALL_REMAINDER, LARGE_REMAINDER = 0.001, 0.1  # Of the fall of the loss.
 _INTERVAL = (
     f"The rounds of the run are drawn again, with replacement, {RESAMPLES:,} times; in 95 % of the "
     "drawings the contribution lies in the interval. A round in which a member had no part counts "
@@ -204,7 +204,9 @@ def _remainder_words(account: Account, rule: str) -> str:
         return "the loss did not change"
     share = abs(account.remainder) / abs(account.decrease)
     words = f"{100 * share:.1f} % of the fall, credited to nobody"
-    if (account.remainder < 0) is (account.decrease > 0):
+    if share < SMALL_REMAINDER:
+        words = "less than 0.1 % of the fall, credited to nobody"
+    elif (account.remainder < 0) is (account.decrease > 0):
         words = f"nobody's: the contributions add up to {100 * share:.1f} % more than the fall"
     if share > LARGE_REMAINDER:
         finer = "attribution = adaptive makes it smaller"

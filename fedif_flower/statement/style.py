@@ -39,7 +39,7 @@ th:last-child, td:last-child { padding-right: 0; }
 tfoot { display: table-row-group; }
 tfoot td { border-bottom: 0; border-top: 1.5px solid var(--ink); font-weight: 600; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th .between { white-space: normal; }
+th .between, .wraps { white-space: normal; }
 .between { display: block; color: var(--soft); font-size: 11.5px; }
 .summary { background: var(--wash); border-left: 4px solid var(--blue); border-radius: 0 6px 6px 0;
   padding: 8px 16px 9px; margin: 0 0 18px; break-inside: avoid; }
@@ -89,6 +89,7 @@ section.keep { break-inside: avoid; }
 @media screen and (max-width: 600px) {
   body { padding: 22px 16px 40px; }
   .figures { grid-template-columns: 1fr 1fr; gap: 8px; }
+  .figures dd { font-size: 18px; }
   svg { overflow: visible; }
   figure svg text { font-size: 22px; }
   .hashes tr, .hashes td { display: block; }

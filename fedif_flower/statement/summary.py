@@ -54,6 +54,8 @@ def for_consortium(account: Account, nats: Nats) -> Iterator[tuple[str, str]]:
         named = [member.name for member in account.members if member.verdict.level == level]
         if named:
             yield level.capitalize(), f"{todo}: {_listed(named)}."
+    if revoked := [member.name for member in account.members if member.revoked_in is not None]:
+        yield "Revoked", f"Their registration ended during the run: {_listed(revoked)}."
     if all(member.verdict.level == "accept" for member in account.members):
         yield "Verdicts", "All are accepted: nothing speaks against paying."
 

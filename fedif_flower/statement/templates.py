@@ -36,7 +36,7 @@ federation: the operator, who signed with the key at the end of this page{% endi
 {%- endmacro %}
 
 {% macro absence(member) -%}
-{% if member.revoked_in is not none %}registration ended in round {{ member.revoked_in }}\
+{% if member.revoked_in is not none %}revoked in round {{ member.revoked_in }}\
 {% elif member.away %}{{ member.away }} away{% endif %}
 {%- endmacro %}
 
@@ -183,7 +183,7 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 {% for member in account.members -%}
 <tr><td class="name">{{ member.name }}</td>
 <td class="number" data-label="Rounds, of those asked in">{{ member.taken_part }} / {{
-member.asked }}<span class="between">{{ parts.absence(member) }}</span></td>
+member.asked }}<span class="between wraps">{{ parts.absence(member) }}</span></td>
 <td class="number" data-label="Examples, claimed">{{ member.examples | count }}</td>
 <td class="number" data-label="Contribution, 95 % interval">{{ parts.contribution(member) }}</td>
 <td class="picture">{{ drawn[member.client_id] }}</td>

@@ -295,5 +295,5 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(deployment: Deploy
     assert ended["status"] == "revoked"
     assert ended["rejection"] == "the operator ended its registration"
     page = (run_dir / "statement" / "statement.html").read_text()
-    assert f"registration ended in round {ended['round']}" in page
+    assert f"revoked in round {ended['round']}" in page
     kill_group(deployment.nodes["ada"])

@@ -67,7 +67,7 @@ def test_who_was_away_is_not_refused():
     assert {key: (s["rounds"], s["refused"], s["away"]) for key, s in shown.items()} == {
         "1000": ("1", "1", "0"),
         "1001": ("2", "0", "1"),
-        "1002": ("1", "0", "1; registration ended"),
+        "1002": ("1", "0", "1; revoked"),
     }
     assert "away" not in table(refused)[0]
 
@@ -94,6 +94,7 @@ def test_the_remainder_is_told_in_words(tmp_path, remainder, in_the_table, in_wo
     assert f"add up to {in_words} validation loss fell by. This remainder is nobody's" in text
     assert "malicious" not in text
     assert "AUC" not in text
+    assert "accuracy" not in text
 
 
 def test_without_attribution_the_weight_score_decides_the_order():

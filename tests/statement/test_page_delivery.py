@@ -46,12 +46,14 @@ def pages(tmp_path: Path, partition: int) -> list[Path]:
 
 def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir, caplog):
     caplog.set_level(logging.INFO, "fedif_flower")
-    state_and_deliver(grid(tmp_path), config(**{"statement-budget": "100"}), run_dir)
+    settings = {"statement-budget": "100", "statement-contact": "Ada Holm, room 7"}
+    state_and_deliver(grid(tmp_path), config(**settings), run_dir)
     for partition, name in ((0, "hospital-1"), (1, "hospital-2")):
         (page,) = pages(tmp_path, partition)
         assert f"{name}: your contribution" in page.read_text()
         assert "57.14" in pages(tmp_path, 0)[0].read_text()
         assert not any(other in page.read_text() for other in NAMES.values() if other != name)
+        assert "Ada Holm, room 7" in page.read_text()
         assert verify(page).manifest.run == "run"
     assert not (run_dir / "undelivered.json").exists()  # The third wants none.
     assert "hospital-3 did not keep its statement: this node has no statement-dir" in caplog.text

@@ -168,6 +168,23 @@ def test_pages_begin_with_a_summary_and_say_whom_to_ask(tmp_path, key):
     verify(run_dir)
 
 
+def test_a_revoked_member_is_told_from_one_that_was_away(tmp_path, key):
+    run_dir = make_run(
+        tmp_path / "run",
+        [{0: 0.5, 1: 0.25}] * 5,
+        rejections={(2, 2): "the operator ended its registration", (3, 3): "no reply"},
+        statuses={(2, 2): "revoked", (3, 3): "away"},
+        names={2: "West", 3: "Sued"},
+    )
+    folder = make_statement(run_dir, key)
+    whole = text_of((folder / "statement.html").read_text())
+    assert "Revoked. Their registration ended during the run: West." in whole
+    assert whole.count("revoked in round 2") == 1
+    assert "0 / 1 1 away" in whole
+    assert "revoked in round 2" in text_of((folder / "members" / "003.html").read_text())
+    assert "1 away" in text_of((folder / "members" / "004.html").read_text())
+
+
 def test_what_others_wrote_is_escaped(pages):
     page = pages["002.html"]
     assert "<script" not in page
@@ -213,6 +230,21 @@ def test_pages_say_of_weight_scores_what_the_strategy_does(tmp_path, key, strate
         for words in left_out:
             assert words not in text
     verify(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("remainder", "said"),
+    [
+        (0.0, "less than 0.1 % of the fall, credited to nobody"),
+        (0.05, "16.7 % of the fall, credited to nobody: large"),
+        (-0.05, "nobody's: the contributions add up to 25.0 % more than the fall: large"),
+    ],
+)
+def test_the_remainder_s_sign_is_told_in_words(tmp_path, key, remainder, said):
+    run_dir = make_run(tmp_path / "run", [{0: 0.25}] * 5, remainder=remainder)
+    page = (make_statement(run_dir, key) / "statement.html").read_text()
+    assert said in text_of(page).replace("&#39;", "'")
+    assert "the error of measuring along a step" in text_of(page)
 
 
 def test_an_older_run_did_not_record_how_scores_came_about(tmp_path, key):
