@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
 from fedif_flower.errors import ConfigError
@@ -149,7 +148,7 @@ def choose_experiments(
     )
 
 
-def _named(names: str, known: Iterable[str], registered: Registry[Any], what: str) -> list[str]:
+def _named(names: str, known: Iterable[str], registered: Registry, what: str) -> list[str]:
     allowed = list(known)
     chosen = [name.strip() for name in names.split(",") if name.strip()] or allowed
     for name in chosen:
