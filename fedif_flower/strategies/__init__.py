@@ -13,6 +13,7 @@ from fedif_flower.aggregators import (
     TrimmedMean,
 )
 from fedif_flower.strategies.afedsv import AFedSV
+from fedif_flower.strategies.auto_bant import AutoBant, TrialSettings
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
@@ -33,6 +34,7 @@ __all__ = [
     "RFA",
     "AFedSV",
     "AlignIns",
+    "AutoBant",
     "ByzFL",
     "CentredClipping",
     "DescentSettings",
@@ -57,6 +59,7 @@ __all__ = [
     "ScreenedStrategy",
     "Setup",
     "ShapFed",
+    "TrialSettings",
     "TrimmedMean",
     "Weighting",
 ]
