@@ -8,8 +8,10 @@ from fedif_flower.aggregators import (
     DnC,
     FedAdp,
     Flame,
+    FoolsGold,
     Krum,
     Median,
+    SignGuard,
     TrimmedMean,
 )
 from fedif_flower.strategies.afedsv import AFedSV
@@ -47,6 +49,7 @@ __all__ = [
     "FedSV",
     "Flame",
     "FlowerRule",
+    "FoolsGold",
     "InfluenceDescent",
     "Krum",
     "LeaveOneOut",
@@ -59,6 +62,7 @@ __all__ = [
     "ScreenedStrategy",
     "Setup",
     "ShapFed",
+    "SignGuard",
     "TrialSettings",
     "TrimmedMean",
     "Weighting",

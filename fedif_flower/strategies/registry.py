@@ -18,8 +18,10 @@ from fedif_flower.aggregators import (
     DnC,
     FedAdp,
     Flame,
+    FoolsGold,
     Krum,
     Median,
+    SignGuard,
     TrimmedMean,
 )
 from fedif_flower.aggregators.byzfl import PREFIX, ByzFL
@@ -144,6 +146,8 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "dnc": DnC,
     "flame": Flame,
     "align-ins": AlignIns,
+    "fools-gold": FoolsGold,
+    "sign-guard": SignGuard,
     "oracle": OracleExclusion,
     **FLOWER_RULES,
 }
