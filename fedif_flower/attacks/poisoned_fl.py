@@ -74,7 +74,8 @@ class PoisonedFL(Colluder):
 
 
 def _unit(vector: Tensor) -> Tensor:
-    return vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
+    unit: Tensor = vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
+    return unit
 
 
 def _follows(moved: Tensor, signs: Tensor) -> bool:
