@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ import typer
 from fedif_flower.client.app import task_app
 from fedif_flower.devices import torch_threads
 from fedif_flower.errors import ConfigError, FedIFError
-from fedif_flower.run.config import default_run_config
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.processes import StopRequest, own_command
@@ -54,11 +55,36 @@ _ADVERSARIAL = 2.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """A cell, the file of its sweep's rows, and by which of its settings a row is recognised."""
+    """A cell of a sweep, and by which of its settings a row of it is recognised.
 
-    cell: Cell
-    results: Path
+    Attributes
+    ----------
+    sweep, data : str
+        What its sweep and its data set are called.
+    settings : mapping
+        A complete run config.
+    point : mapping
+        The settings by which the sweep's cells differ, and the seed.
+    output_dir, results : Path
+        Where its run goes, and the file of the sweep's rows.
+    """
+
+    sweep: str
+    data: str
+    settings: Mapping[str, Scalar]
     point: Mapping[str, Scalar]
+    output_dir: Path
+    results: Path
+
+    @property
+    def name(self) -> str:
+        """What it is called in its sweep."""
+        return "_".join(f"{key}-{value}" for key, value in self.point.items())
+
+    @cached_property
+    def cell(self) -> Cell:
+        """The cell, made when it is its turn: that takes a look at each of the data set's files."""
+        return make_cell(self.sweep, self.name, self.settings, self.output_dir, self.data)
 
     def is_in(self, rows: Sequence[Mapping[str, str]]) -> bool:
         """Tell whether one of the rows is of this cell."""
@@ -67,8 +93,8 @@ class Wanted:
     @property
     def work(self) -> float:
         """How long it takes, in rounds without adversarial samples."""
-        slow = self.cell.config.attack == "adversarial"
-        return self.cell.config.num_server_rounds * (_ADVERSARIAL if slow else 1.0)
+        slow = self.settings["attack"] == "adversarial"
+        return int(self.settings["num-server-rounds"]) * (_ADVERSARIAL if slow else 1.0)
 
 
 def cells_of(
@@ -109,10 +135,10 @@ def cells_of(
     wanted = []
     for values in product(*axes.values()):
         point: dict[str, Scalar] = {**dict(zip(axes, values, strict=True)), "seed": seed}
-        cell = "_".join(f"{key}-{value}" for key, value in point.items())
         settings = {**defaults, **spec, **found, **point}
-        made = make_cell(name, cell, settings, output_dir, title)
-        wanted.append(Wanted(made, results / f"{name}.csv", point))
+        RunConfig.from_run_config(settings)  # What is not allowed is said before the first cell.
+        file = results / f"{name}.csv"
+        wanted.append(Wanted(name, title, settings, point, output_dir, file))
     return wanted
 
 
@@ -302,7 +328,7 @@ def main(
         typer.echo(f"{len(wanted) - len(todo)} of {len(wanted)} cells have a row")
         if show:
             for one in todo:
-                typer.echo(f"{one.cell.group} {one.cell.name}")
+                typer.echo(f"{one.sweep} {one.name}")
             return
         complete = work_through(todo, committed_revision(), Progress(todo))
     except KeyboardInterrupt:

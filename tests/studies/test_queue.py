@@ -131,5 +131,8 @@ def test_what_a_queue_cannot_order_is_refused(tmp_path):
     path.write_text(SWEEP + "seeds = 2\n")
     with pytest.raises(ConfigError, match=r"seeds in .* allowed in a queue: axes, and --seeds"):
         cells_of(path, "", tmp_path, 0)
+    path.write_text(SWEEP.replace("fedif", "fedfi"))
+    with pytest.raises(ConfigError, match="strategy = 'fedfi'"):
+        cells_of(path, "", tmp_path, 0)
     with pytest.raises(ConfigError, match="nowhere"):
         cells_of(tmp_path / "nowhere.toml", "", tmp_path, 0)
