@@ -109,7 +109,8 @@ class RoundUpdates:
         ``[m]``, float64: by how much each client's update of parameters, and of buffers, is
         shortened where it is used; ``None``: by nothing.
     mixing : Tensor, optional
-        ``[m, m]``, on the CPU: the matrix by which the updates are means of the clients' own ones.
+        ``[m, n]``, on the CPU: the matrix by which the updates are means of the n clients' own
+        ones; n = m unless they are of groups.
     """
 
     server_round: int
@@ -163,6 +164,11 @@ class RoundUpdates:
         """
         if self.mixing is None:
             return aggregation
+        groups, clients = self.mixing.shape
+        if groups != clients:  # What was said of a group is said of no client.
+            aggregation = Aggregation(
+                aggregation.weights, noise=aggregation.noise, applied=aggregation.applied
+            )
         applied = aggregation.applied
         return replace(
             aggregation,

@@ -8,10 +8,12 @@ from fedif_flower.aggregators.dnc import DnC, dnc_weights
 from fedif_flower.aggregators.fedadp import FedAdp
 from fedif_flower.aggregators.flame import Flame, flame_coefficients
 from fedif_flower.aggregators.fltrust import TrustedCoefficients, fltrust_coefficients
+from fedif_flower.aggregators.fools_gold import FoolsGold, fools_gold_weights
 from fedif_flower.aggregators.krum import Krum, krum_scores, krum_weights, select_lowest
 from fedif_flower.aggregators.median import Median, coordinate_median
 from fedif_flower.aggregators.neighbour_mixing import neighbour_mixing
 from fedif_flower.aggregators.rfa import RFA, geometric_median_weights
+from fedif_flower.aggregators.sign_guard import SignGuard, sign_guard_coefficients
 from fedif_flower.aggregators.trimmed_mean import TrimmedMean, trimmed_mean
 
 __all__ = [
@@ -22,9 +24,11 @@ __all__ = [
     "DnC",
     "FedAdp",
     "Flame",
+    "FoolsGold",
     "Krum",
     "LengthMemory",
     "Median",
+    "SignGuard",
     "TrimmedMean",
     "TrustedCoefficients",
     "align_ins_coefficients",
@@ -34,10 +38,12 @@ __all__ = [
     "dnc_weights",
     "flame_coefficients",
     "fltrust_coefficients",
+    "fools_gold_weights",
     "geometric_median_weights",
     "krum_scores",
     "krum_weights",
     "neighbour_mixing",
     "select_lowest",
+    "sign_guard_coefficients",
     "trimmed_mean",
 ]

@@ -20,7 +20,9 @@ from fedif_flower.attacks.borrowed_steps import (
     SharedNoise,
     UndoneStep,
 )
+from fedif_flower.attacks.descending_backdoor import DescendingBackdoor
 from fedif_flower.attacks.distributed_trigger import DistributedTrigger
+from fedif_flower.attacks.edge_case import EdgeCase
 from fedif_flower.attacks.fang import Fang
 from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
 from fedif_flower.attacks.gradient_noise import GradientNoise
@@ -32,13 +34,16 @@ from fedif_flower.attacks.mimic import Mimic
 from fedif_flower.attacks.min_max import MinMax
 from fedif_flower.attacks.min_sum import MinSum
 from fedif_flower.attacks.model_replacement import ModelReplacement
+from fedif_flower.attacks.neurotoxin import Neurotoxin
 from fedif_flower.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_flower.attacks.pixel_trigger import PixelTrigger
+from fedif_flower.attacks.poisoned_fl import PoisonedFL
 from fedif_flower.attacks.random_update import RandomUpdate
 from fedif_flower.attacks.scaling import HonestScaling, Scaling
 from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.attacks.sign_flip import SignFlip
 from fedif_flower.attacks.sybils import Sybils
+from fedif_flower.attacks.trust_then_harm import TrustThenHarm
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings, make
@@ -63,6 +68,9 @@ _BUILT_IN: Mapping[str, Callable[..., Behaviour]] = MappingProxyType(
         "semantic-backdoor": SemanticBackdoor,
         "hidden-backdoor": HiddenBackdoor,
         "model-replacement": ModelReplacement,
+        "neurotoxin": Neurotoxin,
+        "edge-case": EdgeCase,
+        "descending-backdoor": DescendingBackdoor,
         "alie": Alie,
         "ipm": InnerProductManipulation,
         "min-max": MinMax,
@@ -70,6 +78,8 @@ _BUILT_IN: Mapping[str, Callable[..., Behaviour]] = MappingProxyType(
         "fang": Fang,
         "mimic": Mimic,
         "sybils": Sybils,
+        "poisoned-fl": PoisonedFL,
+        "trust-then-harm": TrustThenHarm,
         "borrowed-step": BorrowedStep,
         "alternating-step": AlternatingStep,
         "noisy-step": NoisyStep,

@@ -1,5 +1,6 @@
 """Stages: what happens to a round before and after it is weighed, one class in one file each."""
 
+from fedif_flower.stages.bucketing import Bucketing
 from fedif_flower.stages.clip import Clip
 from fedif_flower.stages.loss_bound import LossBound
 from fedif_flower.stages.max_length import MaxLength
@@ -9,6 +10,7 @@ from fedif_flower.stages.server_momentum import ServerMomentum
 from fedif_flower.stages.stage import Destination, Proposal, Stage
 
 __all__ = [
+    "Bucketing",
     "Clip",
     "Destination",
     "LossBound",

@@ -53,6 +53,11 @@ class Stages:
         )
 
     @property
+    def make_groups(self) -> bool:
+        """Whether the strategy weighs groups of clients."""
+        return any(stage.makes_groups for stage in self)
+
+    @property
     def choose_steps(self) -> bool:
         """Whether a stage chooses where a round leads."""
         return type(self._choosing) is not Stage

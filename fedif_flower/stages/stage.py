@@ -63,6 +63,7 @@ class Stage:
     """
 
     max_length = math.inf  # Of an update, where the stage bounds it as it arrives.
+    makes_groups = False  # Whether the round that is weighed is one of groups, not of clients.
 
     def begin(self, validation: Validation | None) -> None:
         """Be told, before the first round, what the strategy judges by, if anything."""

@@ -8,11 +8,14 @@ from fedif_flower.aggregators import (
     DnC,
     FedAdp,
     Flame,
+    FoolsGold,
     Krum,
     Median,
+    SignGuard,
     TrimmedMean,
 )
 from fedif_flower.strategies.afedsv import AFedSV
+from fedif_flower.strategies.auto_bant import AutoBant, TrialSettings
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
@@ -34,6 +37,7 @@ __all__ = [
     "RFA",
     "AFedSV",
     "AlignIns",
+    "AutoBant",
     "ByzFL",
     "CentredClipping",
     "DescentSettings",
@@ -46,6 +50,7 @@ __all__ = [
     "FedSV",
     "Flame",
     "FlowerRule",
+    "FoolsGold",
     "InfluenceDescent",
     "Krum",
     "LeaveOneOut",
@@ -59,6 +64,8 @@ __all__ = [
     "ScreenedStrategy",
     "Setup",
     "ShapFed",
+    "SignGuard",
+    "TrialSettings",
     "TrimmedMean",
     "Weighting",
 ]

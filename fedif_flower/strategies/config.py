@@ -12,6 +12,7 @@ from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings, setting_of
 from fedif_flower.settings import RefusedValueError, setting
 from fedif_flower.stages import (
+    Bucketing,
     Clip,
     LossBound,
     MaxLength,
@@ -76,6 +77,13 @@ class StrategyConfig(SectionedSettings):
         False,
         "each update is first replaced by the mean of its nearest (NNM): all of the round but the "
         "share `assumed-malicious-fraction`; not with Flower's own rules",
+        is_new=True,
+    )
+    bucketing: int = setting(
+        1,
+        "so many clients, drawn by chance, are averaged and weighed as one; 1: each by itself. For "
+        "robust rules that remember no client",
+        ge=1,
         is_new=True,
     )
     attribution: Attribution = setting(
@@ -171,6 +179,8 @@ class StrategyConfig(SectionedSettings):
             raise RefusedValueError("update_clipping", f"0 with strategy {self.strategy!r}")
         if self.strategy in FLOWER_RULES and self.neighbour_mixing:
             raise RefusedValueError("neighbour_mixing", f"false with strategy {self.strategy!r}")
+        if self.strategy in FLOWER_RULES and self.bucketing > 1:
+            raise RefusedValueError("bucketing", f"1 with strategy {self.strategy!r}")
         if self.strategy in FLOWER_RULES and self.max_update_length:
             raise RefusedValueError("max_update_length", f"0 with strategy {self.strategy!r}")
         return self
@@ -219,6 +229,8 @@ def configured_stages(config: StrategyConfig) -> list[Stage]:
         stages.append(MaxLength(config.max_update_length))
     if config.neighbour_mixing and config.assumed_malicious_fraction:
         stages.append(NearestNeighbours(config.assumed_malicious_fraction))
+    if config.bucketing > 1:
+        stages.append(Bucketing(config.bucketing))
     if config.update_clipping:
         stages.append(Clip(config.update_clipping))
         # A strategy that bounds steps by the loss does so where lengths are bounded.

@@ -18,8 +18,10 @@ from fedif_flower.aggregators import (
     DnC,
     FedAdp,
     Flame,
+    FoolsGold,
     Krum,
     Median,
+    SignGuard,
     TrimmedMean,
 )
 from fedif_flower.aggregators.byzfl import PREFIX, ByzFL
@@ -30,6 +32,7 @@ from fedif_flower.sections import make
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Stage
 from fedif_flower.strategies.afedsv import AFedSV
+from fedif_flower.strategies.auto_bant import AutoBant
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
@@ -127,6 +130,7 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "influence-descent": InfluenceDescent,
+    "autobant": AutoBant,
     "afedsv": AFedSV,
     "fedsv": FedSV,
     "s-fedavg": SFedAvg,
@@ -142,6 +146,8 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "dnc": DnC,
     "flame": Flame,
     "align-ins": AlignIns,
+    "fools-gold": FoolsGold,
+    "sign-guard": SignGuard,
     "oracle": OracleExclusion,
     **FLOWER_RULES,
 }

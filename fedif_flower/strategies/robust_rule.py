@@ -40,7 +40,8 @@ class RobustRule(ScreenedStrategy):
         ``[d]``, along which the parameters move, or, if its attribute ``gives_weights`` is true, an
         :class:`~fedif_flower.round.Aggregation` with weights ``[m]``. Beside a step, buffers are
         averaged, and no client has a weight of its own: NaN. A rule with ``state_dict`` and
-        ``load_state_dict`` is part of checkpoints. Where its ``takes_one_model`` is true, the
+        ``load_state_dict`` is part of checkpoints; one that remembers clients by their ids says so
+        by an attribute ``knows_clients``. Where its ``takes_one_model`` is true, the
         parameters of the one model with a weight are taken over bit for bit.
     stages, callbacks, setup, and Flower's arguments
         See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
@@ -69,6 +70,7 @@ class RobustRule(ScreenedStrategy):
         setup: Setup = DEFAULTS,
     ) -> None:
         require(callable(rule), "rule", rule, "a callable, such as Median()")
+        self.takes_groups = not getattr(rule, "knows_clients", False)
         super().__init__(
             fraction_train,
             fraction_evaluate,

@@ -116,6 +116,7 @@ class ScreenedStrategy(FlowerFedAvg):
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
     __signature__: inspect.Signature
     settings: Settings  # What the constructor was called with.
+    takes_groups = False  # Whether it may be given the means of groups for clients.
     can_stream = False  # Whether stream_rule is there.
     can_mask = False  # Whether its weights need no more than products, lengths and examples.
     keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
@@ -150,6 +151,11 @@ class ScreenedStrategy(FlowerFedAvg):
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or average_metrics,
         )
         self.stages = Stages(self.default_stages() if stages is None else stages)
+        if self.stages.make_groups and not self.takes_groups:
+            raise ConfigError(
+                f"stages = {self.stages}: {type(self).__name__} weighs each client by itself; "
+                "groups are for robust rules that remember no client, such as RobustRule(Krum())"
+            )
         self.setup = setup
         self.seed = setup.seed
         self.device = select_device(setup.device)

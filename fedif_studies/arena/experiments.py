@@ -27,30 +27,49 @@ STRATEGIES: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
         "FedAvg": {"strategy": "fedavg"},
         "FedIF": {"strategy": "fedif"},
         "influence descent": {"strategy": "influence-descent"},
+        "AutoBANT": {"strategy": "autobant"},
         "FLTrust": {"strategy": "fltrust"},
         "Krum": {"strategy": "krum"},
+        "bucketing + Krum": {"strategy": "krum", "bucketing": 2},
         "median": {"strategy": "median"},
         "NNM + RFA": {"strategy": "rfa", "neighbour-mixing": True},
         "FLAME": {"strategy": "flame"},
         "AlignIns": {"strategy": "align-ins"},
+        "FoolsGold": {"strategy": "fools-gold"},
+        "SignGuard": {"strategy": "sign-guard"},
     }
 )
 ATTACKS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
     {
         "label noise": {"attack": "label-noise"},
+        "on and off": {"attack": "label-noise", "attack-period": 5},
         "sign flip": {"attack": "sign-flip"},
         "scaling x10": {"attack": "scaling"},
         "ALIE": {"attack": "alie"},
+        "IPM": {"attack": "ipm"},
         "Min-Max": {"attack": "min-max"},
+        "Min-Sum": {"attack": "min-sum"},
         "Fang": {"attack": "fang"},
+        "PoisonedFL": {"attack": "poisoned-fl", "poisoned-fl.patience": 10},
         "mimic": {"attack": "mimic"},
+        "Sybils": {"attack": "sybils"},
+        "trust then harm": {"attack": "trust-then-harm"},
         "returns the model": {"attack": "free-rider"},
         "pixel trigger": {"attack": "pixel-trigger"},
         "distributed trigger": {"attack": "distributed-trigger"},
         "model replacement": {"attack": "model-replacement"},
+        "Neurotoxin": {"attack": "neurotoxin"},
+        "edge case": {"attack": "edge-case"},
+        "descending backdoor": {"attack": "descending-backdoor"},
     }
 )
-SHARES = (0.2, 0.4)
+SHARES = (0.1, 0.2, 0.4)
+# Chosen in advance: all attacks at one share, and these at the others too.
+MIDDLE = 0.2
+AT_EVERY_SHARE = (
+    *("label noise", "sign flip", "ALIE", "Min-Max", "PoisonedFL", "trust then harm"),
+    *("pixel trigger", "Neurotoxin", "descending backdoor"),
+)
 # What a robust rule is told to expect, whatever the true share is: the largest of SHARES.
 _COMMON: Mapping[str, Scalar] = MappingProxyType(
     {
@@ -136,16 +155,23 @@ def choose_experiments(
 ) -> list[Experiment]:
     """Return the experiments of lists divided by commas; an empty list stands for all names.
 
+    Where neither attacks nor shares are given, some are left out: every attack is made at the
+    middle share, and at the others those of ``AT_EVERY_SHARE``.
+
     Raises
     ------
     ConfigError
         If a name is not known, or a share is no number above 0 and below 1.
     """
-    return experiments(
+    found = experiments(
         _named(strategies, STRATEGIES, REGISTERED_STRATEGIES, "strategies"),
         _named(attacks, ATTACKS, REGISTERED_ATTACKS, "attacks"),
         _shares(shares) if shares else SHARES,
     )
+    if attacks or shares:
+        return found
+    always = (CLEAN, *AT_EVERY_SHARE)
+    return [one for one in found if one.share == MIDDLE or one.attack in always]
 
 
 def _named(names: str, known: Iterable[str], registered: Registry, what: str) -> list[str]:

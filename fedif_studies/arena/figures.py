@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.statement.account import reason_against_shares
@@ -17,6 +17,8 @@ from fedif_studies.arena.experiments import Experiment
 @dataclass(frozen=True)
 class Figures:
     """What an experiment led to, mean over the seeds; ``None`` where a figure is not defined.
+
+    Deviations are those of a sample, between the seeds; ``None`` with a single one.
 
     Attributes
     ----------
@@ -35,6 +37,8 @@ class Figures:
         where the statement gives nobody a share.
     aggregation_seconds : float
         Per round.
+    accuracy_deviation, attack_success_deviation : float, optional
+        Standard deviation over the seeds.
     """
 
     accuracy: float
@@ -44,6 +48,8 @@ class Figures:
     attribution_auc: float | None = None
     attackers_gain: float | None = None
     aggregation_seconds: float = 0.0
+    accuracy_deviation: float | None = None
+    attack_success_deviation: float | None = None
 
 
 def measured(cells: Mapping[tuple[Experiment, int], Cell]) -> dict[Experiment, Figures]:
@@ -143,4 +149,13 @@ def _mean(seeds: Sequence[Figures]) -> Figures:
         values = [getattr(figures, name) for figures in seeds]
         return None if None in values else fmean(values)
 
-    return Figures(**{field.name: mean(field.name) for field in fields(Figures)})  # type: ignore[arg-type]
+    def deviation(name: str) -> float | None:
+        values = [getattr(figures, name) for figures in seeds]
+        return None if None in values or len(values) < 2 else stdev(values)
+
+    means = Figures(**{field.name: mean(field.name) for field in fields(Figures)})  # type: ignore[arg-type]
+    return replace(
+        means,
+        accuracy_deviation=deviation("accuracy"),
+        attack_success_deviation=deviation("attack_success"),
+    )

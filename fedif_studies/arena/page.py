@@ -42,6 +42,8 @@ def write_page(found: Found, path: Path, title: str, about: Sequence[str]) -> No
         "",
     ]
     lines += headline(found).to_markdown()
+    lines += ["", "## The best against each attack", ""]
+    lines += best_answers(found).to_markdown()
     if len(_shares(found)) > 1:
         shares = " / ".join(f"{share:.0%}" for share in _shares(found))
         lines += ["", f"In the tables below: malicious clients {shares}."]
@@ -64,12 +66,53 @@ def about(setup: Setup, experiments: Sequence[Experiment], seeds: int, command: 
         "every attack; rules that expect a share of malicious clients are told "
         f"{settings['assumed-malicious-fraction']:.0%}. Accuracy is the mean of the last ten "
         "rounds, a backdoor's success the share of test images with the trigger that get its class "
-        "after the last round. Colluders know their accomplices' updates alone. A rule by "
+        "after the last round"
+        + ("; what follows ± is the standard deviation between seeds" if seeds > 1 else "")
+        + f". {_subset(experiments)}Colluders know their accomplices' updates alone. A rule by "
         "coordinates gives no weights, and nothing can be attributed to its clients. "
         "Contributions are attributed by Simpson's rule; a client is due the sum of its own, and "
         "nothing where that is negative.",
         f"Written by `{command}`, which can be interrupted and goes on where it was.",
     ]
+
+
+def _subset(experiments: Iterable[Experiment]) -> str:
+    """Return a sentence on the attacks that are not made at every share, if there are any."""
+    made: dict[str, set[float]] = {}
+    for one in experiments:
+        if one.attack != CLEAN:
+            made.setdefault(one.attack, set()).add(one.share)
+    fewest = min(made.values(), key=len, default=set())
+    everywhere = [attack for attack, shares in made.items() if len(shares) > len(fewest)]
+    if not everywhere:
+        return ""
+    return (
+        f"Chosen before anything was measured: every attack at "
+        f"{' and '.join(f'{share:.0%}' for share in sorted(fewest))}, at the other shares "
+        f"{', '.join(everywhere)}. "
+    )
+
+
+def best_answers(found: Found) -> ResultTable:
+    """Return a line per attack and share: the strategy that stands it best, and what it loses.
+
+    What the best cannot stop, no strategy here stops.
+    """
+    heading = ["attack", "malicious", "best accuracy, by", "less than without attack"]
+    heading.append("least success of the backdoor, by")
+    lines = []
+    for attack, share in _points(found):
+        own = _at(found, attack, share)
+        if attack == CLEAN:
+            continue
+        best = max(own, key=lambda name: own[name].accuracy)
+        clean = found.get(Experiment(best, CLEAN, 0.0))
+        lost = None if clean is None else clean.accuracy - own[best].accuracy
+        triggered = {s: f for s, f in own.items() if f.attack_success is not None}
+        least = min(triggered, key=lambda name: triggered[name].attack_success or 0.0, default="")
+        line = [attack, f"{share:.0%}", f"{_accuracy(own[best])}, {best}", _percent(lost)]
+        lines.append([*line, f"{_success(triggered[least])}, {least}" if least else "-"])
+    return ResultTable("The best against each attack", heading, lines, num_labels=2)
 
 
 def headline(found: Found) -> ResultTable:
@@ -81,9 +124,9 @@ def headline(found: Found) -> ResultTable:
     lines = []
     for strategy in _strategies(found):
         clean = found.get(Experiment(strategy, CLEAN, 0.0))
-        line = [strategy, _percent(clean.accuracy if clean else None)]
+        line = [strategy, _accuracy(clean)]
         line += [_worst(found, strategy, share) for share in shares]
-        line += [_percent(_most_success(found, strategy, share)) for share in shares]
+        line += [_success(_most_success(found, strategy, share)) for share in shares]
         lines.append(line)
     return ResultTable("Worst cases", heading, lines, num_labels=1)
 
@@ -96,13 +139,16 @@ def details(
     Where there are several shares of malicious clients, a cell has a figure for each.
     """
 
-    def values(strategy: str, attack: str) -> list[float | None]:
+    def values(strategy: str, attack: str) -> list[Figures | None]:
         shares = [0.0] if attack == CLEAN else _shares(found)
-        own = [found.get(Experiment(strategy, attack, share)) for share in shares]
-        return [getattr(figures, name) if figures else None for figures in own]
+        return [found.get(Experiment(strategy, attack, share)) for share in shares]
 
-    def known(row: list[float | None]) -> bool:
-        return any(value is not None for value in row)
+    def known(row: list[Figures | None]) -> bool:
+        return any(figures and getattr(figures, name) is not None for figures in row)
+
+    def cell(figures: Figures | None) -> str:
+        value = getattr(figures, name) if figures else None
+        return _within(value, getattr(figures, f"{name}_deviation", None), shown)
 
     attacks = dict.fromkeys(experiment.attack for experiment in found)
     rows = {a: {s: values(s, a) for s in _strategies(found)} for a in attacks}
@@ -110,7 +156,7 @@ def details(
     columns = [s for s in _strategies(found) if any(known(row[s]) for row in rows.values())]
     lines = []
     for attack, row in rows.items():
-        cells = [" / ".join(map(shown, row[s])) if known(row[s]) else shown(None) for s in columns]
+        cells = [" / ".join(map(cell, row[s])) if known(row[s]) else shown(None) for s in columns]
         lines.append(["no attack" if attack == CLEAN else attack, *cells])
     return ResultTable(title, ["attack", *columns], lines, num_labels=1)
 
@@ -195,12 +241,38 @@ def _worst(found: Found, strategy: str, share: float) -> str:
     if not own:
         return "-"
     attack = min(own, key=lambda name: own[name].accuracy)
-    return f"{_percent(own[attack].accuracy)}, {attack}"
+    return f"{_accuracy(own[attack])}, {attack}"
 
 
-def _most_success(found: Found, strategy: str, share: float) -> float | None:
-    own = [f.attack_success for f in _of(found, strategy, share).values()]
-    return max((success for success in own if success is not None), default=None)
+def _most_success(found: Found, strategy: str, share: float) -> Figures | None:
+    own = [f for f in _of(found, strategy, share).values() if f.attack_success is not None]
+    return max(own, key=lambda figures: figures.attack_success or 0.0, default=None)
+
+
+def _at(found: Found, attack: str, share: float) -> dict[str, Figures]:
+    """Return the figures of all strategies under one attack, by strategy."""
+    return {
+        one.strategy: f for one, f in found.items() if (one.attack, one.share) == (attack, share)
+    }
+
+
+def _accuracy(figures: Figures | None) -> str:
+    if figures is None:
+        return _percent(None)
+    return _within(figures.accuracy, figures.accuracy_deviation, _percent)
+
+
+def _success(figures: Figures | None) -> str:
+    if figures is None:
+        return _percent(None)
+    return _within(figures.attack_success, figures.attack_success_deviation, _percent)
+
+
+def _within(
+    value: float | None, deviation: float | None, shown: Callable[[float | None], str]
+) -> str:
+    """Return a figure with its deviation, if that is known."""
+    return shown(value) if deviation is None else f"{shown(value)} ± {shown(deviation)}"
 
 
 def _label(point: tuple[str, float]) -> str:

@@ -11,6 +11,7 @@ from fedif_studies.lengths import Cell, measure
 BOUNDED = {
     *("fedif", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"),
     "influence-descent",
+    "autobant",
 }
 
 

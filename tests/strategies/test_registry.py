@@ -25,6 +25,7 @@ NUM_CLIENTS = 10
 MOST_EVALUATIONS = {
     "fedif": 1,
     "influence-descent": 9,
+    "autobant": 80,
     "afedsv": 32,
     "fedsv": 32,
     "s-fedavg": 32,

@@ -7,7 +7,9 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import default_run_config
 from fedif_flower.strategies.registry import STRATEGIES as REGISTERED_STRATEGIES
 from fedif_studies.arena.experiments import (
+    AT_EVERY_SHARE,
     ATTACKS,
+    MIDDLE,
     SHARES,
     STRATEGIES,
     Experiment,
@@ -25,7 +27,17 @@ def test_every_strategy_meets_every_attack_at_every_share():
     assert len(wanted) == len(STRATEGIES) * (1 + len(ATTACKS) * len(SHARES))
     assert {s["strategy"] for s in STRATEGIES.values()} <= set(REGISTERED_STRATEGIES)
     assert {a["attack"] for a in ATTACKS.values()} <= set(REGISTERED_ATTACKS)
-    assert choose_experiments() == wanted
+
+
+def test_unless_attacks_or_shares_are_named_some_bouts_are_left_out():
+    wanted, chosen = experiments(), choose_experiments()
+    left_out = [one for one in wanted if one not in chosen]
+    assert chosen == [one for one in wanted if one not in left_out]
+    assert {one.share for one in left_out} == set(SHARES) - {MIDDLE}
+    assert {one.attack for one in left_out} == set(ATTACKS) - set(AT_EVERY_SHARE)
+    assert set(AT_EVERY_SHARE) < set(ATTACKS)
+    assert choose_experiments(shares="0.1,0.2,0.4") == wanted
+    assert choose_experiments(attacks=",".join(ATTACKS)) == wanted
 
 
 def test_bouts_are_chosen_by_name_and_share():

@@ -85,7 +85,9 @@ def test_a_bout_counts_once_all_of_its_seeds_are_there(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "find_result", lambda c: tmp_path if c.name in done else None)
     monkeypatch.setattr(figures, "read_figures", lambda _: Figures(0.5, malicious_weight=0.2))
     assert measured(cells) == {
-        Experiment("FedAvg", "none", 0.0): Figures(0.5, malicious_weight=0.2)
+        Experiment("FedAvg", "none", 0.0): Figures(
+            0.5, malicious_weight=0.2, accuracy_deviation=0.0
+        )
     }
 
 
@@ -100,3 +102,5 @@ def test_figures_are_means_over_the_seeds(values, monkeypatch, tmp_path):
     assert found.accuracy == pytest.approx(0.6)
     expected = None if None in values else pytest.approx(0.3)
     assert found.malicious_weight == expected
+    assert found.accuracy_deviation == pytest.approx(0.2 / 2**0.5)
+    assert found.attack_success_deviation is None

@@ -1,0 +1,84 @@
+"""PoisonedFL: all push along one random direction, round after round."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Colluder
+from fedif_flower.settings import Setting
+
+_LEAST, _LESS = 0.5, 0.7  # Of the paper: the smallest factor, and what it is multiplied by.
+_SIGNIFICANT = 2.326  # Standard deviations: one-sided, p = 0.01.
+
+
+class PoisonedFL(Colluder):
+    r"""All send :math:`c \lVert \Delta \rVert\, v \odot s`, with signs s that never change.
+
+    .. math:: v = \frac{\lvert \Delta - \lVert \Delta \rVert k / \lVert k \rVert \rvert}{
+              \lVert \Delta - \lVert \Delta \rVert k / \lVert k \rVert \rVert}
+
+    with :math:`\Delta` the last global step, k what they sent for it, and s drawn once. Every
+    ``patience`` rounds they look whether significantly more than half of the model's coordinates
+    have moved along s since (p = 0.01); if not, they were filtered, and c becomes 0.7 c, but no
+    less than 0.5. They need no honest update; before the first step they are honest.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0 at the beginning; the paper's 8.
+    patience : int
+        Rounds, >= 1; the paper's 50.
+
+    References
+    ----------
+    Xie et al., "Model Poisoning Attacks to Federated Learning via Multi-Round Consistency", CVPR
+    2025, arXiv:2404.15611. It has fake clients that are in every round; here the global step is
+    that since the accomplices last took part.
+    """
+
+    def __init__(
+        self,
+        factor: Annotated[float, Setting("c: in lengths of the last global step", gt=0)] = 8.0,
+        patience: Annotated[int, Setting("rounds until c is judged again", ge=1)] = 50,
+    ) -> None:
+        self.factor = factor
+        self.patience = patience
+        self._signs: Tensor | None = None  # [d]
+        self._received: Tensor | None = None  # [d]
+        self._judged: Tensor | None = None  # [d]: the model when c was judged last.
+        self._sent: Tensor | None = None  # [d]
+        self._rounds = 0
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the updates ``[k, d]``, all the same."""
+        before, self._received = self._received, received.clone()
+        if before is None or self._judged is None or self._signs is None:
+            drawn = torch.randint(2, received.shape, generator=generator)
+            self._signs = (2 * drawn - 1).to(received)
+            self._judged = received.clone()
+            return updates
+        self._rounds += 1
+        if self._rounds % self.patience == 0:
+            if not _follows(received - self._judged, self._signs):
+                self.factor = max(_LESS * self.factor, min(self.factor, _LEAST))
+            self._judged = received.clone()
+        step = received - before
+        own = torch.zeros_like(step) if self._sent is None else _unit(self._sent)
+        magnitudes = _unit((step - step.norm() * own).abs())
+        self._sent = self.factor * step.norm() * magnitudes * self._signs
+        return self._sent.expand_as(updates)
+
+
+def _unit(vector: Tensor) -> Tensor:
+    unit: Tensor = vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
+    return unit
+
+
+def _follows(moved: Tensor, signs: Tensor) -> bool:
+    """Tell whether more coordinates moved along the signs than chance explains."""
+    along, d = int((moved.sign() == signs).sum()), len(signs)
+    return along > d / 2 + _SIGNIFICANT * math.sqrt(d) / 2

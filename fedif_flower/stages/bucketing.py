@@ -1,0 +1,75 @@
+"""Bucketing of a round: groups of clients, drawn by chance, send one update together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+
+from fedif_flower.round import RoundUpdates, largest_counters
+from fedif_flower.sections import require_settings
+from fedif_flower.settings import Setting
+from fedif_flower.stages.stage import Stage
+
+
+class Bucketing(Stage):
+    r"""Replaces the round's m updates by the means of :math:`\lceil m / s \rceil` random groups.
+
+    .. math:: y_k = \frac{1}{|B_k|} \sum_{i \in B_k} u_i
+
+    A rule that is applied to the :math:`y_k` sees clients that differ less, and a larger share of
+    malicious ones. Only :class:`~fedif_flower.strategies.RobustRule` takes groups: other
+    strategies score or remember each client. Weights in records are those of the clients' own
+    updates. A group claims its members' examples together.
+
+    Parameters
+    ----------
+    size : int
+        s >= 2: clients in a group. The last group may have fewer.
+
+    References
+    ----------
+    Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via
+    Bucketing", ICLR 2022, algorithm 1.
+    """
+
+    makes_groups = True
+
+    def __init__(self, size: Annotated[int, Setting("clients in a group", ge=2)] = 2) -> None:
+        require_settings(Bucketing, {"size": size})
+        self.size = size
+
+    def __repr__(self) -> str:
+        """Name the stage and its setting."""
+        return f"Bucketing({self.size})"
+
+    def needs_all_updates(self) -> str:
+        """Return that a group's updates are averaged before the rule sees them."""
+        return "Bucketing averages updates by groups"
+
+    def before(self, updates: RoundUpdates) -> RoundUpdates:
+        """Return a round of groups, and the matrix ``[groups, m]`` that made them."""
+        updates = updates.shortened()
+        m, generator = updates.num_clients, updates.generator("bucketing")
+        order = torch.randperm(m, generator=generator).tolist()
+        groups = [sorted(order[k : k + self.size]) for k in range(0, m, self.size)]
+        mixing = torch.zeros(len(groups), m, dtype=torch.float64)
+        for row, group in enumerate(groups):
+            mixing[row, group] = 1 / len(group)
+        means = mixing.to(updates.client_updates) @ updates.client_updates  # [groups, d]
+        earlier, counters = updates.mixing, updates.counters
+        return replace(
+            updates,
+            client_ids=tuple(updates.client_ids[group[0]] for group in groups),
+            num_examples=(mixing > 0).double() @ updates.num_examples,
+            client_updates=means,
+            squared_norms=means.double().square().sum(dim=1).cpu(),
+            buffer_updates=mixing.to(updates.buffer_updates) @ updates.buffer_updates,
+            counters=[
+                largest_counters([counters[i] for i in group], torch.ones(len(group)))
+                for group in groups
+                if counters
+            ],
+            mixing=mixing if earlier is None else mixing @ earlier,
+        )

@@ -1,0 +1,170 @@
+"""AutoBANT: weights by mirror steps on the server's trial loss, as published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from fedif_flower.messages.means import MetricsAggregation
+from fedif_flower.round import Aggregation, RoundUpdates, combine_buffers
+from fedif_flower.sections import require_fields
+from fedif_flower.seeding import torch_generator
+from fedif_flower.settings import Setting
+from fedif_flower.stages import Clip, LossBound, Stage
+from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.auto_bant import auto_bant_weights
+from fedif_flower.valuation.descent import LossGradient
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """How AutoBANT goes down the trial loss; the defaults are those of its authors' code.
+
+    Parameters
+    ----------
+    examples : int
+        Trial examples, drawn once for the run in equal shares by class, >= 0; 0: all of D'.
+    batch : int
+        How many of them a step looks at, >= 1, drawn anew for each step.
+    steps : int
+        Mirror steps in a round, >= 1.
+    step_size, momentum, least : float
+        As in :func:`~fedif_flower.valuation.auto_bant.auto_bant_weights`.
+    """
+
+    examples: Annotated[
+        int, Setting("trial examples, drawn once in equal shares by class; 0: all", ge=0)
+    ] = 500
+    batch: Annotated[int, Setting("how many of them a step looks at, drawn anew", ge=1)] = 32
+    steps: Annotated[int, Setting("mirror steps in a round", ge=1)] = 80
+    step_size: Annotated[float, Setting("eta: how far a mirror step leads", gt=0)] = 1.0
+    momentum: Annotated[
+        float, Setting("beta: what a mirror step counts for in the weights", gt=0, le=1)
+    ] = 0.05
+    least: Annotated[float, Setting("weights below so many equal shares become 0", ge=0, le=1)] = (
+        0.5
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        require_fields(self)
+
+
+DEFAULT_TRIAL = TrialSettings()
+
+
+class AutoBant(ScreenedStrategy):
+    """Choose a round's weights by mirror steps on trial batches.
+
+    Formula: :func:`~fedif_flower.valuation.auto_bant.auto_bant_weights`. Weights depend neither on
+    the numbers of examples nor on earlier rounds; scores are the weights.
+
+    Parameters
+    ----------
+    validation : Validation
+        The server's held-out set D' with model and loss.
+    trial : TrialSettings
+        How far and on what a round descends.
+    stages, callbacks, setup, and Flower's arguments
+        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`. By default lengths and
+        steps are bounded as for influence descent, which the paper does not do.
+
+    References
+    ----------
+    Molodtsov et al., arXiv:2505.07614.
+    """
+
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"trial": TrialSettings})
+
+    def __init__(
+        self,
+        validation: Validation,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        trial: TrialSettings = DEFAULT_TRIAL,
+        stages: Sequence[Stage] | None = None,
+        callbacks: Sequence[Callback] = (),
+        setup: Setup = DEFAULTS,
+    ) -> None:
+        require_kind(self, "validation", validation, Validation)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            stages=stages,
+            callbacks=callbacks,
+            setup=setup.naming(validation.parameter_names, validation.tied_names),
+        )
+        self.validation = validation
+        self.trial = trial
+
+    @classmethod
+    def default_stages(cls) -> list[Stage]:
+        """Return bounds on lengths and on the validation loss."""
+        return [Clip(2.0), LossBound()]
+
+    @property
+    def judge(self) -> Validation:
+        """The held-out data behind the weights."""
+        return self.validation
+
+    def weigh(self, updates: RoundUpdates) -> Aggregation:
+        """Return the weights ``[m]`` of the least trial loss on the way."""
+        shortened = updates.shortened()
+        found = auto_bant_weights(
+            updates.global_params,
+            shortened.client_updates,
+            self._batches(shortened),
+            step_size=self.trial.step_size,
+            momentum=self.trial.momentum,
+            least=self.trial.least,
+        )
+        return Aggregation(
+            weights=found.weights, scores=found.weights, evaluations=found.evaluations
+        )
+
+    @cached_property
+    def _trial_data(self) -> Validation:
+        count = self.trial.examples
+        generator = torch_generator("auto-bant-trial", self.seed)
+        return self.validation.sample(count, generator) if count else self.validation
+
+    def _batches(self, updates: RoundUpdates) -> Iterator[LossGradient]:
+        """Yield the loss and gradient of a batch of its own for each step."""
+        generator = updates.generator("auto-bant")
+        for _ in range(self.trial.steps):
+            batch = self._trial_data.sample(self.trial.batch, generator)
+            yield partial(_loss_gradient, updates, batch)
+
+
+def _loss_gradient(
+    updates: RoundUpdates, batch: Validation, params: Tensor, weights: Tensor
+) -> tuple[float, Tensor]:
+    """Return a batch's loss and gradient ``[d]`` where weights ``[m]`` lead."""
+    combined = combine_buffers(updates.global_buffers, updates.buffer_updates, weights)
+    buffers = {**updates.named_buffers, **updates.split_buffers(combined)}
+    return batch.loss_and_gradient(params, buffers)
