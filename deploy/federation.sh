@@ -19,6 +19,14 @@ On the server, DIR being a folder for its secrets and results:
                                        file: hospital-2.pub, hospital-2
   run NAME [KEY=VALUE...]              run the app to its end; exit status 0 only if it completed
 
+Where the server is to see no update (docs/methods/masked-rounds.md):
+  keeper-client DIR                    on the server: keeper-client.key (secret) and
+                                       keeper-client.crt, which goes to the keeper
+  keeper-certificate DIR HOST...       on the keeper's host: keeper.key (secret) and keeper.crt,
+                                       which goes to the server, for these names or addresses
+  keeper DIR                           on the keeper's host: keep masks as DIR/keeper.toml says;
+                                       deploy/keeper.toml is one to adapt
+
 On a node:
   node-key FILE                        FILE (secret) and FILE.pub, which goes to the operator
   supernode HOST:PORT CA KEY CONFIG [LOCAL-PORT] [OPTION...]
@@ -68,12 +76,8 @@ ca() { # DIR
   echo "$1/ca.crt: give it to every node; $1/ca.key: keep it secret"
 }
 
-server_certificate() { # DIR HOST...
-  [ $# -ge 2 ] || usage
-  need openssl
-  local directory=$1 names="DNS:localhost,IP:127.0.0.1,IP:::1" host
-  shift
-  [ -r "$directory/ca.key" ] || fail "$directory/ca.key is missing: run 'ca $directory' first"
+alternative_names() { # HOST...
+  local names="DNS:localhost,IP:127.0.0.1,IP:::1" host
   for host in "$@"; do
     case $host in
       localhost | 127.0.0.1 | ::1) ;;
@@ -82,6 +86,16 @@ server_certificate() { # DIR HOST...
       *) names="$names,IP:$host" ;;
     esac
   done
+  echo "$names"
+}
+
+server_certificate() { # DIR HOST...
+  [ $# -ge 2 ] || usage
+  need openssl
+  local directory=$1 names
+  shift
+  [ -r "$directory/ca.key" ] || fail "$directory/ca.key is missing: run 'ca $directory' first"
+  names=$(alternative_names "$@")
   # A handshake costs the server a signature: a hundredth of what it costs with RSA.
   [ -e "$directory/server.key" ] ||
     openssl genpkey -quiet -algorithm EC -pkeyopt ec_paramgen_curve:P-256 \
@@ -94,6 +108,36 @@ server_certificate() { # DIR HOST...
   rm "$directory/server.ext"
   chmod 644 "$directory/server.crt"
   echo "$directory/server.crt: for $names, one year"
+}
+
+pinned_certificate() { # FILE HOST...: signed by itself, since its one peer has a copy of it
+  need openssl
+  local file=$1
+  shift
+  [ ! -e "$file.key" ] || fail "$file.key exists already; nothing was changed"
+  mkdir -p "$(dirname "$file")"
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 \
+    -keyout "$file.key" -out "$file.crt" -subj "/CN=$(basename "$file")" \
+    -addext "subjectAltName=$(alternative_names "$@")" 2>/dev/null
+  chmod 644 "$file.crt"
+}
+
+keeper_client() { # DIR
+  [ $# -eq 1 ] || usage
+  pinned_certificate "$1/keeper-client"
+  echo "$1/keeper-client.crt: send it to the keeper; $1/keeper-client.key: keep it secret"
+}
+
+keeper_certificate() { # DIR HOST...
+  [ $# -ge 2 ] || usage
+  pinned_certificate "$1/keeper" "${@:2}"
+  echo "$1/keeper.crt: send it to the operator of the server; $1/keeper.key: keep it secret"
+}
+
+keeper() { # DIR
+  [ $# -eq 1 ] || usage
+  need python
+  exec python "$repository/simulation.py" keeper --policy "$1/keeper.toml"
 }
 
 node_key() { # FILE
@@ -179,8 +223,10 @@ print(r["status"], r["status-details"])') || fail "the SuperLink '$name' does no
 command=$1
 shift
 case $command in
-  ca | connect | register | superlink | supernode | run) "$command" "$@" ;;
+  ca | connect | keeper | register | superlink | supernode | run) "$command" "$@" ;;
   server-certificate) server_certificate "$@" ;;
   node-key) node_key "$@" ;;
+  keeper-client) keeper_client "$@" ;;
+  keeper-certificate) keeper_certificate "$@" ;;
   *) usage ;;
 esac

@@ -28,7 +28,7 @@ class KeeperSettings(Settings):
     certificate: str = setting("keeper.crt", "Its certificate for TLS, a file in PEM.")
     certificate_key: str = setting("keeper.key", "The certificate's private key.")
     server_certificate: str = setting(
-        "server-client.crt",
+        "keeper-client.crt",
         "The certificate with which the federation's server shows who it is. Nobody else is "
         "answered.",
     )

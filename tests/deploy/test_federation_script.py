@@ -3,9 +3,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from fedif_flower.masking import KeeperPolicy
+from fedif_flower.runtime.keeper_config import KeeperSettings
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "federation.sh"
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -66,3 +70,35 @@ def test_a_node_is_registered_under_its_key_file_s_name(call):
         "hospital-3",
     ]
     assert words[:4] == ["supernode", "register", "keys/hospital-2.pub", "consortium"]
+
+
+def test_a_keeper_s_certificates_are_made_once(call, tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    assert call("keeper-client", tmp_path)[0].startswith(f"{tmp_path}/keeper-client.crt: send it")
+    assert "keeper.crt: send it" in call("keeper-certificate", tmp_path, "keeper.org", "::2")[0]
+    text = subprocess.run(
+        ["openssl", "x509", "-in", tmp_path / "keeper.crt", "-noout", "-ext", "subjectAltName"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "DNS:keeper.org" in text
+    assert "IP Address:0:0:0:0:0:0:0:2" in text
+    keys = [(tmp_path / f"{name}.key") for name in ("keeper", "keeper-client")]
+    assert all(key.stat().st_mode & 0o077 == 0 for key in keys)
+    before = [key.read_bytes() for key in keys]
+    with pytest.raises(AssertionError, match="exists already; nothing was changed"):
+        call("keeper-client", tmp_path)
+    assert [key.read_bytes() for key in keys] == before
+
+
+def test_a_keeper_is_started_with_its_file(call, tmp_path):
+    assert call("keeper", tmp_path)[-3:] == ["keeper", "--policy", f"{tmp_path}/keeper.toml"]
+
+
+def test_the_keeper_s_example_has_every_default():
+    content = tomllib.loads((SCRIPT.parent / "keeper.toml").read_text())
+    assert len(content.pop("members")) >= KeeperPolicy().least_members
+    assert content.pop("policy") == KeeperPolicy().to_mapping()
+    assert content == KeeperSettings().to_mapping()

@@ -66,7 +66,7 @@ class Keeping:
     keys: list[ec.EllipticCurvePrivateKey] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("keeper", "server-client", "stranger"):
+        for name in ("keeper", "keeper-client", "stranger"):
             write_certificate(self.folder, name)
         self.keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(self.members)]
         for i, key in enumerate(self.keys):
@@ -122,7 +122,7 @@ class Keeping:
             thread.join()
             listening.close()
 
-    def client(self, name: str = "server-client", seconds: float = 60.0) -> HttpKeeper:
+    def client(self, name: str = "keeper-client", seconds: float = 60.0) -> HttpKeeper:
         files = (self.folder / each for each in ("keeper.crt", f"{name}.crt", f"{name}.key"))
         return HttpKeeper(f"https://127.0.0.1:{self.port}", *files, seconds=seconds)
 

@@ -179,7 +179,7 @@ def test_nobody_else_is_answered(keeping, served):
 
 def test_a_keeper_with_another_certificate_is_not_believed(keeping, served):
     files = (
-        keeping.folder / f"{n}" for n in ("stranger.crt", "server-client.crt", "server-client.key")
+        keeping.folder / f"{n}" for n in ("stranger.crt", "keeper-client.crt", "keeper-client.key")
     )
     before = time.monotonic()
     with pytest.raises(KeeperError, match="no connection with the keeper"):

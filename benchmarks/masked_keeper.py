@@ -1,0 +1,55 @@
+"""One masked round at a keeper, in a process of its own: ``masked_keeper MEMBERS PARAMETERS``.
+
+It imports what a keeper does and nothing else, so that its peak memory is a keeper's.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedif_flower.masking import Keeper, KeeperPolicy, encode_vectors, encode_weights
+from fedif_flower.masking.boxes import BoxHeader, seal
+from fedif_flower.masking.keys import key_digest
+
+
+def keep_a_round(members: int, length: int) -> dict[str, float]:
+    """Keep one round of so many members; return seconds by answer, and this process's peak."""
+    rng = np.random.default_rng(0)
+    vectors, _ = encode_vectors(rng.standard_normal((2, length), np.float32))
+    keys = [Ed25519PrivateKey.generate() for _ in range(members)]
+    own = X25519PrivateKey.generate()
+    boxes = {}
+    for node, key in enumerate(keys):
+        header = BoxHeader(1, 1, node, length, bytes(32), key_digest(key.public_key()))
+        boxes[node] = seal(header, secrets.token_bytes(32), own.public_key(), key)
+    known = {f"member {i}": key.public_key() for i, key in enumerate(keys)}
+    keeper = Keeper(KeeperPolicy(), known, own)
+    weights, _ = encode_weights(np.ones(members))
+    asked: dict[str, Callable[[], object]] = {
+        "opens boxes": lambda: keeper.open_round(1, 1, length, boxes),
+        "sketches": lambda: keeper.sketches(1, 1),
+        "products with 2 vectors": lambda: keeper.products(1, 1, vectors),
+        "sum": lambda: keeper.weighted_sum(1, 1, weights),
+    }
+    found = {}
+    for what, call in asked.items():
+        started = time.perf_counter()
+        call()
+        found[what] = time.perf_counter() - started
+    # Not getrusage, whose peak is at least that of the process that started this one.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    found["peak"] = int(status["VmHWM"].split()[0]) / 1e3
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(keep_a_round(int(sys.argv[1]), int(sys.argv[2]))))

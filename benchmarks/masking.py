@@ -1,0 +1,163 @@
+"""What masked rounds cost: one member's update at the member, the keeper and the server; memory.
+
+Each step is compared with the same step on a plain update of float32: a product, a weighted sum, a
+copy for what has no like. ``--full`` takes 1.06, 11 and 100 million parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from benchmarks.common import Figure, repeat, report
+from fedif_flower.masking import (
+    LONGEST,
+    UPDATE_BITS,
+    KeeperPolicy,
+    SignSketch,
+    decode,
+    encode,
+    encode_vectors,
+    mask_update,
+    products,
+)
+from fedif_flower.masking.boxes import vector_digest
+from fedif_flower.masking.masks import mask_blocks
+from fedif_flower.masking.products import add_weighted_mask, mask_products
+
+SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
+LARGEST = {"d = 100 M": 100_000_000}
+MEMORY = 1_059_306  # Parameters where peak memory is taken.
+MANY = (10, 1_000)  # Members.
+
+
+def steps(name: str, length: int, times: int) -> list[Figure]:
+    """Time each step of one member's update beside the same on a plain update."""
+    rng = np.random.default_rng(0)
+    update, direction = (rng.standard_normal(length, np.float32) for _ in range(2))
+    update /= np.linalg.norm(update)
+    keeper, key = X25519PrivateKey.generate().public_key(), Ed25519PrivateKey.generate()
+    bound = {"run": 1, "server_round": 1, "node": 1}
+    seed = secrets.token_bytes(32)
+    vector = mask_update(update, keeper, key, **bound).vector
+    encoded, _ = encode_vectors(direction[None])
+    sketch = SignSketch(seed, KeeperPolicy().sketch_for(length), length)
+    total, plain = np.zeros(length, np.uint64), np.zeros(length, np.float32)
+    weight = np.uint64(12345)
+
+    def server_sum() -> None:
+        np.add(total, vector * weight, out=total)
+
+    def plain_sum() -> None:
+        np.add(plain, update * np.float32(0.1), out=plain)
+
+    copied: Callable[[], object] = update.copy
+    product: Callable[[], object] = lambda: np.dot(update, direction)  # noqa: E731
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
+        "member masks and seals": (
+            lambda: mask_update(update, keeper, key, **bound), copied, "a copy"
+        ),
+        "server checks the digest": (lambda: vector_digest(vector), copied, "a copy"),
+        "server's sketch of 1,024": (lambda: sketch.of(vector), copied, "a copy"),
+        "server's product": (lambda: products(vector, encoded), product, "a product"),
+        "server's part of the sum": (server_sum, plain_sum, "of the plain sum"),
+        "keeper makes a mask": (lambda: list(mask_blocks(seed, length)), copied, "a copy"),
+        "keeper's sketch of 1,024": (lambda: sketch.of_mask(seed), copied, "a copy"),
+        "keeper's product": (lambda: mask_products(seed, encoded), product, "a product"),
+        "keeper's part of the sum": (
+            lambda: add_weighted_mask(total, seed, weight), plain_sum, "of the plain sum"
+        ),
+    }  # fmt: skip
+    found = []
+    for step, (masked, peer, what) in pairs.items():
+        ours, theirs = repeat(masked, times), repeat(peer, times)
+        found.append(
+            Figure(
+                f"{name}: {step} / {what}",
+                1e3 * ours.median,
+                1e3 * theirs.median,
+                "ms",
+                ours.median / theirs.median,
+                "",
+                f"{1e3 * ours.low:.3g} to {1e3 * ours.high:.3g} ms",
+            )
+        )
+    found.append(
+        Figure(f"{name}: upload / plain", 8e-6 * length, 4e-6 * length, "MB", 2.0, "<= 2.1")
+    )
+    return found
+
+
+def apart(members: int, length: int) -> dict[str, float]:
+    """Keep a round in a process of its own, whose peak is that of nothing else."""
+    command = [sys.executable, "-m", "benchmarks.masked_keeper", str(members), str(length)]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    found: dict[str, float] = json.loads(answer.stdout)
+    return found
+
+
+def many_members() -> list[Figure]:
+    """Compare a keeper's round of many members with one of few."""
+    few, many = (apart(members, MEMORY) for members in MANY)
+    found = []
+    for what, peer in few.items():
+        unit, aim = ("MB", "flat") if what == "peak" else ("s", "100")
+        title = "keeper's peak memory" if what == "peak" else f"keeper {what}"
+        name = f"{title}, d = 1.06 M: 1,000 members / 10"
+        found.append(Figure(name, many[what], peer, unit, many[what] / peer, aim))
+    return found
+
+
+def packing(length: int) -> list[Figure]:
+    """Compare the errors of products where fewer bytes of each number are sent.
+
+    The lowest bytes of a sum modulo 2**64 are the sum modulo 2**48 or 2**40. The bits that are left
+    after those of the longest update and the sign are shared by update and vector.
+    """
+    rng = np.random.default_rng(0)
+    update, direction = (rng.standard_normal(length) for _ in range(2))
+    update, direction = (
+        update / np.linalg.norm(update),
+        0.99 * direction / np.linalg.norm(direction),
+    )
+    errors = {}
+    for width in (64, 48, 40):
+        bits = width - 2 - int(np.log2(LONGEST))
+        of_update = min(UPDATE_BITS, (bits + 3) // 2)
+        one = encode(update, of_update)
+        other = encode(direction, bits - of_update)
+        kept = products(one, other[None]) << np.uint64(64 - width)
+        errors[width] = abs(float(decode(kept, bits + 64 - width)[0]) - float(update @ direction))
+    return [
+        Figure(
+            f"{width // 8} bytes a parameter: error of a product, of |u| |g| / with 8 bytes",
+            errors[width], errors[64], "", errors[width] / errors[64], "< 1e-5",
+        )
+        for width in (48, 40)
+    ]  # fmt: skip
+
+
+def main(
+    full: Annotated[bool, typer.Option(help="the sizes that are quoted")] = False,
+    write: Annotated[bool, typer.Option(help="write docs/results")] = False,
+) -> None:
+    """Print the table."""
+    figures = []
+    for name, length in (SIZES | (LARGEST if full else {})).items():
+        figures += steps(name, length, 3 if length > 50_000_000 else 9)
+    figures += many_members()
+    figures += packing(MEMORY)
+    report("Masked rounds", "masking", figures, write=write, full=full)
+
+
+if __name__ == "__main__":
+    typer.run(main)
