@@ -37,7 +37,7 @@ class MaskingConfig(Settings):
     masking: Mode = setting(
         "off",
         "`keeper`: the server sees no update, and a keeper that somebody else runs has the masks "
-        "(`docs/methods/masking.md`); `trial`: the same with a keeper beside the server, which "
+        "(`docs/methods/masked-rounds.md`); `trial`: the same with one beside the server, which "
         "protects nobody. For `fedif`, `fedavg` and `fedprox`",
         is_new=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,14 @@ from fedif_flower.runtime.keeper_store import read_log
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.statement.own_updates import check_own
 from fedif_flower.statement.verify import verify
-from tests.integration.deployed import REPOSITORY, Deployment, free_port, marks, wait_for
+from tests.integration.deployed import (
+    REPOSITORY,
+    Deployment,
+    free_port,
+    kill_group,
+    marks,
+    wait_for,
+)
 from tests.runtime.keeping import write_certificate
 
 pytestmark = marks
@@ -56,10 +64,11 @@ class Masked:
     plain_log: str
 
 
-def start_keeper(deployed: Deployment, folder: Path) -> None:
+def start_keeper(deployed: Deployment, folder: Path) -> subprocess.Popen[bytes]:
     before = deployed.log("keeper").count("listens on")
-    deployed.start("keeper", "fedif", "keeper", "--policy", folder / "keeper.toml")
+    started = deployed.start("keeper", "fedif", "keeper", "--policy", folder / "keeper.toml")
     wait_for("the keeper", lambda: deployed.log("keeper").count("listens on") > before)
+    return started
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +76,14 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Masked]:
     with Deployment(tmp_path_factory.mktemp("masked")) as deployed:
         folder, port = deployed.directory / "keeper", free_port()
         folder.mkdir()
-        for name in ("keeper", "server-client"):
+        for name in ("keeper", "keeper-client"):
             write_certificate(folder, name)
         for name in NAMES:
             deployed.script("node-key", deployed.directory / "keys" / name)
         members = "".join(f'{name} = "../keys/{name}.pub"\n' for name in NAMES)
         toml = f'address = "127.0.0.1:{port}"\n[members]\n{members}{POLICY}'
         (folder / "keeper.toml").write_text(toml)
-        start_keeper(deployed, folder)
+        keeper = start_keeper(deployed, folder)
         keeper_key = (folder / "keeper-state" / "box-key.pub").read_text().strip()
         deployed.start_superlink()
         for partition_id, name in enumerate(NAMES):
@@ -92,10 +101,14 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Masked]:
             "keep-vectors": True,
             "keeper-url": f"https://127.0.0.1:{port}",
             "keeper-certificate": str(folder / "keeper.crt"),
-            "keeper-client-certificate": str(folder / "server-client.crt"),
-            "keeper-client-key": str(folder / "server-client.key"),
+            "keeper-client-certificate": str(folder / "keeper-client.crt"),
+            "keeper-client-key": str(folder / "keeper-client.key"),
         }
         run_id = deployed.submit(REPOSITORY, RUN_CONFIG | of_keeper)
+        clients = deployed.server / "runs" / "masked" / "clients.csv"
+        wait_for("round 2", lambda: len(read_rows(clients)) >= 2 * len(NAMES), timeout=300)
+        kill_group(keeper)  # The server asks again until it is back, with its seeds.
+        start_keeper(deployed, folder)
         outcome = deployed.outcome(run_id)
         # The server would like to see updates after all.
         other = {**RUN_CONFIG, "run-name": "plain", "num-server-rounds": 1}
