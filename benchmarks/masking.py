@@ -67,11 +67,11 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
             lambda: mask_update(update, keeper, key, **bound), copied, "a copy"
         ),
         "server checks the digest": (lambda: vector_digest(vector), copied, "a copy"),
-        "server's sketch of 1,024": (lambda: sketch.of(vector), copied, "a copy"),
+        "server's sketch of 256": (lambda: sketch.of(vector), copied, "a copy"),
         "server's product": (lambda: products(vector, encoded), product, "a product"),
         "server's part of the sum": (server_sum, plain_sum, "of the plain sum"),
         "keeper makes a mask": (lambda: list(mask_blocks(seed, length)), copied, "a copy"),
-        "keeper's sketch of 1,024": (lambda: sketch.of_mask(seed), copied, "a copy"),
+        "keeper's sketch of 256": (lambda: sketch.of_mask(seed), copied, "a copy"),
         "keeper's product": (lambda: mask_products(seed, encoded), product, "a product"),
         "keeper's part of the sum": (
             lambda: add_weighted_mask(total, seed, weight), plain_sum, "of the plain sum"

@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 from fedif_flower.errors import MaskingError
 
 Ring = NDArray[np.uint64]
-
+"""Elements of the ring; all operations of NumPy on them are modulo 2**64."""
 UPDATE_BITS = 28
+"""Bits after the point of an update."""
 VECTOR_BITS = 24
 WEIGHT_BITS = 24
-LONGEST = 2.0**10  # What an update's length must stay below.
+LONGEST = 2.0**10
+"""What an update's length must stay below."""
 BLOCK = 2**16  # Entries that are worked on at a time: they fit into a processor's cache.
 _HALF = 2.0**63
 
