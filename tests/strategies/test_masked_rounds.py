@@ -235,6 +235,7 @@ def resealed(message, vector, length):
         node,
         len(vector),
         vector_digest(vector),
+        bytes(32),
         key_digest(key.public_key()),
     )
     keeper = read_keeper_key(terms.trial_keeper, "key")
@@ -293,6 +294,9 @@ SPOILT = {
     "its box is for round 7, not 1": _masked_with(server_round=7),
     "its box is for run 7, not": _masked_with(run=7),
     "the keeper: the keeper knows no member with this key": _masked_with(signer=5555),
+    "the keeper: the member got another model or other settings": _masked_with(
+        instructions=bytes([1] * 32)
+    ),
     "the keeper: the box is the second one of node 1001": _masked_with(signer=1001),
 }
 
