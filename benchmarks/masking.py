@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Annotated
 
@@ -82,7 +83,9 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
         "server's sketch of 256": (lambda: sketch.of(vector), copied, "a copy"),
         "server's product": (lambda: products(vector, encoded), product, "a product"),
         "server's part of the sum": (server_sum, plain_sum, "of the plain sum"),
-        "keeper makes a mask": (lambda: list(mask_blocks(seed, length)), copied, "a copy"),
+        "keeper makes a mask": (
+            lambda: deque(mask_blocks(seed, length), maxlen=0), copied, "a copy"
+        ),
         "keeper's sketch of 256": (lambda: sketch.of_mask(seed), copied, "a copy"),
         "keeper's product": (lambda: mask_products(seed, encoded), product, "a product"),
         "keeper's part of the sum": (

@@ -13,7 +13,7 @@ from fedif_flower.errors import MaskingError
 from fedif_flower.masking.boxes import DIGEST_BYTES, BoxHeader, seal, vector_digest
 from fedif_flower.masking.keys import SigningKey, key_digest, public_of
 from fedif_flower.masking.masks import SEED_BYTES, add_mask
-from fedif_flower.masking.ring import LONGEST, UPDATE_BITS, Ring, decode, encode
+from fedif_flower.masking.ring import LONGEST, UPDATE_BITS, Ring, encode, length_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def mask_update(
     if len(instructions) != DIGEST_BYTES:
         raise MaskingError(f"instructions of {len(instructions)} bytes; allowed: {DIGEST_BYTES}")
     encoded = encode(update, UPDATE_BITS, "the update")
-    length = float(np.linalg.norm(decode(encoded, UPDATE_BITS)))
+    length = length_of(encoded, UPDATE_BITS)
     if not length < LONGEST:
         raise MaskingError(f"the update has length {length:g}; allowed: below {LONGEST:g}")
     seed = secrets.token_bytes(SEED_BYTES)
