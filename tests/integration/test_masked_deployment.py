@@ -32,7 +32,7 @@ from tests.runtime.keeping import write_certificate
 pytestmark = marks
 
 NAMES = ("ada", "bob", "cyd", "dan")  # Partitions 0 to 3; the last one poisons labels.
-ROUNDS = 4
+ROUNDS = 3
 POLICY = """
 [policy]
 least-members = 3
