@@ -29,6 +29,7 @@ BENCHMARKS = {
     "scale": False,
     "streaming": False,
     "cluster": False,
+    "masking": False,
 }
 # Options of the quoted figures where they are not those that :func:`arguments` returns.
 QUOTED = {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedif_flower.masking.log import KeeperLog
 from tests.statement.runs import make_run
 
 PROJECT = Path(__file__).parents[1]
@@ -20,7 +21,14 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("door", ["fedif_studies.commands", "simulation"])
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["sweep", "--help"], ["verify", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["sweep", "--help"],
+        ["verify", "--help"],
+        ["keeper", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(door, arguments):
     code = f"""
@@ -102,3 +110,29 @@ def test_a_report_on_nothing_is_refused(tmp_path):
     code = "from fedif_flower.cli import main; main()"
     assert "no complete run" in run_python(code, "report", str(tmp_path)).stderr
     assert "is no directory" in run_python(code, "report", str(tmp_path / "x")).stderr
+
+
+def test_a_keeper_s_log_is_shown_and_checked(tmp_path):
+    file, lines = tmp_path / "log.txt", []
+    log = KeeperLog(write=lines.append)
+    log.append({"asked": "open", "run": 1, "members": ["[bold]ada"]})
+    log.append({"asked": "sum", "refusal": "the keeper refuses: sums = 1"})
+    file.write_text("\n".join([*lines, ""]))
+    code = "from fedif_studies.commands import main; main()"
+    shown = run_python(code, "keeper", "log", str(file))
+    assert shown.stdout.splitlines() == [
+        '{"asked": "open", "run": 1, "members": ["[bold]ada"]}',
+        '{"asked": "sum", "refusal": "the keeper refuses: sums = 1"}',
+        f"Unchanged: 2 lines, the last hash is {log.head}",
+    ]
+    file.write_text(file.read_text().replace("ada", "eve"))
+    damaged = run_python(code, "keeper", "log", str(file))
+    assert damaged.returncode == 1
+    assert damaged.stderr.startswith("error: line 1 of the keeper's log does not follow")
+
+
+def test_a_keeper_without_its_file_says_so(tmp_path):
+    code = "from fedif_studies.commands import main; main()"
+    result = run_python(code, "keeper", "--policy", str(tmp_path / "none.toml"))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: {tmp_path / 'none.toml'}: ")

@@ -19,7 +19,7 @@ import pytest
 
 import benchmarks.__main__ as all_benchmarks
 import fedif_flower
-from fedif_flower import aggregators, attacks, stages, valuation
+from fedif_flower import aggregators, attacks, masking, stages, valuation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
@@ -208,6 +208,7 @@ def test_commands_exist():
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.M)
     assert set(re.findall(r"^make ([a-z-]+)", text, flags=re.M)) <= set(targets)
     commands = {c.name or c.callback.__name__ for c in cli.registered_commands}
+    commands |= {group.name for group in cli.registered_groups}
     assert set(re.findall(r"^fedif ([\w-]+)", text, flags=re.M)) <= commands
     for line in re.findall(r"^(python -m [\w.]+)", text, flags=re.M):
         assert importlib.util.find_spec(shlex.split(line)[2]), line
@@ -227,7 +228,7 @@ def test_every_estimator_is_described():
 
 
 @pytest.mark.parametrize(
-    "package", [fedif_flower, aggregators, attacks, stages, valuation, shapley]
+    "package", [fedif_flower, aggregators, attacks, masking, stages, valuation, shapley]
 )
 def test_every_public_name_is_in_the_reference(package):
     shown = {line.rsplit(".", 1)[-1] for line in re.findall(r"^::: (\S+)", REFERENCE, flags=re.M)}

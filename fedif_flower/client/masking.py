@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -18,6 +20,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.masking import mask_update, read_keeper_key, read_private_key
 from fedif_flower.masking.keys import SigningKey
 from fedif_flower.messages.arrays import pack_array, view_array
+from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.masking_terms import (
     BOX,
     LENGTH,
@@ -57,9 +60,16 @@ class MemberMasking:
     own_updates: Path | None = None
 
     def masked(
-        self, received: ArrayRecord, model: nn.Module, server_round: int
+        self, received: ArrayRecord, settings: ConfigRecord, model: nn.Module
     ) -> dict[str, ArrayRecord | ConfigRecord]:
         """Return what is sent in place of a trained model's arrays.
+
+        Parameters
+        ----------
+        received, settings : ArrayRecord, ConfigRecord
+            What the server sent, by whose hash the keeper sees that all members got the same.
+        model : nn.Module
+            The trained one.
 
         Raises
         ------
@@ -69,6 +79,7 @@ class MemberMasking:
             If the update is not finite, or too long.
         """
         update = trained_update(received, model, self.terms)  # [d]
+        server_round = int(cast(int, settings[ROUND_KEY]))
         sent = mask_update(
             update,
             self.keeper,
@@ -76,6 +87,7 @@ class MemberMasking:
             run=self.terms.run,
             server_round=server_round,
             node=self.node_id,
+            instructions=content_hash(received, settings),
         )
         if self.own_updates is not None:
             self._keep(self.own_updates / f"{self.terms.run:016x}", server_round, update)
@@ -132,6 +144,16 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
     key = read_private_key(content, f"signing-key = {str(path)!r}")
     keeper = read_keeper_key(node.keeper_key, "keeper-key")
     return MemberMasking(terms, keeper, key, *who, own)
+
+
+def content_hash(arrays: ArrayRecord, settings: ConfigRecord) -> bytes:
+    """Return the SHA-256 of what a server sent: the model, and all settings beside it."""
+    digest = hashlib.sha256(json.dumps(sorted(map(repr, settings.items()))).encode())
+    for name, array in sorted(arrays.items()):
+        about = [name, array.dtype, list(array.shape), array.stype, len(array.data)]
+        digest.update(json.dumps(about).encode())
+        digest.update(array.data)
+    return digest.digest()
 
 
 def trained_update(

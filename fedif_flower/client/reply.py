@@ -111,7 +111,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     if masking is None:
         content["arrays"] = model_arrays(model)
     else:
-        content.update(masking.masked(arrays, model, server_round))
+        content.update(masking.masked(arrays, settings, model))
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
     return Message(content=content, reply_to=message)

@@ -1,9 +1,9 @@
 """The box: what a member tells the keeper, through the server, and the server cannot read.
 
-A header in clear (run, round, node, length and SHA-256 of the masked vector, who signs), the seed
-sealed for the keeper's public key, and the member's signature of both. Sealed with a fresh X25519
-key, HKDF-SHA256 and ChaCha20-Poly1305, with the header as associated data: nobody can put a seed
-under another header.
+A header in clear (run, round, node, length and SHA-256 of the masked vector, what the member was
+sent, who signs), the seed sealed for the keeper's public key, and the member's signature of both.
+Sealed with a fresh X25519 key, HKDF-SHA256 and ChaCha20-Poly1305, with the header as associated
+data: nobody can put a seed under another header.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from fedif_flower.masking.keys import (
 from fedif_flower.masking.masks import SEED_BYTES
 from fedif_flower.masking.ring import Ring
 
+DIGEST_BYTES = 32
 MOST_BYTES = 512  # Of a box: more is read from nobody.
 _KIND = b"fedifbx1"
-_HEADER = struct.Struct("<8sQIQQ32s32s")
+_HEADER = struct.Struct("<8sQIQQ32s32s32s")
 _POINT = 32  # Bytes of a public key of X25519.
 _SEALED = SEED_BYTES + 16  # With the tag.
 
@@ -54,6 +55,9 @@ class BoxHeader:
         d, the parameters of the masked vector.
     digest : bytes
         Its SHA-256, of 8 bytes an entry, little-endian.
+    instructions : bytes
+        SHA-256 of what the server sent, model and settings, by which the keeper sees that all
+        members of a round got the same.
     signer : bytes
         SHA-256 of the public key whose holder signed.
     """
@@ -63,12 +67,13 @@ class BoxHeader:
     node: int
     length: int
     digest: bytes
+    instructions: bytes
     signer: bytes
 
     def to_bytes(self) -> bytes:
         """Return the header as it stands in a box."""
-        fields = (self.run, self.server_round, self.node, self.length, self.digest, self.signer)
-        return _HEADER.pack(_KIND, *fields)
+        where = self.run, self.server_round, self.node, self.length
+        return _HEADER.pack(_KIND, *where, self.digest, self.instructions, self.signer)
 
 
 def vector_digest(vector: Ring) -> bytes:

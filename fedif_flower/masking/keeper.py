@@ -10,7 +10,9 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -230,9 +232,10 @@ class Keeper:
         self._policy.check_members(len(boxes))
         found: dict[str, tuple[int, bytes]] = {}
         refused: dict[int, str] = {}
+        instructions = _of_most(boxes.values())
         for node, box in boxes.items():
             try:
-                name, seed = self._seed(box, (run, server_round, node, length))
+                name, seed = self._seed(box, (run, server_round, node, length), instructions)
                 if name in found:
                     raise BoxError(f"the box is the second one of {name}")
                 found[name] = node, seed
@@ -262,7 +265,9 @@ class Keeper:
         self._save(self._state)
         return kept
 
-    def _seed(self, box: bytes, expected: tuple[int, int, int, int]) -> tuple[str, bytes]:
+    def _seed(
+        self, box: bytes, expected: tuple[int, int, int, int], instructions: bytes
+    ) -> tuple[str, bytes]:
         """Return who signed a box, and the seed in it."""
         header = read_header(box)
         is_for = header.run, header.server_round, header.node, header.length
@@ -275,6 +280,9 @@ class Keeper:
             raise BoxError("the keeper knows no member with this key")
         name, public = self._members[header.signer]
         check_signature(box, public)
+        # A member who alone got a model that can be trained would be alone in the sum.
+        if header.instructions != instructions:
+            raise BoxError("the member got another model or other settings than most")
         return name, open_box(box, self._key)
 
     def _find(self, run: int, server_round: int) -> KeptRound:
@@ -324,6 +332,15 @@ class _Logged:
         if error is not None:
             self._entry["refusal"] = str(error)
         self._log.append(self._entry)
+
+
+def _of_most(boxes: Iterable[bytes]) -> bytes:
+    """Return the digest of what the server sent to most of the members."""
+    counts: Counter[bytes] = Counter()
+    for box in boxes:
+        with suppress(BoxError):
+            counts[read_header(box).instructions] += 1
+    return counts.most_common(1)[0][0] if counts else b""
 
 
 def _require_shape(vectors: Ring, length: int) -> None:

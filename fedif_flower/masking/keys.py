@@ -27,6 +27,7 @@ from fedif_flower.errors import ConfigError
 SigningKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 KeeperKey = X25519PrivateKey
+"""What opens boxes."""
 
 _KINDS = "an Ed25519 key or one of an elliptic curve, unencrypted, as OpenSSH or PEM"
 

@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from numpy.typing import NDArray
 
 from fedif_flower.errors import MaskingError
-from fedif_flower.masking.boxes import BoxHeader, seal, vector_digest
+from fedif_flower.masking.boxes import DIGEST_BYTES, BoxHeader, seal, vector_digest
 from fedif_flower.masking.keys import SigningKey, key_digest, public_of
 from fedif_flower.masking.masks import SEED_BYTES, add_mask
-from fedif_flower.masking.ring import LONGEST, UPDATE_BITS, Ring, decode, encode
+from fedif_flower.masking.ring import LONGEST, UPDATE_BITS, Ring, encode, length_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ def mask_update(
     run: int,
     server_round: int,
     node: int,
+    instructions: bytes = bytes(DIGEST_BYTES),
 ) -> MaskedUpdate:
     r"""Mask an update with a fresh seed, :math:`y = q_{28}(u) + \mathrm{mask}(s)`.
 
@@ -56,18 +57,23 @@ def mask_update(
         The member's own.
     run, server_round, node : int
         What the box is bound to.
+    instructions : bytes
+        SHA-256 of what the server sent, model and settings: the keeper opens no box of a member who
+        got another one than most. Zeros say nothing.
 
     Raises
     ------
     MaskingError
-        If the update is not finite, or too long.
+        If the update is not finite, or too long, or the digest is none.
     """
+    if len(instructions) != DIGEST_BYTES:
+        raise MaskingError(f"instructions of {len(instructions)} bytes; allowed: {DIGEST_BYTES}")
     encoded = encode(update, UPDATE_BITS, "the update")
-    length = float(np.linalg.norm(decode(encoded, UPDATE_BITS)))
+    length = length_of(encoded, UPDATE_BITS)
     if not length < LONGEST:
         raise MaskingError(f"the update has length {length:g}; allowed: below {LONGEST:g}")
     seed = secrets.token_bytes(SEED_BYTES)
     add_mask(encoded, seed)
     digest, signer = vector_digest(encoded), key_digest(public_of(key))
-    header = BoxHeader(run, server_round, node, len(encoded), digest, signer)
+    header = BoxHeader(run, server_round, node, len(encoded), digest, instructions, signer)
     return MaskedUpdate(encoded, seal(header, seed, keeper, key), length)

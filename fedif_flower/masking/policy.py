@@ -39,7 +39,8 @@ class KeeperPolicy(Settings):
         le=1,
     )
     sums: int = setting(1, "Weighted sums in a round.", ge=1)
-    sketch_size: int = setting(1024, "Random sums of each update that tell its length, k.", ge=64)
+    # An update of a few examples has few degrees of freedom: no more numbers than lengths need.
+    sketch_size: int = setting(256, "Random sums of each update that tell its length, k.", ge=64)
     sketch_share: float = setting(
         0.0625, "The largest share of the parameters, k / d, that a sketch may have.", gt=0, le=1
     )

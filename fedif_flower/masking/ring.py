@@ -18,17 +18,21 @@ an entry of a weighted sum, both up to rounding, which takes less than a factor 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedif_flower.errors import MaskingError
 
 Ring = NDArray[np.uint64]
-
+"""Elements of the ring; all operations of NumPy on them are modulo 2**64."""
 UPDATE_BITS = 28
+"""Bits after the point of an update."""
 VECTOR_BITS = 24
 WEIGHT_BITS = 24
-LONGEST = 2.0**10  # What an update's length must stay below.
+LONGEST = 2.0**10
+"""What an update's length must stay below."""
 BLOCK = 2**16  # Entries that are worked on at a time: they fit into a processor's cache.
 _HALF = 2.0**63
 
@@ -77,3 +81,9 @@ def decode(ring: Ring, bits: int) -> NDArray[np.float64]:
     The inverse of :func:`encode` up to half a unit of the last bit, and up to what float64 rounds.
     """
     return np.multiply(ring.view(np.int64), 2.0**-bits, dtype=np.float64)
+
+
+def length_of(ring: Ring, bits: int) -> float:
+    """Return the length of the vector ``[d]`` that elements of the ring stand for."""
+    blocks = (decode(ring[start : start + BLOCK], bits) for start in range(0, len(ring), BLOCK))
+    return math.sqrt(sum(float(np.sum(block**2)) for block in blocks))

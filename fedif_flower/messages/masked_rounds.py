@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
@@ -54,6 +57,8 @@ from fedif_flower.messages.masking_terms import (
 from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace, arrays_of
 from fedif_flower.round import ModelVectors, RoundUpdates
 
+# Of what is free, the masked vectors of a round; beyond that they lie in a file.
+SHARE_OF_MEMORY = 0.25
 _ROUNDING = 1e-6  # Of a length, by which the ring may make it longer.
 
 
@@ -144,7 +149,7 @@ class MaskedWorkspace(Workspace):
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients; the last round's replies are forgotten."""
         if rows > len(self._vectors):
-            self._vectors = np.empty((rows, self.layout.num_params), np.uint64)
+            self._vectors = _room(rows, self.layout.num_params)
         self.buffer_updates = torch.zeros(rows, self.layout.num_buffers, dtype=self.layout.dtype)
         self._boxes, self._rows, self._error, self._opened = {}, (), None, None
 
@@ -219,6 +224,9 @@ class MaskedWorkspace(Workspace):
         except KeeperError as error:
             self._error = error
             return {}
+        except Exception as error:  # nothing that a keeper answers may stop the server
+            self._error = KeeperError(f"the keeper's answer is not readable: {error!r}")
+            return {}
         refused = {
             row: f"the keeper: {opened.refused.get(node, 'no answer')}"
             for node, row in rows.items()
@@ -248,11 +256,12 @@ class MaskedWorkspace(Workspace):
         answer = keeper.open_round(run, self._round, d, boxes)
         if len(set(answer.nodes)) < len(answer.nodes) or not set(answer.nodes) <= set(rows):
             raise KeeperError("the keeper opened boxes that it was not given")
+        if not answer.nodes:
+            raise KeeperError("the keeper opened no box")
         found = keeper.sketches(run, self._round)
-        shape = found.values.shape
-        if len(shape) != 2 or shape[0] != len(answer.nodes) or not 1 <= shape[1] <= d:
-            raise KeeperError(f"the keeper's sketches have shape {list(shape)}")
-        sketch = SignSketch(found.seed, shape[1], d)
+        size = keeper.policy().sketch_for(d)
+        _require_ring("sketches", found.values, len(answer.nodes), size)
+        sketch = SignSketch(found.seed, size, d)
         places = {rows[node]: place for place, node in enumerate(answer.nodes)}
         return _Opened(
             sketch=sketch,
@@ -285,6 +294,27 @@ class MaskedWorkspace(Workspace):
             self.layout.dtype,
         )
         return replace(updates, hidden=hidden, summed=hidden.summed)
+
+
+def _room(rows: int, length: int) -> Ring:
+    """Return memory for masked vectors ``[rows, length]``: of a file without a name if it is much.
+
+    To whoever reads the disk afterwards they are random numbers.
+    """
+    if 8 * rows * length <= SHARE_OF_MEMORY * psutil.virtual_memory().available:
+        return np.empty((rows, length), np.uint64)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(8 * rows * length)
+        return np.memmap(file, np.uint64, "r+", shape=(rows, length))
+
+
+def _require_ring(what: str, answer: Any, *shape: int) -> None:
+    """Raise KeeperError unless a keeper's answer is of the ring, and of this shape."""
+    if not isinstance(answer, np.ndarray) or (answer.dtype, answer.shape) != (np.uint64, shape):
+        kind = getattr(answer, "dtype", type(answer).__name__)
+        raise KeeperError(
+            f"the keeper's {what}: {kind} of shape {list(np.shape(answer))}, not {list(shape)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -344,8 +374,7 @@ class MaskedRound:
             return torch.zeros(len(self._vectors), dtype=torch.float64)
         keeper, run = self._masking.keeper, self._masking.run
         answer = keeper.products(run, self._round, encoded)
-        if answer.shape != (len(self._opened.masks), 1):
-            raise KeeperError(f"the keeper's products have shape {list(answer.shape)}")
+        _require_ring("products", answer, len(self._opened.masks), 1)
         own = np.array([products(row, encoded) for row in self._vectors])  # [m, 1]
         found = decode_products(own - answer[self._places], exponents)
         norm = np.array([np.linalg.norm(values)])
@@ -386,6 +415,7 @@ class MaskedRound:
         of_all[self._places] = weights
         shares, total = encode_weights(of_all)
         masks = keeper.weighted_sum(self._masking.run, self._round, shares)
+        _require_ring("sum", masks, len(self._vectors[0]))
         vectors = np.array([vector for vector, _ in self._asked], np.uint64)
         answers = np.array([answer for _, answer in self._asked], np.uint64)
         d, n = len(self._vectors[0]), len(opened.masks)

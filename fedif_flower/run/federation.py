@@ -212,6 +212,7 @@ def _run_federation(
     settings = {**config.identity(), "data": loaded.fingerprint}
     checkpoints = CheckpointFolder(RunFolder(config.run_dir).checkpoints, settings)
     checkpoint = checkpoints.find(config.resume)
+    masking = build_masking(config)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
     strategy = build_strategy(loaded)  # What it refuses is said before anything is written.
@@ -243,7 +244,6 @@ def _run_federation(
     kept = kept_copies(rounds_to_keep, config.clients_per_round)
     kept += VECTORS_PER_ROUND * (config.num_server_rounds - done) if config.keep_vectors else 0
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
-    masking = build_masking(config)
     asked = None
     if masking is not None:
         keeper = keeper_title(config)

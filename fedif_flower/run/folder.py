@@ -200,7 +200,9 @@ class RunFolder:
 
         The log, locks and checkpoints are none.
         """
-        more = [*sorted(self.updates.glob("*.pt")), *sorted(self.vectors.glob("[rv]*"))]
+        more = sorted(self.updates.glob("*.pt"))
+        if self.masking.path.is_file():  # Else vectors are of an earlier run in this place.
+            more += sorted(self.vectors.glob("[rv]*"))
         there = [name for name in RESULT_FILES if (self.path / name).is_file()]
         return there + [path.relative_to(self.path).as_posix() for path in more]
 

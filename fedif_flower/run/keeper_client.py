@@ -155,10 +155,8 @@ class HttpKeeper:
             try:
                 return self._ask_once(method, path, body, most, end)
             except httpx.TransportError as error:
-                if (refused := _tls_error(error)) is not None:
-                    raise KeeperError(
-                        f"no connection with the keeper at {self.url}: {refused}"
-                    ) from error
+                if (refused := _not_the_keeper(error)) is not None:
+                    raise KeeperError(f"this is not the keeper, {self.url}: {refused}") from error
                 if time.monotonic() + PAUSE >= end:
                     raise KeeperError(
                         f"the keeper at {self.url} gave no answer in {seconds:g} s, or does not "
@@ -192,11 +190,11 @@ class HttpKeeper:
         raise KeeperError(f"the keeper at {self.url}: {reason}")
 
 
-def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    """Return what one of the two did not accept of the other, which another try will not change."""
-    while error is not None and not isinstance(error, ssl.SSLError):
+def _not_the_keeper(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Return why a certificate is not the keeper's, which another try will not change."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
-    return error if isinstance(error, ssl.SSLError) and error.reason else None
+    return error
 
 
 def _content(body: bytearray) -> dict[str, Any]:

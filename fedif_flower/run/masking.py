@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
+from fedif_flower.errors import require
 from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.trial_keeper import trial_masking
 from fedif_flower.run.collusion import needs_collusion
+from fedif_flower.run.keeper_client import HttpKeeper
 from fedif_flower.settings import RefusedValueError, Settings, setting
 from fedif_flower.strategies.registry import STRATEGIES
 
 if TYPE_CHECKING:
     from fedif_flower.run.config import RunConfig
 
+logger = logging.getLogger(__name__)
+
 # Built-in strategies whose weights need products, lengths and examples alone.
 MASKABLE = ("fedif", "fedavg", "fedprox")
+_OF_KEEPER = ("keeper_url", "keeper_certificate", "keeper_client_certificate", "keeper_client_key")
 BESIDE_THE_SERVER = "beside the server, for trial"
+MOST_KEEPER_SECONDS = 600.0  # For one answer.
 VECTORS_PER_ROUND = 2  # That are asked about: of scores, and of contributions.
 
 Mode = Literal["off", "trial", "keeper"]
@@ -29,7 +37,7 @@ class MaskingConfig(Settings):
     masking: Mode = setting(
         "off",
         "`keeper`: the server sees no update, and a keeper that somebody else runs has the masks "
-        "(`docs/methods/masking.md`); `trial`: the same with a keeper beside the server, which "
+        "(`docs/methods/masked-rounds.md`); `trial`: the same with one beside the server, which "
         "protects nobody. For `fedif`, `fedavg` and `fedprox`",
         is_new=True,
     )
@@ -40,12 +48,21 @@ class MaskingConfig(Settings):
         allowed="a URL that begins with https://",
         changes_result=False,
     )
-    keeper_ca: str = setting(
+    keeper_certificate: str = setting(
         "",
-        "path of the certificate that has signed the keeper's; empty: those of this system",
+        "with `keeper-url`: path of the keeper's certificate, which alone is trusted",
         changes_result=False,
     )
-
+    keeper_client_certificate: str = setting(
+        "",
+        "with `keeper-url`: path of the certificate with which this server shows who it is",
+        changes_result=False,
+    )
+    keeper_client_key: str = setting(
+        "",
+        "with `keeper-url`: path of that certificate's private key",
+        changes_result=False,
+    )
     keep_vectors: bool = setting(
         False,
         "with `masking`: keep the vectors that the keeper was asked about in `vectors/`, from "
@@ -56,9 +73,11 @@ class MaskingConfig(Settings):
 
     @model_validator(mode="after")
     def _has_a_keeper(self) -> Self:
-        if (self.masking == "keeper") != bool(self.keeper_url):
-            allowed = "a URL with masking 'keeper'" if self.masking == "keeper" else "empty without"
-            raise RefusedValueError("keeper_url", allowed)
+        needed = self.masking == "keeper"
+        for name in _OF_KEEPER:
+            if needed != bool(getattr(self, name)):
+                words = "needed with" if needed else "empty without"
+                raise RefusedValueError(name, f"{words} masking 'keeper'")
         if self.keep_vectors and self.masking == "off":
             raise RefusedValueError("keep_vectors", "false with masking 'off'")
         return self
@@ -100,8 +119,46 @@ def refuse_unmaskable(config: RunConfig) -> None:
 
 
 def build_masking(config: RunConfig) -> Masking | None:
-    """Return who keeps the masks of a run; ``None``: there are none."""
-    return trial_masking() if config.masking == "trial" else None
+    """Return who keeps the masks of a run; ``None``: there are none.
+
+    Raises
+    ------
+    ConfigError
+        If the keeper's policy refuses every round of this run, or a file cannot be used.
+    KeeperError
+        If the keeper does not answer.
+    """
+    if config.masking == "off":
+        return None
+    if config.masking == "trial":
+        masking = trial_masking()
+    else:
+        keeper = HttpKeeper(
+            config.keeper_url,
+            keeper_certificate=Path(config.keeper_certificate).expanduser(),
+            certificate=Path(config.keeper_client_certificate).expanduser(),
+            certificate_key=Path(config.keeper_client_key).expanduser(),
+            seconds=min(config.round_timeout, MOST_KEEPER_SECONDS),
+        )
+        masking = Masking(keeper)
+    policy = masking.keeper.policy()
+    members, needed = config.clients_per_round, policy.least_members
+    require(
+        members >= needed,
+        "fraction-train",
+        config.fraction_train,
+        f"enough for the keeper's least-members = {needed}: a round has {members}",
+    )
+    vectors = (config.strategy == "fedif") + (config.attribution != "off")
+    require(
+        vectors <= policy.vectors,
+        "attribution",
+        config.attribution,
+        f"'off' with the keeper's vectors = {policy.vectors}",
+    )
+    if config.masking == "keeper":
+        logger.info("masked: the keeper at %s has the masks", config.keeper_url)
+    return masking
 
 
 def keeper_title(config: RunConfig) -> str:

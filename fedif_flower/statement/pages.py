@@ -45,8 +45,9 @@ _CREDIT = (
 _MASKS = (
     "Updates were masked, and the server saw none of them: it knows their products with at most a "
     "few vectors a round, and their sum. Who kept the masks: {keeper}. The last hash of that "
-    "keeper's log, which its operator can confirm: {last}. With its own updates each member can "
-    "recompute its own figures: fedif verify --mine."
+    "keeper's log, which its operator can confirm: {last}. Cosines behind credits are known to a "
+    "few percent. With its own updates each member can recompute its own contribution: fedif "
+    "verify --mine."
 )
 _OMEGA = (
     "The strategy's own score of a member after its last round. It does not add up, and says "

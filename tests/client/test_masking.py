@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.app import ConfigRecord
 from torch import nn
 
-from fedif_flower.client.masking import member_masking, trained_update
+from fedif_flower.client.masking import content_hash, member_masking, trained_update
 from fedif_flower.errors import ConfigError, MaskingError
 from fedif_flower.masking import UPDATE_BITS, decode, read_header
 from fedif_flower.masking.boxes import check_signature, open_box, vector_digest
@@ -44,7 +44,7 @@ def terms(**changes) -> MaskingTerms:
 
 
 def settings(own: MaskingTerms | None) -> ConfigRecord:
-    record = ConfigRecord()
+    record = ConfigRecord({"server-round": 3})
     if own is not None:
         own.write(record)
     return record
@@ -75,11 +75,12 @@ def test_the_keeper_of_the_node_config_and_nobody_else_gets_the_seed(member):
     config, key = member
     masking = member_masking(settings(terms()), config, NODE_ID)
     received, model = moved(0.5)
-    sent = masking.masked(received, model, server_round=3)
+    sent = masking.masked(received, settings(terms()), model)
     vector, box = sent["arrays"][VECTOR].numpy().copy(), sent[MASK_RECORD][BOX]
     header = read_header(box)
     assert (header.run, header.server_round, header.node, header.length) == (5, 3, NODE_ID, 4)
     assert header.digest == vector_digest(vector)
+    assert header.instructions == content_hash(received, settings(terms()))
     check_signature(box, key.public_key())
     add_mask(unmask := np.zeros(4, np.uint64), open_box(box, KEEPER))
     assert decode(vector - unmask, UPDATE_BITS).tolist() == pytest.approx([0.5] * 4)
@@ -154,19 +155,29 @@ def test_parameters_that_the_model_does_not_have_are_an_error():
 
 def test_nan_is_named_and_nothing_is_sent(member):
     masking = member_masking(settings(terms()), member[0], NODE_ID)
+    received, model = moved(float("nan"))
     with pytest.raises(MaskingError, match="nan at place 0"):
-        masking.masked(*moved(float("nan")), server_round=1)
+        masking.masked(received, settings(terms()), model)
 
 
 def test_a_node_keeps_its_own_updates_where_it_says(member, tmp_path):
     config = member[0].replace(own_updates_dir=str(tmp_path / "mine"))
     masking = member_masking(settings(terms()), config, NODE_ID)
-    masking.masked(*moved(0.5), server_round=3)
+    received, model = moved(0.5)
+    masking.masked(received, settings(terms()), model)
     with np.load(tmp_path / "mine" / "0000000000000005" / "round-000003.npz") as kept:
-        assert kept["update"].tolist() == [0.5] * 4
+        assert kept["update"].tolist() == pytest.approx([0.5] * 4)
         assert (int(kept["node_id"]), int(kept["partition_id"])) == (NODE_ID, 0)
 
 
 def test_terms_come_back_as_they_were_sent():
     for own in (terms(), terms(max_length=2.5, trial_keeper="ab", trial_secret="cd")):
         assert MaskingTerms.read(settings(own)) == own
+
+
+def test_another_model_or_setting_has_another_hash():
+    received, model = moved(0.5)
+    own = content_hash(received, settings(terms()))
+    assert content_hash(received, settings(terms())) == own
+    assert content_hash(received, settings(terms(max_length=2.0))) != own
+    assert content_hash(model_arrays(model), settings(terms())) != own

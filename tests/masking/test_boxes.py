@@ -38,6 +38,7 @@ KEYS = {
 
 def box_of(key, **other) -> tuple[BoxHeader, bytes]:
     values = {"run": 2**64 - 1, "server_round": 3, "node": 2**63, "length": 10, "digest": SEED}
+    values["instructions"] = bytes(32)
     header = BoxHeader(**{**values, "signer": key_digest(public_of(key)), **other})
     return header, seal(header, SEED, KEEPER.public_key(), key)
 

@@ -147,6 +147,18 @@ def test_boxes_that_are_not_this_members_for_this_round_are_refused_and_the_othe
     }
 
 
+def test_members_who_got_another_model_than_most_are_left_out():
+    parties = Parties(7)
+    given = [b"a" * 32, b"b" * 32, b"b" * 32, b"b" * 32, b"b" * 32, b"c" * 32, bytes(32)]
+    boxes = {
+        100 + i: parties.mask(i, UPDATES[0], instructions=each).box for i, each in enumerate(given)
+    }
+    found = parties.keeper.open_round(RUN, 1, 200, boxes)
+    assert found.nodes == (101, 102, 103, 104)
+    reason = "the member got another model or other settings than most"
+    assert found.refused == {100: reason, 105: reason, 106: reason}
+
+
 def test_a_wrong_seed_and_wrapped_values_have_lengths_that_nobody_allows():
     parties = Parties()
     masked = parties.mask_all(UPDATES)

@@ -38,6 +38,11 @@ def test_an_update_that_does_not_fit_stays_at_home(value):
         mask_update(np.array([1.0, value]), KEEPER.public_key(), KEY, **BOUND)
 
 
+def test_a_digest_of_another_length_is_refused():
+    with pytest.raises(MaskingError, match="instructions of 31 bytes; allowed: 32"):
+        mask_update(np.ones(1), KEEPER.public_key(), KEY, instructions=bytes(31), **BOUND)
+
+
 def test_an_update_is_shorter_than_the_bound():
     just = np.array([np.nextafter(np.float32(LONGEST), np.float32(0))])
     mask_update(just, KEEPER.public_key(), KEY, **BOUND)

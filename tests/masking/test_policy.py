@@ -67,14 +67,14 @@ def test_members_parameters_vectors_and_sums():
     POLICY.check_members(6)
     POLICY.check_vectors(4)
     POLICY.check_sums(1)
-    POLICY.check_entry(0.5)
+    POLICY.check_entry(0.25)
     POLICY.check_length(200_000_000)
     for check_one, value, reason in (
         (POLICY.check_members, 2, "least-members = 3; asked: 2 in the round"),
         (POLICY.check_members, 7, "most-members = 6; asked: 7 in the round"),
         (POLICY.check_vectors, 5, "vectors = 4; asked: 5 vectors in the round"),
         (POLICY.check_sums, 2, "sums = 1; asked: 2 sums in the round"),
-        (POLICY.check_entry, 0.51, "largest-entry = 0.5; asked: .* 0.51 of it in one parameter"),
+        (POLICY.check_entry, 0.26, "largest-entry = 0.25; asked: .* 0.26 of it in one parameter"),
         (POLICY.check_length, 200_000_001, "most-parameters = 200000000; asked: 200000001"),
         (POLICY.check_length, 0, "most-parameters = 200000000; asked: 0 parameters"),
     ):
@@ -83,7 +83,7 @@ def test_members_parameters_vectors_and_sums():
 
 
 def test_a_sketch_takes_its_share_of_the_parameters_at_most():
-    sizes = {1_000_000: 1024, 16_384: 1024, 650: 40, 20: 1, 1: 1}
+    sizes = {1_000_000: 256, 4_096: 256, 650: 40, 20: 1, 1: 1}
     assert {length: KeeperPolicy().sketch_for(length) for length in sizes} == sizes
 
 

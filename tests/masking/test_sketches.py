@@ -77,10 +77,9 @@ def test_the_length_of_nothing_is_zero_and_of_a_wrong_mask_is_huge():
     assert long > 1e10
 
 
-def test_lengths_beside_the_ring_s_own():
-    vector = encode(np.array([3.0, -4.0]), UPDATE_BITS)
-    # Two entries of one row never share a bucket: both are seen whole.
-    assert estimated_lengths(SignSketch(SEED, 2, 2).of(vector)) == 5.0
+def test_a_length_by_hand():
+    vector = encode(np.array([0.0, -5.0, 0.0]), UPDATE_BITS)
+    assert estimated_lengths(SignSketch(SEED, 2, 3).of(vector)) == 5.0
 
 
 @settings(max_examples=20)

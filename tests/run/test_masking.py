@@ -55,8 +55,11 @@ REFUSED = [
     ({"attribution_per_class": True}, "attribution-per-class = True; allowed: false with masking"),
     ({"server_momentum": 0.5}, "server-momentum = 0.5; allowed: 0 with masking"),
     ({"attack": "alie"}, "attack = 'alie'; allowed: others with masking"),
-    ({"keeper_url": "https://k"}, "keeper-url = 'https://k'; allowed: empty without"),
-    ({"masking": "keeper"}, "keeper-url = ''; allowed: a URL with masking 'keeper'"),
+    (
+        {"keeper_url": "https://k"},
+        "keeper-url = 'https://k'; allowed: empty without masking",
+    ),
+    ({"masking": "keeper"}, "keeper-url = ''; allowed: needed with masking 'keeper'"),
     ({"masking": "on"}, "masking = 'on'; allowed: off, trial, keeper"),
     ({"masking": "off", "keep_vectors": True}, "keep-vectors = True; allowed: false with masking"),
 ]

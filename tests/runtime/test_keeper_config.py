@@ -35,7 +35,7 @@ def test_a_file_is_read_with_paths_beside_it(keeping):
         ("member-1.pub", "member-0.pub", "[members] member-1 and member-0 have the same key"),
         ('"member-1.pub"', "5", "[members] member-1 = 5; allowed: a file"),
         ('address = "127.0.0.1:0"', "", None),
-        ("[policy]\nsketch-share = 1.0", "", None),
+        ("[policy]\nsketch-share = 1.0\nsketch-size = 1000", "", None),
         ("[policy]", "[polcy]", "unknown key 'polcy'"),
         (
             "[members]",

@@ -182,7 +182,7 @@ def test_a_keeper_with_another_certificate_is_not_believed(keeping, served):
         keeping.folder / f"{n}" for n in ("stranger.crt", "keeper-client.crt", "keeper-client.key")
     )
     before = time.monotonic()
-    with pytest.raises(KeeperError, match="no connection with the keeper"):
+    with pytest.raises(KeeperError, match="this is not the keeper"):
         HttpKeeper(served.url, *files, seconds=60.0).policy()
     assert time.monotonic() - before < 30
 

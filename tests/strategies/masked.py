@@ -107,7 +107,7 @@ class Members:
         *,
         stated: float | None = None,
         signer: int | None = None,
-        **bound: int,
+        **bound: Any,
     ) -> RecordDict:
         """Mask an update as the server's terms say, but for what is given."""
         settings = message.content["config"]

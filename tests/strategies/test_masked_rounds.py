@@ -18,6 +18,7 @@ from fedif_flower.masking import BoxHeader, OpenedRound, Sketches, read_keeper_k
 from fedif_flower.masking.boxes import seal, vector_digest
 from fedif_flower.masking.keys import key_digest
 from fedif_flower.masking.masks import add_mask
+from fedif_flower.messages import masked_rounds
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.masking_terms import (
     BOX,
@@ -116,6 +117,14 @@ def test_contributions_are_those_of_a_plain_round(name, rule):
             assert mine.credit.length == pytest.approx(plainly.credit.length, rel=1e-4)
             assert mine.credit.opposed == pytest.approx(plainly.credit.opposed, abs=0.5)
             assert mine.credited <= mine.contribution
+
+
+def test_vectors_of_many_members_lie_in_a_file(monkeypatch):
+    _, in_memory, _ = play(fedif, Members())
+    monkeypatch.setattr(masked_rounds, "SHARE_OF_MEMORY", 0.0)
+    strategy, in_file, _ = play(fedif, Members())
+    assert isinstance(strategy.workspace._vectors, np.memmap)
+    assert (in_file - in_memory).abs().max() < 1e-7
 
 
 def test_a_round_beyond_the_loss_bound_takes_a_share_of_its_one_sum(caplog):
@@ -226,6 +235,7 @@ def resealed(message, vector, length):
         node,
         len(vector),
         vector_digest(vector),
+        bytes(32),
         key_digest(key.public_key()),
     )
     keeper = read_keeper_key(terms.trial_keeper, "key")
@@ -284,6 +294,9 @@ SPOILT = {
     "its box is for round 7, not 1": _masked_with(server_round=7),
     "its box is for run 7, not": _masked_with(run=7),
     "the keeper: the keeper knows no member with this key": _masked_with(signer=5555),
+    "the keeper: the member got another model or other settings": _masked_with(
+        instructions=bytes([1] * 32)
+    ),
     "the keeper: the box is the second one of node 1001": _masked_with(signer=1001),
 }
 
@@ -382,16 +395,26 @@ FAULTS = {
     "lies in one place of the sum": ({"weighted_sum": _one_place}, "contradicts its sketches"),
     "lies everywhere in the sum": ({"weighted_sum": _everywhere}, "contradicts its sketches"),
     "lies in its products": ({"products": _everywhere}, "contradicts its products"),
-    "has products of another shape": ({"products": _shape}, "products have shape"),
-    "has a sum of another shape": ({"weighted_sum": _shape}, "the keeper's sum has shape"),
+    "has products of another shape": (
+        {"products": _shape},
+        "the keeper's products: uint64 of shape",
+    ),
+    "has a sum of another shape": ({"weighted_sum": _shape}, "the keeper's sum: uint64 of shape"),
     "opens others' boxes": (
         {"open_round": _opened(nodes=(1, 2, 3, 4, 5, 6))},
         "opened boxes that it was not given",
     ),
     "has sketches of another shape": (
         {"sketches": lambda true, *a: Sketches(true(*a).seed, true(*a).values[0])},
-        "sketches have shape",
+        "the keeper's sketches: uint64 of shape",
     ),
+    "has numbers of another kind": (
+        {"products": lambda true, *a: true(*a).astype(float)},
+        "the keeper's products: float64 of shape",
+    ),
+    "has no numbers": ({"weighted_sum": lambda *_: None}, "the keeper's sum: NoneType"),
+    "says nothing that can be read": ({"open_round": lambda *_: None}, "is not readable"),
+    "opens nobody's box": ({"open_round": _opened(nodes=())}, "the keeper opened no box"),
 }
 
 
