@@ -6,6 +6,7 @@ is written anew, without them, when a round is over.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -147,10 +148,16 @@ class KeeperStore:
         return KeeperLog(read_log(self._log)[1], self._append)
 
     def _append(self, line: str) -> None:
-        with writing(self._log), self._log.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with writing(self._log), self._log.open("ab", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            try:
+                written = file.write(line.encode() + b"\n")
+                if written != len(line.encode()) + 1:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)  # No half of a line.
+                raise
 
     def _basis(self, kept: KeptRound, index: int) -> Path:
         return self.folder / f"basis-{kept.run}-{kept.server_round}-{index}"
