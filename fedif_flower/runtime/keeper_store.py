@@ -47,6 +47,7 @@ class KeeperStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._state, self._log = folder / "state.json", folder / "log.txt"
+        self._rows: set[Path] = set()
         make_folder(folder)
         with writing(folder):
             folder.chmod(0o700)
@@ -119,13 +120,14 @@ class KeeperStore:
             for index, row in enumerate(kept.basis):
                 path = self._basis(kept, index)
                 needed.add(path)
-                if not path.exists():  # A row never changes.
+                if path not in self._rows:  # One that a state was saved with never changes.
                     write_atomically(path, row.tobytes(), OWNER_ALONE)
         content = {
             "last-rounds": state.last_rounds,
             "rounds": {run: _readable(kept) for run, kept in state.rounds.items()},
         }
         write_atomically(self._state, json.dumps(content), OWNER_ALONE)
+        self._rows = needed
         with writing(self.folder):
             for path in set(self.folder.glob("basis-*")) - needed:
                 path.unlink()
@@ -182,6 +184,7 @@ class KeeperStore:
         )
         for index in range(rows):
             basis[index] = np.fromfile(self._basis(kept, index), np.float64)
+            self._rows.add(self._basis(kept, index))
         return kept
 
 

@@ -309,6 +309,22 @@ def test_the_end_of_a_log_that_was_torn_off_is_written_over(tmp_path, caplog):
         keeping.store.log()
 
 
+def test_a_direction_that_could_not_be_saved_is_written_anew(tmp_path):
+    keeping = Keeping(tmp_path)
+    keeper, folder = keeping.keeper(), keeping.store.folder
+    keeper.open_round(RUN, 1, 1000, boxes(keeping.mask_all(UPDATES)))
+    one, _ = encode_vectors(DIRECTIONS)
+    (folder / "state.json").unlink()
+    (folder / "state.json").mkdir()  # Nothing can take its place.
+    with pytest.raises(StorageError):
+        keeper.products(RUN, 1, one[:1])
+    (folder / "state.json").rmdir()
+    keeper.products(RUN, 1, one[1:2])
+    (kept,) = keeping.store.load().rounds.values()
+    found = kept.basis @ one[1].view(np.int64)
+    assert found == pytest.approx([np.linalg.norm(one[1].view(np.int64))], rel=0.1)
+
+
 def test_one_keeper_at_a_time_has_a_folder(tmp_path):
     store = Keeping(tmp_path).store
     with store.held(), pytest.raises(StorageError, match="is in use by another keeper"):
