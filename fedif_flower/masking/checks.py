@@ -3,8 +3,9 @@ r"""What a server checks before it believes members and keeper.
 Sketches, products and the sum are linear in the masks, so the keeper's answers have to agree:
 :math:`\operatorname{Sk}(M) = \sum_i W_i \operatorname{Sk}(\mathrm{mask}_i)` and
 :math:`\langle M, \hat g \rangle = \sum_i W_i \langle \mathrm{mask}_i, \hat g \rangle` for its sum
-M, exactly. Answers that agree but are false are as if a member had sent another update, of the
-length that it stated: the server cannot tell them apart, the member itself can.
+M, the first exactly, the second up to what the keeper rounds. Answers that agree but are false are
+as if a member had sent another update, of the length that it stated: the server cannot tell them
+apart, the member itself can.
 
 A member that found a vector whose sketch is short by chance cannot use it: a product is bounded by
 :math:`\lvert \langle u_i, g \rangle \rvert \le \lVert u_i \rVert \lVert g \rVert`, and the step by
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_flower.errors import KeeperError, MaskingError
-from fedif_flower.masking.products import products
+from fedif_flower.masking.products import ROUNDED_BITS, products
 from fedif_flower.masking.ring import Ring
 from fedif_flower.masking.sketches import SignSketch
 
@@ -52,7 +53,9 @@ def check_sum(
         raise KeeperError(f"the keeper's sum has shape {total.shape}, not ({sketch.length},)")
     if not np.array_equal(sketch.of(total), _weighted(weights, sketches)):
         raise KeeperError("the keeper's sum contradicts its sketches")
-    if not np.array_equal(products(total, vectors), _weighted(weights, answers)):
+    apart = (products(total, vectors) - _weighted(weights, answers)).view(np.int64)
+    allowed = 2.0 ** (ROUNDED_BITS - 1) * float(np.sum(weights, dtype=np.float64))
+    if not np.all(np.abs(apart.astype(np.float64)) <= allowed):
         raise KeeperError("the keeper's sum contradicts its products")
 
 

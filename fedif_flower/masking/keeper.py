@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,17 @@ from fedif_flower.masking.keys import KeeperKey, VerifyingKey, key_digest
 from fedif_flower.masking.log import KeeperLog
 from fedif_flower.masking.masks import SEED_BYTES
 from fedif_flower.masking.policy import KeeperPolicy
-from fedif_flower.masking.products import add_weighted_mask, mask_products
+from fedif_flower.masking.products import (
+    add_weighted_mask,
+    longest_vector,
+    mask_products,
+    rounded,
+)
 from fedif_flower.masking.ring import Ring
 from fedif_flower.masking.sketches import SignSketch
 
 
-@dataclass
+@dataclass(frozen=True)
 class KeptRound:
     """What a keeper holds of an open round.
 
@@ -70,7 +75,7 @@ class KeptRound:
     sums: list[str]
 
 
-@dataclass
+@dataclass(frozen=True)
 class KeeperState:
     """All that a keeper remembers from one request to the next.
 
@@ -103,7 +108,8 @@ class Keeper:
     state : KeeperState, optional
         What an earlier keeper of the same key remembered.
     save : callable
-        Is given the state before anything is answered that it has to remember.
+        Is given a state before anything is answered that it has to remember; an error of it is
+        the caller's, and nothing has changed.
     log : KeeperLog, optional
         Gets a line before each answer and each refusal.
     now : callable
@@ -147,11 +153,9 @@ class Keeper:
     def forget_old(self) -> None:
         """Delete the seeds of rounds that are older than the policy keeps them."""
         oldest = self._now() - 3600 * self._policy.hours_kept
-        old = [run for run, kept in self._state.rounds.items() if kept.opened < oldest]
-        if old:
-            for run in old:
-                del self._state.rounds[run]
-            self._save(self._state)
+        young = {run: kept for run, kept in self._state.rounds.items() if kept.opened >= oldest}
+        if len(young) < len(self._state.rounds):
+            self._remember(KeeperState(self._state.last_rounds, young))
 
     def open_round(
         self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
@@ -170,7 +174,7 @@ class Keeper:
         """Return the masks' sketches."""
         with self._logged("sketches", run, server_round) as entry:
             kept = self._find(run, server_round)
-            sketch = SignSketch(kept.sign_seed, self._policy.sketch_for(kept.length), kept.length)
+            sketch = self._sketch(kept)
             values = np.array([sketch.of_mask(seed) for seed in kept.seeds])
             entry["answer"] = vector_digest(values).hex()
             return Sketches(kept.sign_seed, values)
@@ -183,7 +187,7 @@ class Keeper:
             digests = [vector_digest(vector).hex() for vector in vectors]
             entry["vectors"] = digests
             self._allow_vectors(kept, vectors, digests)
-            answer = np.array([mask_products(seed, vectors) for seed in kept.seeds])
+            answer = rounded(np.array([mask_products(seed, vectors) for seed in kept.seeds]))
             entry["answer"] = vector_digest(answer).hex()
             return answer
 
@@ -200,8 +204,7 @@ class Keeper:
             digest = vector_digest(weights).hex()
             if digest not in kept.sums:
                 self._policy.check_sums(len(kept.sums) + 1)
-                kept.sums.append(digest)
-                self._save(self._state)
+                self._keep(replace(kept, sums=[*kept.sums, digest]))
             total = np.zeros(kept.length, np.uint64)
             for seed, weight in zip(kept.seeds, weights, strict=True):
                 if weight:
@@ -214,8 +217,7 @@ class Keeper:
         kept = self._state.rounds.get(run)
         if kept is not None and kept.server_round == server_round:
             with self._logged("close", run, server_round):
-                del self._state.rounds[run]
-                self._save(self._state)
+                self._remember(KeeperState(self._state.last_rounds, self._others(run)))
         return self.log.head
 
     def _open(
@@ -257,13 +259,23 @@ class Keeper:
             basis=np.empty((0, length)),
             sums=[],
         )
-        self._state.last_rounds[run] = server_round
-        self._state.rounds.pop(run, None)
-        while len(self._state.rounds) >= self._policy.runs_at_once:
-            del self._state.rounds[next(iter(self._state.rounds))]
-        self._state.rounds[run] = kept
-        self._save(self._state)
+        others = self._others(run)
+        while len(others) >= self._policy.runs_at_once:
+            del others[next(iter(others))]
+        last_rounds = self._state.last_rounds | {run: server_round}
+        self._remember(KeeperState(last_rounds, others | {run: kept}))
         return kept
+
+    def _others(self, run: int) -> dict[int, KeptRound]:
+        return {other: kept for other, kept in self._state.rounds.items() if other != run}
+
+    def _keep(self, kept: KeptRound) -> None:
+        rounds = self._state.rounds | {kept.run: kept}
+        self._remember(KeeperState(self._state.last_rounds, rounds))
+
+    def _remember(self, state: KeeperState) -> None:
+        self._save(state)
+        self._state = state
 
     def _seed(
         self, box: bytes, expected: tuple[int, int, int, int], instructions: bytes
@@ -294,25 +306,37 @@ class Keeper:
 
     def _allow_vectors(self, kept: KeptRound, vectors: Ring, digests: Sequence[str]) -> None:
         """Count vectors that were not asked about yet, or refuse them all."""
-        basis, known = kept.basis, list(kept.vectors)
-        for vector, digest in zip(vectors, digests, strict=True):
-            if digest in known:
-                continue
-            known.append(digest)
-            self._policy.check_vectors(len(known))
-            if self._policy.largest_entry == 1:
-                continue
-            wider = extended(basis, vector)
-            if wider is None:
-                raise RefusedByPolicyError(
-                    f"the keeper refuses: largest-entry = {self._policy.largest_entry:g}; asked: "
-                    "a vector that differs from a combination of earlier ones by a millionth"
-                )
-            basis = wider
-        if known != kept.vectors:
+        new = {d: v for d, v in zip(digests, vectors, strict=True) if d not in kept.vectors}
+        if not new:
+            return
+        self._policy.check_vectors(len(kept.vectors) + len(new))
+        basis = kept.basis
+        if self._policy.largest_entry < 1:
+            sketch = self._sketch(kept)
+            for vector in new.values():
+                basis = self._extended(basis, vector, sketch)
             self._policy.check_entry(largest_leverage(basis))
-            kept.vectors, kept.basis = known, basis
-            self._save(self._state)
+        self._keep(replace(kept, vectors=[*kept.vectors, *new], basis=basis))
+
+    def _extended(
+        self, basis: NDArray[np.float64], vector: Ring, sketch: SignSketch
+    ) -> NDArray[np.float64]:
+        """Return an orthonormal basis of what vectors tell beside the sketch, with one more."""
+        numbers = vector.view(np.int64).astype(np.float64)
+        length = float(np.linalg.norm(numbers))
+        # A longer one would wrap, and a combination modulo 2**64 could be what none is without.
+        if length > longest_vector(len(vector)):
+            raise RefusedByPolicyError("the keeper refuses: vectors have a length of 1 at most")
+        wider = extended(basis, sketch.without(numbers), length)
+        if wider is None:
+            raise RefusedByPolicyError(
+                f"the keeper refuses: largest-entry = {self._policy.largest_entry:g}; asked: a "
+                "vector that differs from a combination of earlier ones by a millionth"
+            )
+        return wider
+
+    def _sketch(self, kept: KeptRound) -> SignSketch:
+        return SignSketch(kept.sign_seed, self._policy.sketch_for(kept.length), kept.length)
 
     def _logged(self, asked: str, run: int, server_round: int) -> _Logged:
         entry = {"asked": asked, "run": run, "round": server_round, "time": round(self._now(), 3)}

@@ -34,8 +34,9 @@ class KeeperLog:
     def append(self, entry: Mapping[str, object]) -> None:
         """Add an entry, which JSON can write."""
         text = json.dumps(entry, separators=(",", ":"))
-        self.head = _next(self.head, text)
-        self._write(f"{self.head} {text}")
+        head = _next(self.head, text)
+        self._write(f"{head} {text}")
+        self.head = head
 
 
 def verified(lines: Iterable[str]) -> tuple[list[dict[str, object]], str]:

@@ -13,6 +13,8 @@ a the sum of the weights and :math:`W_i = q_{24}(a_i / a)`. See
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +28,8 @@ from fedif_flower.masking.ring import (
     decode,
     encode,
 )
+
+ROUNDED_BITS = 24  # Of a product, that a keeper leaves out.
 
 
 def encode_vectors(vectors: NDArray[np.floating]) -> tuple[Ring, NDArray[np.int64]]:
@@ -103,6 +107,22 @@ def decode_step(difference: Ring, total: float) -> NDArray[np.float64]:
 def products(vector: Ring, others: Ring) -> Ring:
     """Return the inner products ``[j]`` of ``[d]`` with ``[j, d]``, in the ring."""
     return np.array([np.dot(vector, other) for other in others], np.uint64)
+
+
+def rounded(answers: Ring) -> Ring:
+    """Return a keeper's products without their lowest 24 bits, rounded.
+
+    They are 2**-28 of a vector's length, what an entry of an update is rounded by. A server cannot
+    read a parameter off a combination of products with large factors modulo 2**64, which would be
+    no combination without: the factors make what was rounded as large as the ring.
+    """
+    half, bits = np.uint64(2 ** (ROUNDED_BITS - 1)), np.uint64(ROUNDED_BITS)
+    return (answers + half) >> bits << bits
+
+
+def longest_vector(length: int) -> float:
+    """Return the largest length, in units of the last bit, of what :func:`encode_vectors` gives."""
+    return 2.0**VECTOR_BITS + math.sqrt(length)
 
 
 def mask_products(seed: bytes, others: Ring) -> Ring:

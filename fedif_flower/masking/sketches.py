@@ -62,6 +62,15 @@ class SignSketch:
         """Return the sketch ``[k]`` of a seed's mask, in the memory of one block."""
         return self.of_blocks(mask_blocks(seed, self.length))
 
+    def without(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what of a vector ``[d]`` is at right angles to the sketch's k sums."""
+        k = self.size
+        sums, counts = (
+            np.bincount(self._buckets, weights, minlength=2 * k) for weights in (vector, None)
+        )
+        means = (sums[:k] - sums[k:]) / np.maximum(counts[:k] + counts[k:], 1)
+        return np.asarray(vector - np.concatenate([means, -means])[self._buckets])
+
     def of_blocks(self, blocks: Iterable[Ring]) -> Ring:
         """Return the sketch ``[k]`` of a vector that comes in blocks.
 

@@ -6,6 +6,7 @@ is written anew, without them, when a round is over.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -46,6 +47,7 @@ class KeeperStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._state, self._log = folder / "state.json", folder / "log.txt"
+        self._rows: set[Path] = set()
         make_folder(folder)
         with writing(folder):
             folder.chmod(0o700)
@@ -118,13 +120,14 @@ class KeeperStore:
             for index, row in enumerate(kept.basis):
                 path = self._basis(kept, index)
                 needed.add(path)
-                if not path.exists():  # A row never changes.
+                if path not in self._rows:  # One that a state was saved with never changes.
                     write_atomically(path, row.tobytes(), OWNER_ALONE)
         content = {
             "last-rounds": state.last_rounds,
             "rounds": {run: _readable(kept) for run, kept in state.rounds.items()},
         }
         write_atomically(self._state, json.dumps(content), OWNER_ALONE)
+        self._rows = needed
         with writing(self.folder):
             for path in set(self.folder.glob("basis-*")) - needed:
                 path.unlink()
@@ -147,10 +150,16 @@ class KeeperStore:
         return KeeperLog(read_log(self._log)[1], self._append)
 
     def _append(self, line: str) -> None:
-        with writing(self._log), self._log.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with writing(self._log), self._log.open("ab", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            try:
+                written = file.write(line.encode() + b"\n")
+                if written != len(line.encode()) + 1:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)  # No half of a line.
+                raise
 
     def _basis(self, kept: KeptRound, index: int) -> Path:
         return self.folder / f"basis-{kept.run}-{kept.server_round}-{index}"
@@ -175,6 +184,7 @@ class KeeperStore:
         )
         for index in range(rows):
             basis[index] = np.fromfile(self._basis(kept, index), np.float64)
+            self._rows.add(self._basis(kept, index))
         return kept
 
 

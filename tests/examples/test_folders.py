@@ -42,6 +42,8 @@ def test_the_license_is_the_projects(name):
 def test_every_key_of_the_run_config_is_one(name):
     config = project(name)["tool"]["flwr"]["app"]["config"]
     assert RunConfig.from_run_config(config | {"task": OWN + name}).run_name == name
+    # Flower accepts on its command line what is listed: so a run can go on, or be replaced.
+    assert {"run-name", "resume", "overwrite"} <= config.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)

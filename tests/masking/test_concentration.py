@@ -13,7 +13,8 @@ from fedif_flower.masking.ring import BLOCK
 def leverage(*vectors) -> float | None:
     basis = np.empty((0, len(vectors[0])))
     for vector in encode_vectors(np.array(vectors, np.float64))[0]:
-        wider = extended(basis, vector)
+        numbers = vector.view(np.int64).astype(np.float64)
+        wider = extended(basis, numbers, float(np.linalg.norm(numbers)))
         if wider is None:
             return None
         basis = wider

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedif_flower.errors import KeeperError, RefusedByPolicyError
+from fedif_flower.errors import KeeperError, RefusedByPolicyError, StorageError
 from fedif_flower.masking import (
     KeeperPolicy,
     are_lengths_true,
@@ -83,9 +83,9 @@ def test_vectors_are_counted_over_the_round():
 
 
 def test_basis_vectors_and_their_like_are_refused():
-    server = opened(Parties(policy=OPEN.replace(largest_entry=0.5)), UPDATES)
+    server = opened(Parties(policy=KeeperPolicy(largest_entry=0.5)), UPDATES)
     place = np.eye(1, 200, 7)
-    with pytest.raises(RefusedByPolicyError, match=r"largest-entry = 0\.5; asked: .* 1 of it in"):
+    with pytest.raises(RefusedByPolicyError, match=r"largest-entry = 0\.5; asked: .* in one"):
         server.scores(place)
     cover = UPDATES[:1].astype(np.float64)
     server.scores(cover)
@@ -94,6 +94,54 @@ def test_basis_vectors_and_their_like_are_refused():
             server.scores(cover + size * place)
     with pytest.raises(RefusedByPolicyError, match="by a millionth"):
         server.scores(cover + 2e-7 * place)
+
+
+def test_a_sum_of_the_sketch_and_a_vector_that_leaves_one_entry_out_of_it_are_refused():
+    server = opened(Parties(policy=KeeperPolicy()), UPDATES)
+    sketch = server.lengths()[2]
+    row = np.array([sketch.of(unit)[0] for unit in np.eye(200, dtype=np.uint64)]).view(np.int64)
+    row[np.flatnonzero(row)[0]] = 0
+    with pytest.raises(RefusedByPolicyError, match=r"largest-entry = 0\.25; asked: .* in one"):
+        server.scores(row[None].astype(float))
+
+
+def test_vectors_that_are_a_combination_of_others_modulo_the_ring_are_refused():
+    server = opened(Parties(policy=KeeperPolicy()), UPDATES)
+    one, _ = encode_vectors(UPDATES[:1])
+    server.keeper.products(RUN, 1, one)
+    # Its product less 12345678901234567891 times the other one's would be one parameter.
+    other = one * np.uint64(12345678901234567891) + np.eye(1, 200, 7, dtype=np.uint64)
+    with pytest.raises(RefusedByPolicyError, match="vectors have a length of 1 at most"):
+        server.keeper.products(RUN, 1, other)
+
+
+def test_nothing_counts_and_nothing_is_answered_where_it_cannot_be_saved():
+    parties = Parties()
+    disk = {"full": False, "saved": None}
+
+    def save(state):
+        if disk["full"]:
+            raise StorageError("no space left")
+        disk["saved"] = state
+
+    parties.keeper = parties.keeper_with(save=save)
+    masked = parties.mask_all(UPDATES)
+    disk["full"] = True
+    with pytest.raises(StorageError):
+        parties.open(masked)
+    with pytest.raises(KeeperError, match="keeps no round"):
+        parties.keeper.sketches(RUN, 1)
+    disk["full"] = False
+    parties.open(masked)
+    server = Server(parties.keeper, np.array([one.vector for one in masked.values()]))
+    for ask in (lambda: server.step(np.ones(5)), lambda: server.scores(UPDATES[:1])):
+        disk["full"] = True
+        with pytest.raises(StorageError):
+            ask()
+        disk["full"] = False
+        ask()
+    kept = disk["saved"].rounds[RUN]
+    assert (len(kept.sums), len(kept.vectors)) == (1, 1)
 
 
 def test_a_round_with_too_few_boxes_stays_closed():

@@ -44,3 +44,19 @@ def test_damage_is_noticed_at_its_line(damage, number):
     lines, _ = written()
     with pytest.raises(KeeperError, match=f"^line {number} of the keeper's log"):
         verified(damage(lines))
+
+
+def test_a_line_that_cannot_be_written_is_not_in_the_chain():
+    lines: list[str] = []
+
+    def write(line):
+        if "full" in line:
+            raise OSError
+        lines.append(line)
+
+    log = KeeperLog(write=write)
+    log.append({"asked": "open"})
+    with pytest.raises(OSError):  # noqa: PT011
+        log.append({"asked": "full"})
+    log.append({"asked": "close"})
+    assert verified(lines) == ([{"asked": "open"}, {"asked": "close"}], log.head)

@@ -17,7 +17,7 @@ from fedif_flower.masking import (
     products,
 )
 from fedif_flower.masking.masks import add_mask
-from fedif_flower.masking.products import add_weighted_mask, mask_products
+from fedif_flower.masking.products import add_weighted_mask, mask_products, rounded
 from fedif_flower.masking.ring import BLOCK
 
 SEED = bytes(range(32))
@@ -46,6 +46,13 @@ def test_products_against_float64(length, count, update_norm, vector_norm, seed)
     # Half a unit of the last bit of each entry of either, and float64's own rounding.
     allowed = np.sqrt(length) * (2.0**-24 * update_norm + 2.0**-28) + 1e-14 * update_norm
     assert np.all(np.abs(found - vectors @ update) <= allowed * vector_norm)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_a_keepers_rounding_is_half_a_unit_of_its_last_bit(value):
+    (found,) = rounded(np.array([value], np.uint64)).tolist()
+    assert found % 2**24 == 0
+    assert (found - value + 2**23) % 2**64 <= 2**24
 
 
 def test_the_largest_product_there_can_be_does_not_wrap():

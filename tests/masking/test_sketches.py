@@ -77,6 +77,17 @@ def test_the_length_of_nothing_is_zero_and_of_a_wrong_mask_is_huge():
     assert long > 1e10
 
 
+@given(st.integers(1, 200), st.integers(1, 50), st.integers(0, 2**32))
+def test_what_is_beside_the_sketch_has_none(length, size, seed):
+    sketch = SignSketch(SEED, min(size, length), length)
+    vector = np.random.default_rng(seed).integers(-1000, 1000, length).astype(float)
+    rest = sketch.without(vector)
+    scaled = np.rint(rest * 2**20).astype(np.int64)
+    assert np.all(np.abs(sketch.of(scaled.view(np.uint64)).view(np.int64)) <= length)
+    # Its part in the sketch is a combination of the sketch's sums: at right angles to the rest.
+    assert abs(float(np.dot(vector - rest, rest))) <= 1e-9 * float(np.dot(vector, vector))
+
+
 def test_a_length_by_hand():
     vector = encode(np.array([0.0, -5.0, 0.0]), UPDATE_BITS)
     assert estimated_lengths(SignSketch(SEED, 2, 3).of(vector)) == 5.0

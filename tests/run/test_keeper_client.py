@@ -164,7 +164,7 @@ def test_a_keeper_that_lies_is_caught_by_what_it_said(keeping):
         sketches = client.sketches(RUN, 1)
         answers = client.products(RUN, 1, encoded)
         total = client.weighted_sum(RUN, 1, weights)
-    sketch = SignSketch(sketches.seed, 100, 100)
+    sketch = SignSketch(sketches.seed, sketches.values.shape[1], 100)
     check_sum(total, weights, sketch, sketches.values, encoded, answers)
     for lie in (total + (np.arange(100) == 7).astype(np.uint64), ~total):
         with keeping.serving(Lying(sum=lie)) as client:

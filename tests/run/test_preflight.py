@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context, MessageType, RecordDict
 
 from client_app import app as client_app
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.run import federation
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import RunConfig, parse_overrides
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.preflight import read_config, warn_of_one
 from fedif_flower.run.rows import read_rows
@@ -189,3 +190,28 @@ def test_a_run_waits_for_its_nodes_and_one_that_goes_on_does_not(tmp_path, monke
 def test_the_library_s_own_simulations_have_the_paper_s_hundred():
     assert RunConfig.from_run_config({}).num_clients == 100
     assert RunConfig.from_run_config({"num-clients": "auto"}) == RunConfig.from_run_config(FLWR_RUN)
+
+
+def test_flwr_run_says_with_which_command_a_stopped_run_goes_on(tmp_path, caplog):
+    class Stopped(LateGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            trained = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
+            self.rounds = getattr(self, "rounds", 0) + bool(trained)
+            if self.rounds == 3:
+                raise KeyboardInterrupt
+            return super().push_messages(messages)
+
+    settings = small(tmp_path, **{"num-server-rounds": 5, "attack": "label-noise"})
+    with pytest.raises(KeyboardInterrupt):
+        through_the_door(Stopped(client_app, 3), settings)
+    (run_dir,) = tmp_path.iterdir()
+    (told,) = (m for m in caplog.messages if m.startswith("stopped after"))
+    said, _, command = told.partition(" with: ")
+    assert said == "stopped after round 2 of 5; go on at round 3"
+    words = shlex.split(command)
+    assert words[:5] == ["flwr", "run", ".", "--federation-config", "num-supernodes=3"]
+    again = parse_overrides(words[words.index("--run-config") + 1])
+    assert again.items() >= {"resume": "auto", "run-name": run_dir.name, "num-clients": 3}.items()
+    through_the_door(LateGrid(client_app, 3), FLWR_RUN | again)
+    assert [row["round"] for row in read_rows(run_dir / "rounds.csv")] == list("012345")

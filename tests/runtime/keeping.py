@@ -61,7 +61,7 @@ class Keeping:
 
     folder: Path
     members: int = 5
-    policy: str = "sketch-share = 1.0\nsketch-size = 1000"
+    policy: str = "sketch-share = 0.0625"
     port: int = 0
     keys: list[ec.EllipticCurvePrivateKey] = field(init=False)
 

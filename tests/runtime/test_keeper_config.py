@@ -17,7 +17,7 @@ def keeping(tmp_path_factory):
 def test_a_file_is_read_with_paths_beside_it(keeping):
     found = read_keeper_config(keeping.write())
     assert list(found.members) == ["member-0", "member-1", "member-2"]
-    assert found.policy.sketch_share == 1.0
+    assert found.policy.sketch_share == 0.0625
     assert found.settings.certificate == str(keeping.folder / "keeper.crt")
     assert found.settings.folder == keeping.folder / "keeper-state"
 
@@ -27,15 +27,23 @@ def test_a_file_is_read_with_paths_beside_it(keeping):
     [
         ("address", "adress", "unknown key 'adress'; did you mean address?"),
         ("127.0.0.1:0", "127.0.0.1", "address = '127.0.0.1'; allowed: HOST:PORT"),
-        ("sketch-share = 1.0", "sketch-share = 2.0", "sketch-share = 2.0; allowed: a number > 0"),
-        ("sketch-share = 1.0", "least-members = 4", "[members] has 3; allowed: at least least-m"),
+        (
+            "sketch-share = 0.0625",
+            "sketch-share = 2.0",
+            "sketch-share = 2.0; allowed: a numb",
+        ),
+        (
+            "sketch-share = 0.0625",
+            "least-members = 4",
+            "[members] has 3; allowed: at least",
+        ),
         ("sketch-share", "sketch-shares", "unknown key 'sketch-shares'; did you mean sketch-share"),
         ("member-1.pub", "nobody.pub", "[members] member-1 = 'nobody.pub': No such file"),
         ("member-1.pub", "keeper.crt", "[members] member-1 = 'keeper.crt' is no public key"),
         ("member-1.pub", "member-0.pub", "[members] member-1 and member-0 have the same key"),
         ('"member-1.pub"', "5", "[members] member-1 = 5; allowed: a file"),
         ('address = "127.0.0.1:0"', "", None),
-        ("[policy]\nsketch-share = 1.0\nsketch-size = 1000", "", None),
+        ("[policy]\nsketch-share = 0.0625", "", None),
         ("[policy]", "[polcy]", "unknown key 'polcy'"),
         (
             "[members]",

@@ -62,7 +62,7 @@ def opened(keeping, served):
 def test_a_whole_round(keeping, served, opened):
     server_round, vectors = opened
     sketches = served.sketches(RUN, server_round)
-    sketch = SignSketch(sketches.seed, 1000, 1000)
+    sketch = SignSketch(sketches.seed, 62, 1000)
     encoded, exponents = encode_vectors(DIRECTIONS[:3])
     answers = served.products(RUN, server_round, encoded)
     own = np.array([products(vector, encoded) for vector in vectors])
@@ -85,7 +85,7 @@ def test_a_whole_round(keeping, served, opened):
 
 
 def test_the_policy_is_known_before_a_run(served):
-    assert served.policy().sketch_share == 1.0
+    assert served.policy().sketch_share == 0.0625
     assert served.policy().vectors == 4
 
 
@@ -125,9 +125,9 @@ def test_a_vector_that_reads_one_parameter(served, opened):
             RefusedByPolicyError, match=r"the keeper refuses: largest-entry = 0\.25"
         ):
             served.products(RUN, opened[0], encode_vectors(vectors)[0])
-    # A fifth of its squared length in each of five places: the policy lets it through.
-    five = (np.arange(1000) < 5).astype(float)[None]
-    served.products(RUN, opened[0], encode_vectors(five)[0])
+    # An eighth of its squared length in each of eight places: the policy lets it through.
+    eight = (np.arange(1000) < 8).astype(float)[None]
+    served.products(RUN, opened[0], encode_vectors(eight)[0])
 
 
 def test_invented_members_and_boxes_that_are_not_this_rounds(keeping, served, tmp_path):
@@ -275,7 +275,7 @@ def test_a_keeper_that_is_killed_in_the_middle_of_a_round_goes_on(tmp_path):
             client.products(RUN, 1, near)
         weights, _ = encode_weights(np.ones(5))
         masks = client.weighted_sum(RUN, 1, weights)
-        sketch = SignSketch(after.seed, 1000, 1000)
+        sketch = SignSketch(after.seed, 62, 1000)
         check_sum(masks, weights, sketch, after.values, encoded[:3], answers)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -307,6 +307,22 @@ def test_the_end_of_a_log_that_was_torn_off_is_written_over(tmp_path, caplog):
     file.write_text(whole.replace("least", "most"))
     with pytest.raises(KeeperError, match="line 1 of the keeper's log"):
         keeping.store.log()
+
+
+def test_a_direction_that_could_not_be_saved_is_written_anew(tmp_path):
+    keeping = Keeping(tmp_path)
+    keeper, folder = keeping.keeper(), keeping.store.folder
+    keeper.open_round(RUN, 1, 1000, boxes(keeping.mask_all(UPDATES)))
+    one, _ = encode_vectors(DIRECTIONS)
+    (folder / "state.json").unlink()
+    (folder / "state.json").mkdir()  # Nothing can take its place.
+    with pytest.raises(StorageError):
+        keeper.products(RUN, 1, one[:1])
+    (folder / "state.json").rmdir()
+    keeper.products(RUN, 1, one[1:2])
+    (kept,) = keeping.store.load().rounds.values()
+    found = kept.basis @ one[1].view(np.int64)
+    assert found == pytest.approx([np.linalg.norm(one[1].view(np.int64))], rel=0.1)
 
 
 def test_one_keeper_at_a_time_has_a_folder(tmp_path):
