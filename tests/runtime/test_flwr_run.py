@@ -75,6 +75,9 @@ def test_a_checkpoint_s_path_does_not_depend_on_the_working_directory(
     resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "/" in resume:
+        (tmp_path / resume).parent.mkdir(parents=True)
+        (tmp_path / resume).touch()
     expected = str(tmp_path / resume) if "/" in resume else resume
     assert prepare({"resume": resume}).run_config["resume"] == expected
 
@@ -175,4 +178,4 @@ def test_rounds_are_shown_as_their_lines_come(tmp_path: Path) -> None:
 
 
 def test_interruption_ends_with_the_shell_convention() -> None:
-    assert Interrupted(2).exit_code == 130
+    assert Interrupted("stopped", 2).exit_code == 130

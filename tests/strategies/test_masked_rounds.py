@@ -128,7 +128,7 @@ def test_vectors_of_many_members_lie_in_a_file(monkeypatch):
 
 
 def test_a_round_beyond_the_loss_bound_takes_a_share_of_its_one_sum(caplog):
-    caplog.set_level("INFO", "fedif_flower.stages.loss_bound")
+    caplog.set_level("DEBUG", "fedif_flower.stages.loss_bound")
     strategy, _, reports = play(
         lambda **base: fedif(stages=[LossBound()], **base), Members(scale=1.0)
     )

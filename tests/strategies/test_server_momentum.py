@@ -69,7 +69,7 @@ def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alo
     assert momentum.shares == [0.5, 0.25]
     assert bound.validation is strategy.validation
     # No model keeps such a loss.
-    bound.load_state_dict({"first": 1.0, "least": -10.0})
+    bound.load_state_dict({"first": 1.0, "least": -10.0, "held": 0})
     goes_on = Threshold()
     nn.utils.vector_to_parameters(params, goes_on.parameters())
     play(strategy, goes_on, Movers([[1.0], [1.0]]), rounds=1)

@@ -114,7 +114,7 @@ def test_parameter_names_are_the_models():
     [
         ({"estimator": "guess"}, r"estimator = 'guess'; allowed: complementary, exact"),
         ({"utility": "f1"}, r"utility = 'f1'; allowed: accuracy, loss"),
-        ({"num_samples": 0}, r"num_samples = 0; allowed: >= 1"),
+        ({"num_samples": 0}, r"num_samples = 0; allowed: an integer >= 1"),
     ],
 )
 def test_settings_out_of_range_are_named(arguments, message):
