@@ -214,8 +214,13 @@ def statement(
 def verify(
     path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
     key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
+    mine: Annotated[
+        Path | None,
+        typer.Option(help="a member's own-updates-dir: recompute what its updates contributed"),
+    ] = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
+    from fedif_flower.statement.own_updates import check_own
     from fedif_flower.statement.verify import verify as check
 
     found = check(path, key)
@@ -224,6 +229,15 @@ def verify(
     console.print(f"Signed by: {found.key}", highlight=False)
     for name in found.not_here:
         console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
+    if mine is not None:
+        own = check_own(path, mine)
+        console.print(
+            f"As your own updates give: {own.rounds} rounds, {own.contribution:.4f} nats",
+            highlight=False,
+        )
+        if own.not_there:
+            without = ", ".join(map(str, own.not_there))
+            console.print(f"Without a contribution of yours: rounds {without}", highlight=False)
 
 
 @cli.command()

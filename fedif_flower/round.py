@@ -47,6 +47,31 @@ class NoBuffers:
         return {}
 
 
+class HiddenUpdates(Protocol):
+    """Updates that nobody sees: what is known of them are linear functions, and lengths."""
+
+    def products(self, vector: Tensor, purpose: str) -> Tensor:
+        """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``.
+
+        ``purpose`` says in the round's records what it was asked for.
+        """
+        ...
+
+    def summed(self, weights: Tensor) -> Tensor:
+        """Return the sum ``[d]`` of the updates times weights ``[m]``; one sum a round.
+
+        Other weights may only be a multiple of those of the first call.
+        """
+        ...
+
+    def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
+        """Return roughly the updates' inner products, and their coordinates in a basis.
+
+        ``basis`` is orthonormal, ``[k, d]``; both are float64, ``[m, m]`` and ``[m, k]``.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class RoundUpdates:
     """The accepted replies of one round, ordered by partition id.
@@ -78,6 +103,8 @@ class RoundUpdates:
         returns the sum ``[d]`` of the updates times weights ``[m]``, on the CPU.
     notes : Tensor, optional
         ``[m, n]``, float64: what the rule noted of each update that was summed.
+    hidden : HiddenUpdates, optional
+        Where updates are masked: ``client_updates`` is ``[m, 0]`` then, and ``summed`` is its own.
     factors, buffer_factors : Tensor, optional
         ``[m]``, float64: by how much each client's update of parameters, and of buffers, is
         shortened where it is used; ``None``: by nothing.
@@ -96,6 +123,7 @@ class RoundUpdates:
     names: BufferNames = field(default_factory=NoBuffers)
     summed: Callable[[Tensor], Tensor] | None = None
     notes: Tensor | None = None
+    hidden: HiddenUpdates | None = None
     seed: int = 0
     factors: Tensor | None = None
     buffer_factors: Tensor | None = None

@@ -24,6 +24,7 @@ from fedif_flower.attacks import (
 )
 from fedif_flower.client.data import client_site
 from fedif_flower.client.local import Trained, train_task
+from fedif_flower.client.masking import member_masking
 from fedif_flower.client.memory import attack_memory
 from fedif_flower.client.poisoning import poisoned_data
 from fedif_flower.client.trust import require_trusted
@@ -75,6 +76,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     node = NodeConfig.from_node_config(context.node_config)
     server_round = cast(int, settings[ROUND_KEY])
     require_trusted(config, node)
+    masking = member_masking(settings, node, message.metadata.dst_node_id)
     task = task or _named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
     acting = behaviour(config, node)
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
@@ -105,7 +107,11 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
             "train-seconds": time.perf_counter() - started,
         }
     )
-    content = RecordDict({"arrays": model_arrays(model), "metrics": metrics})
+    content = RecordDict({"metrics": metrics})
+    if masking is None:
+        content["arrays"] = model_arrays(model)
+    else:
+        content.update(masking.masked(arrays, settings, model))
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
     return Message(content=content, reply_to=message)

@@ -38,6 +38,25 @@ class NodeConfig(Settings):
         "at most 100 statements of at most 2 MiB; without: none",
         allowed="a string",
     )
+    keeper_key: str | None = setting(
+        None,
+        "public key of the keeper whom this member trusts, 64 hexadecimal digits: this node then "
+        'takes part in runs with `masking = "keeper"` alone, and seals its masks for this keeper',
+        pattern=r"^[0-9a-fA-F]{64}$",
+        allowed="64 hexadecimal digits",
+    )
+    signing_key: str | None = setting(
+        None,
+        "with `keeper-key`: file with this member's private key, whose public half the keeper "
+        "knows; the one that the SuperNode logs in with will do",
+        allowed="a string",
+    )
+    own_updates_dir: str | None = setting(
+        None,
+        "folder in which this node keeps its own updates of masked runs, from which "
+        "`fedif verify --mine` recomputes what it contributed; without: none",
+        allowed="a string",
+    )
     attack: str | None = setting(
         None,
         "this node misbehaves in this way, whatever the run config says (for tests and demos)",
@@ -60,6 +79,8 @@ class NodeConfig(Settings):
     def _is_one_of_the_partitions(self) -> Self:
         if self.num_partitions is not None and self.partition_id >= self.num_partitions:
             raise RefusedValueError("partition_id", f"0 <= partition_id < {self.num_partitions}")
+        if self.keeper_key and not self.signing_key:
+            raise RefusedValueError("signing_key", "a path, with keeper_key")
         return self
 
     @classmethod

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.integers import refuse_advances
-from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.metrics import (
     ClientRecords,
     ReplyLimits,
@@ -24,7 +24,7 @@ from fedif_flower.messages.metrics import (
     screen_records,
 )
 from fedif_flower.messages.text import printable
-from fedif_flower.round import ModelVectors
+from fedif_flower.round import ModelVectors, RoundUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ NO_REPLY = "no reply before the deadline"
 # What became of a client in a round: its reply was used or refused, its app raised an error, or
 # nothing came that could be its reply.
 Status = Literal["accepted", "refused", "failed", "away"]
+
+Arrive = Callable[[Tensor, float], float]
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,13 @@ class Workspace:
         self.updates = torch.empty(0, layout.num_params, dtype=layout.dtype)  # [m, d]
         self.buffer_updates = torch.empty(0, layout.num_buffers, dtype=layout.dtype)  # [m, b]
 
+    def instruct(self, config: ConfigRecord, server_round: int) -> None:
+        """Tell members in a round's config what they need to know beside the model."""
+
+    def completed(self, updates: RoundUpdates) -> RoundUpdates:
+        """Return a round's updates with what the workspace knows of them; here, as they are."""
+        return updates
+
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients."""
         layout, kept = self.layout, 1 if self.streaming else rows
@@ -105,6 +114,40 @@ class Workspace:
     def update(self, row: int) -> Tensor:
         """Return where the update of the client in a row goes, ``[d]``."""
         return self.updates[0 if self.streaming else row]
+
+    def unpack(
+        self,
+        content: RecordDict,
+        node: ClientNode,  # noqa: ARG002 (of masked replies)
+        row: int,
+        received: ModelVectors,
+        arrive: Arrive | None,
+    ) -> UnpackedUpdate:
+        """Check what a node sent, and write what it changes of the model into a row.
+
+        Raises
+        ------
+        ReplyError
+            If they are not the model's, or not finite.
+        """
+        arrays = arrays_of(content)
+        self.layout.check(arrays)
+        self.layout.check_variances(arrays, received)
+        update = self.update(row)
+        unpacked = self.layout.unpack_update(
+            arrays,
+            received,
+            update,
+            self.buffer_updates[row],
+            max_magnitude=MAX_MAGNITUDE,
+        )
+        if arrive is None:
+            return unpacked
+        return unpacked._replace(squared_norm=arrive(update, unpacked.squared_norm))
+
+    def unfit(self, accepted: Mapping[int, AcceptedReply]) -> dict[int, str]:  # noqa: ARG002
+        """Return, by row, why replies are refused that were accepted on their own."""
+        return {}
 
     def kept(self, rows: int) -> Tensor:
         """Return the first ``rows`` clients' updates, ``[rows, d]``; ``[rows, 0]`` if summed."""
@@ -128,7 +171,7 @@ def screen_replies(
     *,
     asked_at: float = -math.inf,
     keep_arrays: bool = False,
-    arrive: Callable[[Tensor, float], float] | None = None,
+    arrive: Arrive | None = None,
     on_update: Callable[[AcceptedReply, Tensor], None] | None = None,
 ) -> Screening:
     """Check replies as they come, each on its own; unpack the good ones by partition id.
@@ -200,6 +243,8 @@ def screen_replies(
         take(reply)
         del reply  # Its arrays are in the workspace: while the next is awaited, they need no room.
         seconds += time.perf_counter() - started
+    for row, reason in workspace.unfit(accepted).items():
+        refused.append(RefusedReply(accepted.pop(row).node, reason))
     rows_accepted = sorted(accepted)
     unfit = refuse_advances([accepted[row].advances for row in rows_accepted])
     for position, reason in unfit.items():
@@ -219,6 +264,22 @@ def screen_replies(
     return Screening(bounded, refused, seconds)
 
 
+def arrays_of(content: RecordDict) -> ArrayRecord:
+    """Return the one record of arrays that a reply has to hold.
+
+    Raises
+    ------
+    ReplyError
+        If there is none, or more.
+    """
+    # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
+    # until the garbage collector comes by.
+    of_arrays = [record for record in content.values() if isinstance(record, ArrayRecord)]
+    if len(of_arrays) != 1:
+        raise ReplyError(f"expected one ArrayRecord, got {len(of_arrays)}")
+    return of_arrays[0]
+
+
 def _screen(
     reply: Message,
     node: ClientNode,
@@ -227,36 +288,19 @@ def _screen(
     row: int,
     limits: ReplyLimits,
     asked_at: float,
-    arrive: Callable[[Tensor, float], float] | None,
+    arrive: Arrive | None,
 ) -> AcceptedReply:
     content = reply.content
-    # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
-    # until the garbage collector comes by.
-    of_arrays = [record for record in content.values() if isinstance(record, ArrayRecord)]
-    if len(of_arrays) != 1:
-        raise ReplyError(f"expected one ArrayRecord, got {len(of_arrays)}")
-    arrays = of_arrays[0]
+    arrays = arrays_of(content)
     # One hundredth and a second more, for a clock that runs fast.
     max_seconds = 1.01 * (time.perf_counter() - asked_at) + 1.0
     reported = screen_records(content, limits, max_seconds)
-    workspace.layout.check(arrays)
-    workspace.layout.check_variances(arrays, received)
-    update = workspace.update(row)
-    unpacked = workspace.layout.unpack_update(
-        arrays,
-        received,
-        update,
-        workspace.buffer_updates[row],
-        max_magnitude=MAX_MAGNITUDE,
-    )
-    squared_norm = unpacked.squared_norm
-    if arrive is not None:
-        squared_norm = arrive(update, squared_norm)
+    unpacked = workspace.unpack(content, node, row, received, arrive)
     return AcceptedReply(
         node=node,
         reported=reported,
         arrays=arrays,
-        squared_norm=squared_norm,
+        squared_norm=unpacked.squared_norm,
         counters=unpacked.counters,
         advances=unpacked.advances,
     )

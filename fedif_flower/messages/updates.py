@@ -38,7 +38,7 @@ def round_updates(
     """
     m = len(accepted)
     bound_by_spread(workspace.buffer_updates[:m])
-    return RoundUpdates(
+    updates = RoundUpdates(
         server_round=server_round,
         client_ids=tuple(reply.node.client_id for reply in accepted),
         num_examples=torch.tensor([r.num_examples for r in accepted], dtype=torch.float64),
@@ -52,3 +52,4 @@ def round_updates(
         names=workspace.layout,
         seed=seed,
     )
+    return workspace.completed(updates)

@@ -19,6 +19,7 @@ from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.run.masking import MaskingConfig, refuse_unmaskable
 from fedif_flower.run.trackers import TRACKERS, tracker_names
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
@@ -30,7 +31,7 @@ IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
 
-class RunConfig(ClientConfig, StrategyConfig):
+class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
     """Every setting of one federation; ``docs/configuration.md`` describes each key."""
 
     num_server_rounds: int = setting(100, "rounds T", ge=1)
@@ -151,6 +152,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")
+        refuse_unmaskable(self)
         if not set(tracker_names(self.trackers)) <= set(TRACKERS):
             raise RefusedValueError("trackers", f"{', '.join(TRACKERS)}, or both with a comma")
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -12,8 +13,10 @@ from fedif_flower.attacks import malicious_partitions
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
+from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
+from fedif_flower.run.asked_vectors import AskedVectors
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
@@ -21,6 +24,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.masking import VECTORS_PER_ROUND, build_masking, keeper_title
 from fedif_flower.run.preflight import (
     require_simulated,
     try_clients,
@@ -54,7 +58,9 @@ logger = logging.getLogger(__name__)
 MOST_EXAMPLES = 10_000_000
 
 
-def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> ScreenedStrategy:
+def build_strategy(
+    loaded: LoadedTask, callbacks: Sequence[Callback] = (), masking: Masking | None = None
+) -> ScreenedStrategy:
     """Return the strategy that the run config names."""
     config = loaded.config
     base = BaseArguments(
@@ -76,6 +82,7 @@ def build_strategy(loaded: LoadedTask, callbacks: Sequence[Callback] = ()) -> Sc
             max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
             max_examples_ratio=config.max_examples_ratio,
             aggregation=config.aggregation,
+            masking=masking,
         ),
     )
     parts = StrategyParts(
@@ -171,6 +178,8 @@ def run_federation(
         Whatever else stopped the run.
     """
     loaded = load_task(with_free_folder(config), task)  # If this fails, no directory was made.
+    if loaded.config.masking != "off":
+        build_strategy(loaded).require_maskable(model_arrays(loaded.model))
     require_simulated(grid, loaded.config)
     try_clients(grid, loaded)
     if needs_collusion(loaded.config):
@@ -189,6 +198,7 @@ def _run_federation(
     settings = {**config.identity(), "data": loaded.fingerprint}
     checkpoints = CheckpointFolder(RunFolder(config.run_dir).checkpoints, settings)
     checkpoint = checkpoints.find(config.resume)
+    masking = build_masking(config)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
     trackers = build_trackers(
@@ -211,8 +221,15 @@ def _run_federation(
     done = checkpoint.server_round if checkpoint else 0
     rounds_to_keep = config.num_server_rounds - done if config.keep_updates else 0
     kept = kept_copies(rounds_to_keep, config.clients_per_round)
+    kept += VECTORS_PER_ROUND * (config.num_server_rounds - done) if config.keep_vectors else 0
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
-    strategy = build_strategy(loaded)
+    asked = None
+    if masking is not None:
+        keeper = keeper_title(config)
+        keep = config.keep_vectors
+        asked = AskedVectors(recorder.folder, masking, keeper, keep=keep, after=done)
+        masking = replace(masking, on_vector=asked.note)
+    strategy = build_strategy(loaded, masking=masking)
     attribution = build_attribution(config, paying, recorder.folder)
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
@@ -225,6 +242,8 @@ def _run_federation(
             own.append(recorded_quarantine(attribution, recorder.folder))
     if config.keep_updates:
         own.append(KeptUpdates(recorder.folder, after=done))
+    if asked is not None:
+        own.append(asked)
     strategy.callbacks += [*own, *trackers, *callbacks, run]
     if checkpoint is None:
         checkpoints.begin()

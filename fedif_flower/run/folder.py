@@ -27,6 +27,7 @@ RESULT_FILES = (
     "attribution.csv",
     "attribution_rounds.csv",
     "quarantine.csv",
+    "masking.json",
     "model.pt",
     "accuracy.png",
     "attribution.png",
@@ -36,6 +37,7 @@ RESULT_FILES = (
 )
 _ATTRIBUTION = ("round", "partition_id", "client_id", "coefficient", "contribution")
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
+_ASKED = ("round", "run", "purpose", "sha256")
 _OF_ROUND = re.compile(r"round-(\d{6,})\.pt")
 
 
@@ -144,8 +146,11 @@ class RunFolder:
         A line for each round (:class:`RoundRow`), and for each client in it (:class:`ClientRow`).
     attribution, attributed_rounds : Table
         What each client contributed to each round, and what the round gained.
-    quarantine, names : Table
-        Who was left out, when and why; what the operator calls members.
+    quarantine, names, asked : Table
+        Who was left out, when and why; what the operator calls members; digests of the vectors
+        whose products with masked updates were asked for.
+    masking : JsonFile
+        Who kept the masks of a masked run.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -169,6 +174,9 @@ class RunFolder:
         self.score_picture = self.path / "weight-scores.png"
         self.checkpoints = self.path / "checkpoints"
         self.updates = self.path / "updates"
+        self.masking = JsonFile(self.path / "masking.json")
+        self.vectors = self.path / "vectors"
+        self.asked = Table(self.vectors / "vectors.csv", _ASKED)
         self.statement = self.path / "statement"
         self.undelivered = JsonFile(self.path / "undelivered.json")
         self.log = self.path / "flwr.log"
@@ -192,9 +200,11 @@ class RunFolder:
 
         The log, locks and checkpoints are none.
         """
-        updates = sorted(self.updates.glob("*.pt"))
+        more = sorted(self.updates.glob("*.pt"))
+        if self.masking.path.is_file():  # Else vectors are of an earlier run in this place.
+            more += sorted(self.vectors.glob("[rv]*"))
         there = [name for name in RESULT_FILES if (self.path / name).is_file()]
-        return there + [path.relative_to(self.path).as_posix() for path in updates]
+        return there + [path.relative_to(self.path).as_posix() for path in more]
 
     def begin_attribution(self, num_classes: int) -> None:
         """Begin both tables of the attribution, with a column for each class."""

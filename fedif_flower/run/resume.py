@@ -197,20 +197,20 @@ def require_space(
     """Raise ConfigError if the disk cannot hold so many copies of the model; say what is kept.
 
     There are four with checkpoints: two of them, a third while it is written, and ``model.pt``.
-    ``kept`` are those of ``keep-updates``.
+    ``kept`` are those of ``keep-updates`` and ``keep-vectors``.
     """
     size = sum(len(array.data) for array in arrays.values())
     needed = (copies + kept) * size + 2**20
     free = shutil.disk_usage(recorder.run_dir).free
     if kept:
         logger.info(
-            "keep-updates: the updates will take up to %.1f MiB of the %.1f MiB that are free",
+            "what is kept of rounds will take up to %.1f MiB of the %.1f MiB that are free",
             kept * size / 2**20,
             free / 2**20,
         )
     if free < needed:
         what = (
-            "the model, its checkpoints and the kept updates"
+            "the model, its checkpoints and what is kept of rounds"
             if kept
             else "the model and its checkpoints"
         )

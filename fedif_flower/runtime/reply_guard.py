@@ -41,8 +41,8 @@ SPARE_ANNOUNCEMENT = 128 * 1024  # An error's text is part of one.
 MAX_RUNS = 64
 TOO_HEAVY = (
     "the reply weighs more than the message that it answers; a model must come back in the types "
-    "it was sent in, and replies in float64 to a model in float32 need FEDIF_REPLY_BUDGET=2 in the "
-    "environment of the SuperLink"
+    "it was sent in; masked replies, and those in float64 to a model in float32, need "
+    "FEDIF_REPLY_BUDGET=2 in the environment of the SuperLink"
 )
 
 

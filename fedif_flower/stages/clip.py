@@ -38,6 +38,10 @@ class Clip(Stage):
         """Return that the median is known with the round's last update."""
         return "Clip takes the median length; MaxLength bounds updates as they come"
 
+    def needs_sight(self) -> str:
+        """Return nothing: lengths are enough."""
+        return ""
+
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with factors in (0, 1]."""
         factors = self.lengths.factors(

@@ -42,7 +42,7 @@ class LossBound(Stage):
     - the step by the weights that four steps of influence descent lead to (see
       :func:`~fedif_flower.valuation.descent.descend_weights`) from the mean of the strategy's own
       and the shares of the examples, with the sum of the strategy's own. Where updates are summed
-      as they come, or a weight is negative, there is no such step.
+      as they come or are masked, or a weight is negative, there is no such step.
 
     The model never stays where it was: honest training with a high learning rate loses for a
     while, and a bound that waits for a step without loss may wait for ever. With server momentum
@@ -79,6 +79,10 @@ class LossBound(Stage):
     def begin(self, validation: Validation | None) -> None:
         """Take the strategy's validation set, unless another was given."""
         self.validation = self.validation or validation
+
+    def needs_sight(self) -> str:
+        """Return nothing: without updates, shares of the step are tried."""
+        return ""
 
     def choose(self, proposal: Proposal) -> Destination:
         """Return the step that a round takes.

@@ -23,11 +23,15 @@ class MaxLength(Stage):
 
     def __init__(self, length: float) -> None:
         require(length > 0, "length", length, "> 0")
-        self.length = length
+        self.length = self.max_length = length
 
     def __repr__(self) -> str:
         """Name the stage and its setting."""
         return f"MaxLength({self.length:g})"
+
+    def needs_sight(self) -> str:
+        """Return nothing: in masked rounds members shorten their updates themselves."""
+        return ""
 
     def arrive(self, update: Tensor, squared_norm: float) -> float:
         """Shorten an update ``[d]`` in place; return its squared norm."""

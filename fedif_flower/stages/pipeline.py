@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,20 @@ class Stages:
     def needs_all_updates(self) -> str:
         """Return the first reason why updates cannot be summed as they come, if there is one."""
         return next(filter(None, (stage.needs_all_updates() for stage in self)), "")
+
+    def needs_sight(self) -> str:
+        """Return the first reason why updates have to be seen, if there is one."""
+        return next(filter(None, (stage.needs_sight() for stage in self)), "")
+
+    @property
+    def max_length(self) -> float:
+        """The longest that an update may be; infinite: there is no such bound."""
+        return min((stage.max_length for stage in self), default=math.inf)
+
+    @property
+    def carry_steps(self) -> bool:
+        """Whether a stage carries earlier steps on, as server momentum does."""
+        return any(type(stage).lead is not Stage.lead for stage in self)
 
     def arrive(self, update: Tensor, squared_norm: float) -> float:
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -61,12 +62,22 @@ class Stage:
     What a stage remembers of earlier rounds belongs into :meth:`state_dict`.
     """
 
+    max_length = math.inf  # Of an update, where the stage bounds it as it arrives.
+
     def begin(self, validation: Validation | None) -> None:
         """Be told, before the first round, what the strategy judges by, if anything."""
 
     def needs_all_updates(self) -> str:
         """Return why updates cannot be summed as they come; empty if they can."""
         return ""
+
+    def needs_sight(self) -> str:
+        """Return why lengths and products of updates are not enough; empty if they are."""
+        own = any(
+            getattr(type(self), name) is not getattr(Stage, name)
+            for name in ("arrive", "before", "choose")
+        )
+        return f"{type(self).__name__} looks at each update" if own else ""
 
     def arrive(self, update: Tensor, squared_norm: float) -> float:  # noqa: ARG002
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""

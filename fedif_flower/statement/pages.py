@@ -42,6 +42,13 @@ _CREDIT = (
     "the member's own. What is negative counts whole. The table says which part is credited to "
     "nobody."
 )
+_MASKS = (
+    "Updates were masked, and the server saw none of them: it knows their products with at most a "
+    "few vectors a round, and their sum. Who kept the masks: {keeper}. The last hash of that "
+    "keeper's log, which its operator can confirm: {last}. Cosines behind credits are known to a "
+    "few percent. With its own updates each member can recompute its own contribution: fedif "
+    "verify --mine."
+)
 _OMEGA = (
     "The strategy's own score of a member after its last round. It does not add up, and says "
     "nothing about how much was gained."
@@ -117,6 +124,7 @@ def _render(
             spread_words=_SPREAD,
             credit_words=_credit_words(records),
             open_games=open_games(records.config),
+            masking_words=_masking_words(records),
             omega_words=_omega_words(account, records.scoring),
             **more,
         )
@@ -130,6 +138,14 @@ def _credit_words(records: RunRecords) -> str:
         return "Each member is credited with its contribution: this run bounded no credit."
     told = {name: f"{v:g} times" if v else "any multiple of" for name, v in values.items()}
     return _CREDIT.format(**told)
+
+
+def _masking_words(records: RunRecords) -> str:
+    """Return who kept the masks of a run; nothing where updates were not masked."""
+    if records.masking is None:
+        return ""
+    keeper, last = (str(records.masking.get(name, "")) for name in ("keeper", "log"))
+    return _MASKS.format(keeper=keeper, last=last or "not known: the keeper gave none")
 
 
 @lru_cache(maxsize=1)

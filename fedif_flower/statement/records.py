@@ -93,6 +93,8 @@ class RunRecords:
         What members are called, by client id.
     scoring : Scoring, optional
         How weight scores came about, where that was recorded.
+    masking : mapping, optional
+        Who kept the masks, and the last hash of that keeper's log, if updates were masked.
     """
 
     folder: RunFolder
@@ -103,6 +105,7 @@ class RunRecords:
     replies: tuple[Reply, ...]
     names: Mapping[int, str]
     scoring: Scoring | None = None
+    masking: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -189,6 +192,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         replies=replies,
         names=dict(names),
         scoring=_scoring(summary),
+        masking=folder.masking.read() if folder.masking.path.is_file() else None,
     )
 
 

@@ -74,7 +74,8 @@ contribution.</li>
 records are true.
 Whoever runs the server writes the records. Where the updates were kept, <code>fedif replay</code>
 recomputes
-the contributions from them.</li>
+the contributions from them.</li>{% if masking_words %}
+<li>{{ masking_words }}</li>{% endif %}
 </ul>
 {%- endmacro %}
 

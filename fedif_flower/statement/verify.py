@@ -102,7 +102,7 @@ def _check_page(page: Path, manifest: Manifest) -> None:
 def _check_files(run: RunFolder, manifest: Manifest) -> tuple[str, ...]:
     """Return what is not there; raise StatementError for what differs, or is too much."""
     # Large files that others need not be given; where they are not there, that is said.
-    optional = (run.model.name, f"{run.updates.name}/")
+    optional = (run.model.name, f"{run.updates.name}/", f"{run.vectors.name}/round-")
     not_here = []
     for name, digest in manifest.files.items():
         path = run.path / name

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedif_flower.aggregators.linear_algebra import gram_matrix
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.text import printable
-from fedif_flower.round import BufferNames, ModelVectors
+from fedif_flower.round import BufferNames, HiddenUpdates, ModelVectors
 from fedif_flower.strategies.attributed import (
     ClientAttribution,
     MemberCredit,
@@ -57,6 +57,7 @@ class _Taken:
     credit: Credit | None
     names: BufferNames
     ends: tuple[Future[LossAndGradient], Future[LossAndGradient]]  # At the two models.
+    hidden: HiddenUpdates | None = None
 
 
 class _Slopes(NamedTuple):
@@ -157,6 +158,16 @@ class PathAttribution(Callback):
         labels = strategy.nodes.labels(sums) if strategy else {i: str(i) for i in sums}
         return {labels[i]: sums[i] for i in sorted(sums, key=sums.__getitem__, reverse=True)}
 
+    def needs_sight(self, strategy: RunningStrategy) -> str:
+        """Return what would take more than one product with each masked update."""
+        if len(self._quadratures) > 1:
+            return f"attribution = {self.rule!r} takes several gradients one after the other"
+        if self._classes:
+            return "attribution by class takes a gradient for each class"
+        if strategy.stages.carry_steps:
+            return "attribution beside server momentum takes gradients of many rounds"
+        return ""
+
     def on_start(self, strategy: RunningStrategy) -> None:
         """Begin with the gradient at the first model.
 
@@ -205,21 +216,28 @@ class PathAttribution(Callback):
         self._carried = in_step.remembered()
         if self._bounds is not None:
             self._past = self._past.after(step.after.params - step.before.params)
-        self._attribute(step.updates.server_round, step.before, step.after, tuple(in_step), credit)
+        hidden = step.updates.hidden
+        self._attribute(
+            step.updates.server_round, step.before, step.after, tuple(in_step), credit, hidden
+        )
 
     def _credit(self, step: Step, applied: Tensor) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
         if self._bounds is None:
             return None
-        updates = step.updates.client_updates
+        updates, hidden = step.updates.client_updates, step.updates.hidden
+        if hidden is None:
+            gram, shares = gram_matrix(updates).cpu(), self._past.shares(updates)
+        else:
+            gram, shares = hidden.sketched(self._past.basis)
         return self._bounds.bound(
             RoundGeometry(
                 client_ids=step.updates.client_ids,
                 examples=step.updates.num_examples.cpu(),
-                gram=gram_matrix(updates).cpu(),
+                gram=gram,
                 weights=step.aggregation.weights.cpu(),
                 applied=applied.cpu(),
-                shares=self._past.shares(updates),
+                shares=shares,
             )
         )
 
@@ -263,7 +281,7 @@ class PathAttribution(Callback):
             found = RoundAttribution(taken.server_round, found.loss_before, found.loss_before)
         elif not taken.parts and self._took_back(taken):
             found = replace(found, clients=tuple(map(taken_back, self.rounds[-1].clients)))
-        self._last = replace(taken, parts=())
+        self._last = replace(taken, parts=(), hidden=None)
         self.rounds.append(found)
         if self._on_attribution is not None:
             self._on_attribution(found)
@@ -329,10 +347,12 @@ class PathAttribution(Callback):
         after: ModelVectors,
         parts: tuple[Part, ...] = (),
         credit: Credit | None = None,
+        hidden: HiddenUpdates | None = None,
     ) -> None:
         """Let the gradients' thread attribute a round."""
         ends = self._begin(before), self._begin(after)
-        taken = _Taken(server_round, before, after, parts, credit, self._model.layout, ends)
+        names = self._model.layout
+        taken = _Taken(server_round, before, after, parts, credit, names, ends, hidden)
         self._pending = taken, self._gradients.submit(lambda: self._evaluate(taken))
 
     def _evaluate(self, taken: _Taken) -> RoundAttribution:
@@ -401,6 +421,8 @@ class PathAttribution(Callback):
 
     def _of_parts(self, taken: _Taken, decrease: float) -> list[_Found]:
         """Return what each part contributed."""
+        if taken.hidden is not None:
+            return [self._hidden(taken, taken.hidden)]
         known: dict[float, list[_Slopes]] = {}
         found: list[_Found] = []
         coarser: Tensor | None = None
@@ -422,15 +444,32 @@ class PathAttribution(Callback):
             coarser = totals
         return found
 
+    def _hidden(self, taken: _Taken, hidden: HiddenUpdates) -> _Found:
+        """Return what masked updates contributed: one product, with the mean gradient."""
+        (rule,), (part,) = self._quadratures, taken.parts
+        mean = torch.zeros_like(taken.before.params, dtype=torch.float64)  # [d]
+        for node, weight in zip(rule.nodes, rule.weights, strict=True):
+            mean.add_(self._gradient(taken, node).cpu(), alpha=weight)
+        applied = part.applied.double()
+        contributed = -applied * hidden.products(mean, "attribution") + 0.0
+        returned = torch.zeros_like(contributed)
+        if part.credit is not None and len(part.credit.basis):
+            along = -(part.credit.basis.cpu().double() @ mean)  # [k]
+            returned = applied * (part.credit.returned @ along)
+        return _Found(contributed[:, None], returned)
+
+    def _gradient(self, taken: _Taken, node: float) -> Tensor:
+        """Return the gradient ``[d]`` at a point of the way."""
+        if node in (0.0, 1.0):
+            return taken.ends[int(node)].result().gradient
+        vectors = _between(taken, node)
+        return self.validation.gradient(vectors.params, taken.names.named_buffers(vectors))
+
     def _slopes(self, taken: _Taken, node: float) -> list[_Slopes]:
         """Return, for each part, how fast the loss falls along its updates."""
         vectors = _between(taken, node)
         buffers = taken.names.named_buffers(vectors)
-        gradients = [
-            taken.ends[int(node)].result().gradient
-            if node in (0.0, 1.0)
-            else self.validation.gradient(vectors.params, buffers)
-        ]
+        gradients = [self._gradient(taken, node)]
         for one_class in self._classes:
             share = one_class.total_weight / self.validation.total_weight
             gradients.append(one_class.gradient(vectors.params, buffers) * share)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.stages import Stages
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.nodes import NodeDirectory
 from fedif_flower.strategies.reports import RoundReport
@@ -17,6 +18,7 @@ class RunningStrategy(Protocol):
     """What a callback may look at of the strategy that it stands beside."""
 
     combines_updates: bool
+    stages: Stages
     nodes: NodeDirectory
     model: GlobalModel
 
@@ -41,6 +43,11 @@ class Callback:
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Look at the strategy before its first round; its model is the one to begin with."""
+
+    def needs_sight(self, strategy: RunningStrategy) -> str:  # noqa: ARG002
+        """Return why it cannot stand beside masked rounds; empty if it can."""
+        looks = type(self).on_step is not Callback.on_step
+        return f"{type(self).__name__} looks at each client's update" if looks else ""
 
     def admit(self, nodes: Sequence[ClientNode], server_round: int) -> Sequence[ClientNode]:  # noqa: ARG002
         """Return those of the nodes that may be drawn in a round."""

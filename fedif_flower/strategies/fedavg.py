@@ -21,6 +21,7 @@ class FedAvg(ScreenedStrategy):
     """
 
     can_stream = True
+    can_mask = True
 
     def stream_rule(self, server_round: int) -> StreamRule:  # noqa: ARG002
         """Return the number of examples as all that is needed of a reply."""

@@ -41,6 +41,7 @@ class FedIF(ScoredStrategy):
     """
 
     can_stream = True
+    can_mask = True
 
     def valued(self, validation: Validation | Valuation, seed: int) -> InfluenceValuation:  # noqa: ARG002
         """Return the influence on a validation set, its gradient taken while clients train."""

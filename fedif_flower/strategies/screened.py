@@ -25,12 +25,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import DivergedError, ValuationError
+from fedif_flower.errors import (
+    ConfigError,
+    DivergedError,
+    KeeperError,
+    MaskingError,
+    ValuationError,
+)
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.masked_rounds import MaskedWorkspace
 from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, average_metrics
 from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.messages.screening import AcceptedReply, Screening, Workspace, screen_replies
+from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
@@ -65,6 +73,8 @@ from fedif_flower.valuation.ledger import ScoreLedger
 
 # Parts that are about one model, by name: lengths, losses, directions.
 _OF_ONE_MODEL = ("stages", "rule")
+# Of a trained parameter in a masked round: its reply, 8 bytes each, must not be taken for a flood.
+_LEAST_BYTES = 4
 logger = logging.getLogger(__name__)
 
 
@@ -98,6 +108,7 @@ class ScreenedStrategy(FlowerFedAvg):
     __signature__: inspect.Signature
     settings: Settings  # What the constructor was called with.
     can_stream = False  # Whether stream_rule is there.
+    can_mask = False  # Whether its weights need no more than products, lengths and examples.
     keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
 
     def __init__(
@@ -169,7 +180,10 @@ class ScreenedStrategy(FlowerFedAvg):
     @cached_property
     def workspace(self) -> Workspace:
         """Room for the clients' updates."""
-        return Workspace(self.model.layout)
+        layout, masking = self.model.layout, self.setup.masking
+        if masking is None:
+            return Workspace(layout)
+        return MaskedWorkspace(layout, masking, self.stages.max_length)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients with which the round's models are combined."""
@@ -266,9 +280,28 @@ class ScreenedStrategy(FlowerFedAvg):
         """
         if own := self.own_shapes:
             require_shapes(type(self).__name__, own, initial_arrays)
+        if self.setup.masking is not None:
+            self.require_maskable(initial_arrays)
         self.stages.begin(self.judge)
         parts = self.stateful()
         self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
+
+    def require_maskable(self, initial_arrays: ArrayRecord) -> None:
+        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+        name = type(self).__name__
+        obstacle = "" if self.can_mask else f"{name} weighs by the updates themselves"
+        obstacle = obstacle or self.stages.needs_sight()
+        for callback in self.callbacks:
+            obstacle = obstacle or callback.needs_sight(self)
+        if self.setup.aggregation == "streaming":
+            obstacle = obstacle or "aggregation = 'streaming' sums updates as they come"
+        for key, array in initial_arrays.items():
+            if is_statistic(key):
+                obstacle = obstacle or f"{key!r} is a statistic, which no mask covers"
+            elif array.dtype.startswith("float") and np.dtype(array.dtype).itemsize < _LEAST_BYTES:
+                obstacle = obstacle or f"{key!r} is of {array.dtype}: masked replies need float32"
+        if obstacle:
+            raise ConfigError(f"masking: {obstacle}")
 
     def draw(
         self,
@@ -307,6 +340,7 @@ class ScreenedStrategy(FlowerFedAvg):
         self.prepare(vectors.params, self.model.named_buffers)
         logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
         config["server-round"] = server_round
+        self.workspace.instruct(config, server_round)
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         self._started = time.perf_counter()
         return [Message(record, node_id, MessageType.TRAIN) for node_id in self._asked]
@@ -470,7 +504,7 @@ class ScreenedStrategy(FlowerFedAvg):
                 updates = stream.summed(updates, accepted)
             vectors, aggregation = self.aggregate(updates, accepted)
         except Exception as error:  # out of a user's model or loss, as likely as not
-            known = isinstance(error, ValuationError)
+            known = isinstance(error, ValuationError | KeeperError | MaskingError)
             # An unknown error may come from the model that was sent: an older one is known to work.
             suspect = not known or isinstance(error, DivergedError)
             return self._failed(server_round, str(error) if known else repr(error), suspect=suspect)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedif_flower.errors import ConfigError, require
+from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
 from fedif_flower.strategies.streaming import AggregationMode
 
@@ -49,6 +50,8 @@ class Setup:
         the round's median, >= 1, counts for so many. 0: no such bound.
     aggregation : {"stacked", "streaming", "auto"}
         Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
+    masking : Masking, optional
+        Who keeps the masks under which members send their updates; ``None``: there are none.
     """
 
     seed: int = 0
@@ -63,6 +66,7 @@ class Setup:
     max_num_examples: float = 10_000_000
     max_examples_ratio: float = 10.0
     aggregation: AggregationMode = "stacked"
+    masking: Masking | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""

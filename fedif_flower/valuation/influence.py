@@ -187,6 +187,10 @@ class InfluenceValuation:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
         if updates.notes is not None:  # Projected as they came.
             projections = Projections(updates.notes[:, 0], updates.squared_norms.cpu())
+        elif updates.hidden is not None:
+            gradient = self.gradient(updates.global_params, updates.named_buffers)
+            inner = -updates.hidden.products(gradient, "scores")
+            projections = Projections(inner, updates.squared_norms.cpu())
         else:
             gradient = self.gradient(updates.global_params, updates.named_buffers)
             projections = project_updates(

@@ -50,6 +50,18 @@ def test_one_or_two_actors_or_none_give_the_same_bits(tmp_path):
         assert all(torch.equal(other[0][key], two[0][key]) for key in two[0])
 
 
+def test_a_masked_run_works_in_actors_as_it_does_here(tmp_path):
+    masked = {"masking": "trial", "fraction_train": 0.4}
+    config = run_config(tmp_path, "ray").replace(**masked)
+    on_ray, rows = outcome(simulate(config, client_app, cpus_per_client=1))
+    plain = run_config(tmp_path, "plain").replace(fraction_train=0.4)
+    here, expected = outcome(run_federation(LocalGrid(client_app, 20), plain))
+    assert all(torch.allclose(on_ray[key], here[key], atol=1e-5) for key in here)
+    for row, other in zip(rows, expected, strict=True):
+        assert row[:3] == other[:3]
+        assert [float(x) for x in row[3:]] == pytest.approx([float(x) for x in other[3:]], abs=1e-5)
+
+
 def test_colluders_and_attackers_with_a_memory_do_the_same_in_actors(tmp_path):
     configs = [
         run_config(tmp_path, attack).replace(attack=attack, malicious_fraction=0.5)

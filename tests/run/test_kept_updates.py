@@ -19,7 +19,7 @@ def test_what_keeping_costs_is_said_before_it_starts_and_is_not_exceeded(tmp_pat
         run_dir = run(settings)
     assert kept_copies(3, 4) == 18  # Of each round four updates and two models.
     size = 18 * 4 * PARAMETERS
-    said = f"keep-updates: the updates will take up to {size / 2**20:.1f} MiB"
+    said = f"what is kept of rounds will take up to {size / 2**20:.1f} MiB"
     assert said in caplog.text
     files = list(files_of_rounds(run_dir / "updates").values())
     assert len(files) == 3
@@ -30,7 +30,7 @@ def test_what_keeping_costs_is_said_before_it_starts_and_is_not_exceeded(tmp_pat
 def test_a_disk_that_cannot_hold_them_is_an_error_before_training(tmp_path, monkeypatch):
     free = shutil._ntuple_diskusage(2**30, 0, 2 * 2**20)
     monkeypatch.setattr("shutil.disk_usage", lambda _: free)
-    with pytest.raises(ConfigError, match=r"2.0 MiB free, .* and the kept updates need \d+"):
+    with pytest.raises(ConfigError, match=r"2.0 MiB free, .* and what is kept of rounds need \d+"):
         run(config(tmp_path, num_server_rounds=1000))
     assert not (tmp_path / "run" / "updates").exists()
 
