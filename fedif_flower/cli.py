@@ -177,11 +177,12 @@ def show(
     require_directories([run_dir])
     from fedif_flower.results import load
     from fedif_flower.run.report import print_summary
+    from fedif_flower.sweeps.comparison import member_table
 
     found, console = load(run_dir), Console()
     if found.summary:
         print_summary(found.folder.path, console)
-    found.table(sort).print(console)
+    member_table(found, sort).print(console)
     console.print(repr(found), soft_wrap=True, markup=False, highlight=False)
     if picture is not None:
         console.print(f"Picture: {found.plot(picture).absolute()}", soft_wrap=True, highlight=False)
@@ -194,8 +195,8 @@ def compare(
 ) -> None:
     """Put runs beside each other: what differs in their settings, and what came of it."""
     require_directories(run_dirs)
-    from fedif_flower.results import compare as beside
     from fedif_flower.results import load
+    from fedif_flower.sweeps.comparison import compare as beside
     from fedif_flower.sweeps.curves import plot_curves
     from fedif_flower.sweeps.measurements import read_measurement
 

@@ -1,4 +1,4 @@
-"""A run's folder as an object, and several runs beside each other."""
+"""A run's folder as an object."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.run.report import run_title
 from fedif_flower.statement.account import intervals
-from fedif_flower.sweeps.measurements import ACCURACY, read_measurement
-from fedif_flower.sweeps.report import varying
-from fedif_flower.sweeps.tables import ResultTable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -224,23 +221,6 @@ class Run:
         save_figure(figure, Path(path))
         return Path(path)
 
-    def table(self, by: str = "") -> ResultTable:
-        """Return the members as a table, in the order of a column."""
-        members = self.sort(by) if by else self.members
-        attributed = any(member.contribution is not None for member in members)
-        scored = any(member.weight_score is not None for member in members)
-        heading = ["member", *(["contribution", "95 % interval"] if attributed else [])]
-        heading += [*(["weight score"] if scored else []), "weight", "accepted", "refused", "away"]
-        lines = []
-        for m in members:
-            line = [m.label + (" (malicious)" if m.malicious else "")]
-            if attributed:
-                line += [_number(m.contribution), _interval(m)]
-            line += [_number(m.weight_score)] if scored else []
-            line += [f"{m.weight:.3f}", *map(str, (m.accepted, m.refused + m.failed, m.away))]
-            lines.append(line)
-        return ResultTable(self.title, heading, lines, num_labels=1)
-
     def _contributions(self) -> dict[int, tuple[float, float | None, float | None]]:
         """Return each member's contribution over the run, and the ends of its interval."""
         rows = self.lines("attribution")
@@ -278,38 +258,6 @@ def load(path: str | Path) -> Run:
     return Run(path)
 
 
-def compare(runs: Sequence[Run]) -> ResultTable:
-    """Return complete runs beside each other: the settings that differ, and what came of them.
-
-    Raises
-    ------
-    ConfigError
-        If one is not complete or never evaluated its model, or they have different metrics.
-    """
-    measured = []
-    for run in runs:
-        found = read_measurement(run.folder.path) if run.summary else None
-        if found is None:
-            raise ConfigError(f"{run.name} is not complete, or never evaluated its model")
-        measured.append(found)
-    if len({m.metric for m in measured}) > 1:
-        metrics = ", ".join(f"{r.name}: {m.metric}" for r, m in zip(runs, measured, strict=True))
-        raise ConfigError(f"the runs are measured by different metrics: {metrics}")
-    differ = [*varying(measured), *(["seed"] if len({m.seed for m in measured}) > 1 else [])]
-    percent = measured[0].metric == ACCURACY
-    scale, form = (100, ".2f") if percent else (1, ".4g")
-    heading = ["run", *differ, "last round", "mean of last ten", "best round", "detection AUC", "s"]
-    lines = []
-    for run, one in zip(runs, measured, strict=True):
-        settings = [str(one.config.get(key, "")) for key in differ]
-        test = [format(scale * v, form) for v in (one.test.last, one.test.last_ten, one.test.best)]
-        auc = one.figures.get("detection-auc")
-        seconds = f"{one.figures.get('seconds', math.nan):.1f}"
-        lines.append([run.name, *settings, *test, _number(auc, ".3f"), seconds])
-    title = f"test {measured[0].metric}" + (", %" if percent else "")
-    return ResultTable(title, heading, lines, num_labels=1 + len(differ))
-
-
 def _member(
     client_id: int,
     lines: Sequence[Line],
@@ -343,13 +291,3 @@ def _value(text: str) -> int | float | str | None:
         except ValueError:
             continue
     return text
-
-
-def _number(value: float | None, form: str = ".4f") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _interval(member: Member) -> str:
-    if member.low is None or member.high is None:
-        return "-"
-    return f"{member.low:.4f} to {member.high:.4f}"

@@ -10,11 +10,12 @@ import pytest
 
 from fedif_flower import load
 from fedif_flower.errors import ConfigError
-from fedif_flower.results import Run, compare
+from fedif_flower.results import Run
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_run import run_locally
 from fedif_flower.statement.account import settle
 from fedif_flower.statement.records import read_run
+from fedif_flower.sweeps.comparison import compare, member_table
 from tests.run.points import regression
 from tests.statement.runs import make_run
 
@@ -103,7 +104,7 @@ def test_a_run_that_is_not_complete_is_shown_and_not_compared(two, tmp_path):
     (stopped / "summary.json").unlink()
     run = load(stopped)
     assert repr(run).endswith("2 rounds, not complete)")
-    assert len(run.table().lines) == 3
+    assert len(member_table(run).lines) == 3
     with pytest.raises(ConfigError, match="stopped is not complete"):
         compare([run, load(two[1])])
 
