@@ -21,10 +21,12 @@ from pydantic import model_validator
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
-from fedif_flower.run.masking import MaskingConfig, refuse_unmaskable
+from fedif_flower.run.collusion import needs_collusion
+from fedif_flower.run.masking_config import MASKABLE, MaskingConfig
 from fedif_flower.run.trackers import TRACKERS, tracker_names
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
+from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.config import IMAGES, OWN
 from fedif_flower.tasks.registry import TASKS
 
@@ -165,7 +167,7 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")
-        refuse_unmaskable(self)
+        _refuse_unmaskable(self)
         if not set(tracker_names(self.trackers)) <= set(TRACKERS):
             raise RefusedValueError("trackers", f"{', '.join(TRACKERS)}, or both with a comma")
         return self
@@ -242,3 +244,43 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
             values[match[1]] = match[2]  # A shell took the quotes away.
         position = match.end()
     return values
+
+
+def _refuse_unmaskable(config: RunConfig) -> None:
+    """Raise RefusedValueError for what needs to see updates, in a run in which nobody does."""
+    if config.masking == "off":
+        return
+    words = f"with masking = {config.masking!r}"
+    refused = {
+        "strategy": (
+            not STRATEGIES.is_own(config.strategy) and config.strategy not in MASKABLE,
+            f"{', '.join(MASKABLE)} {words}: others look at each update",
+        ),
+        "keep_updates": (config.keep_updates, f"false {words}: there are no updates to keep"),
+        "bucketing": (config.bucketing > 1, f"1 {words}: groups have no masks of their own"),
+        "late_rounds": (
+            bool(config.late_rounds) or config.rounds == "buffered",
+            f"0 {words}, and rounds that are not buffered: a late vector has the mask of its round",
+        ),
+        "neighbour_mixing": (config.neighbour_mixing, f"false {words}"),
+        "aggregation": (config.aggregation == "streaming", f"'stacked' or 'auto' {words}"),
+        "attribution": (
+            config.attribution == "adaptive",
+            f"'off', 'trapezoid', 'simpson' or 'gauss2' {words}: one product with each update",
+        ),
+        "attribution_per_class": (
+            config.attribution_per_class,
+            f"false {words}: each class takes a product with each update",
+        ),
+        "server_momentum": (
+            bool(config.server_momentum) and config.attribution != "off",
+            f"0 {words} and attribution: it takes products with updates of many rounds",
+        ),
+        "attack": (
+            needs_collusion(config),
+            f"others {words}: accomplices would have to see each other's updates",
+        ),
+    }
+    for name, (is_refused, allowed) in refused.items():
+        if is_refused:
+            raise RefusedValueError(name, allowed)

@@ -15,7 +15,7 @@ from fedif_flower.attacks import AttackConfig
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.masking import MaskingConfig
+from fedif_flower.run.masking_config import MaskingConfig
 from fedif_flower.settings import Settings
 from fedif_flower.strategies.config import StrategyConfig
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig

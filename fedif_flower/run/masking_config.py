@@ -1,0 +1,66 @@
+"""The settings of masked runs, in which the server sees no update."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from fedif_flower.settings import RefusedValueError, Settings, setting
+
+# Built-in strategies whose weights need products, lengths and examples alone.
+MASKABLE = ("fedif", "fedavg", "fedprox")
+_OF_KEEPER = ("keeper_url", "keeper_certificate", "keeper_client_certificate", "keeper_client_key")
+Mode = Literal["off", "trial", "keeper"]
+
+
+class MaskingConfig(Settings):
+    """Whether the server sees updates, and who keeps the masks if it does not."""
+
+    masking: Mode = setting(
+        "off",
+        "`keeper`: the server sees no update, and a keeper that somebody else runs has the masks "
+        "(`docs/methods/masked-rounds.md`); `trial`: the same with one beside the server, which "
+        "protects nobody. For `fedif`, `fedavg` and `fedprox`",
+        is_new=True,
+    )
+    keeper_url: str = setting(
+        "",
+        'with `masking = "keeper"`: where the keeper answers',
+        pattern=r"^(https://\S+)?$",
+        allowed="a URL that begins with https://",
+        changes_result=False,
+    )
+    keeper_certificate: str = setting(
+        "",
+        "with `keeper-url`: path of the keeper's certificate, which alone is trusted",
+        changes_result=False,
+    )
+    keeper_client_certificate: str = setting(
+        "",
+        "with `keeper-url`: path of the certificate with which this server shows who it is",
+        changes_result=False,
+    )
+    keeper_client_key: str = setting(
+        "",
+        "with `keeper-url`: path of that certificate's private key",
+        changes_result=False,
+    )
+    keep_vectors: bool = setting(
+        False,
+        "with `masking`: keep the vectors that the keeper was asked about in `vectors/`, from "
+        "which each member recomputes its own scores and contributions with `fedif verify --mine`; "
+        "each round takes as much as two models. Their digests are always kept",
+        changes_result=False,
+    )
+
+    @model_validator(mode="after")
+    def _has_a_keeper(self) -> Self:
+        needed = self.masking == "keeper"
+        for name in _OF_KEEPER:
+            if needed != bool(getattr(self, name)):
+                words = "needed with" if needed else "empty without"
+                raise RefusedValueError(name, f"{words} masking 'keeper'")
+        if self.keep_vectors and self.masking == "off":
+            raise RefusedValueError("keep_vectors", "false with masking 'off'")
+        return self
