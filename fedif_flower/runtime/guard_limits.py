@@ -26,7 +26,7 @@ class GuardLimits(Settings):
     reply_budget: float = setting(
         1.0,
         "A reply may weigh this many times the heaviest message of its run. Members that answer a "
-        "float32 model in float64 need 2.",
+        "float32 model in float64 need 2, and masked rounds do.",
         ge=1,
     )
     node_requests: float = setting(

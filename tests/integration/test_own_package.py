@@ -119,7 +119,7 @@ def check(run_dir: Path, **figures: object) -> None:
 
 def test_fedif_list_says_where_they_come_from(installed):
     cells = [line.split("│") for line in installed.fedif("list").splitlines()]
-    places = {row[2].strip(): row[3].strip() for row in cells if len(row) == 5}
+    places = {row[1].strip(): row[3].strip() for row in cells if len(row) == 5}
     for name, place in (
         ("out-there", "task:task"),
         ("rotate", "extras:Rotate"),
