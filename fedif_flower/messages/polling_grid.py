@@ -108,8 +108,8 @@ class PollingGrid(ForwardingGrid):
         # An id is missing where Flower knows no such node any more.
         round_.replies += [_ended(message) for i, message in pushed if not i]
         round_.fresh = set(round_.waiting)
-        round_.waiting |= self._late
-        self._late = {}
+        if closing.keeps:  # A question between rounds leaves late replies to the next one.
+            round_.waiting |= self._late
         # Only now: a node that was started before this has the message still to come.
         activations = self._activations() if round_.waiting else {}
         closing.begin(timeout, time.monotonic)

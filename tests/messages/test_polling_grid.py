@@ -294,3 +294,13 @@ def test_a_message_to_a_node_that_nobody_waits_for_is_forgotten():
         closing.count()
     assert grid.outstanding({1000}) == []
     assert list(grid.arrivals([], 60, Closing(keeps=True))) == []
+
+
+def test_a_question_between_rounds_leaves_late_replies_to_the_next_one():
+    grid = PollingGrid(Slow(Clients(), 3), poll_seconds=0.01)
+    closing = Closing(quorum=2, keeps=True)
+    for _ in grid.arrivals(map(query, grid.get_node_ids()), 60, closing):
+        closing.count()
+    answered = [r.metadata.src_node_id for r in grid.send_and_receive([query(1000)], timeout=60)]
+    assert answered == [1000]
+    assert len(grid.outstanding({1002})) == 1
