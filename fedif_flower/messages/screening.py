@@ -55,7 +55,6 @@ class AcceptedReply:
     squared_norm: float
     counters: Mapping[str, Tensor]
     advances: Mapping[str, int] = field(default_factory=dict)
-    trained_in: int | None = None  # The round that it was asked in, if that was an earlier one.
 
     @property
     def num_examples(self) -> float:
@@ -308,10 +307,7 @@ def _discounted(
     workspace.buffer_updates[row].mul_(work.factor)
     rounds = f"trained on the model of round {work.server_round}"
     reported = replace(reply.reported, notes=(*reply.reported.notes, rounds))
-    squared_norm = reply.squared_norm * work.factor**2
-    return replace(
-        reply, reported=reported, squared_norm=squared_norm, trained_in=work.server_round
-    )
+    return replace(reply, reported=reported, squared_norm=reply.squared_norm * work.factor**2)
 
 
 def arrays_of(content: RecordDict) -> ArrayRecord:

@@ -118,10 +118,6 @@ class Outstanding:
         self._pace = pace
         self._asked: dict[int, tuple[int, ClientNode, ModelVectors, float]] = {}
 
-    def __contains__(self, node_id: int) -> bool:
-        """Tell whether a member is at work for an earlier round."""
-        return node_id in self._asked
-
     def in_round(self, server_round: int) -> dict[int, LateWork]:
         """Return, by node, whose replies still count in a round; forget the others."""
         self._asked = {
@@ -138,9 +134,9 @@ class Outstanding:
         self, server_round: int, screening: Screening, received: ModelVectors, at: float
     ) -> None:
         """Take in a round: who answered is free, who was asked and did not is waited for."""
-        answered = [reply.node for reply in screening.accepted]
-        for node in (*answered, *(reply.node for reply in screening.refused)):
-            self._asked.pop(node.node_id, None)
-        late = [reply.node for reply in screening.refused if reply.status == "late"]
-        for node in late if self._pace.late_rounds else ():
-            self._asked[node.node_id] = (server_round, node, received, at)
+        for accepted in screening.accepted:
+            self._asked.pop(accepted.node.node_id, None)
+        for refused in screening.refused:
+            self._asked.pop(refused.node.node_id, None)
+            if refused.status == "late" and self._pace.late_rounds:
+                self._asked[refused.node.node_id] = (server_round, refused.node, received, at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, TypedDict
@@ -66,13 +66,6 @@ class BaseArguments(TypedDict):
     setup: Setup
 
 
-# A constructor can have these beside its settings. ``parts`` is all of them, for a function.
-OFFERED = (
-    *("validation", "model", "task", "training", "root_data", "num_clients", "clients_per_round"),
-    *("malicious_fraction", "is_malicious", "seed", "parts"),
-)
-
-
 @dataclass(frozen=True)
 class StrategyParts:
     """What a strategy may be built from, beside its own settings."""
@@ -90,8 +83,12 @@ class StrategyParts:
     base: BaseArguments
 
     def offered(self) -> dict[str, Any]:
-        """Return its parts by name."""
+        """Return its parts by name; ``parts`` is all of them, for a function."""
         return {name: self if name == "parts" else getattr(self, name) for name in OFFERED}
+
+
+# A constructor can have these beside its settings.
+OFFERED = (*(part.name for part in fields(StrategyParts) if part.name != "base"), "parts")
 
 
 def multi_krum(malicious_fraction: float, clients_per_round: int) -> flower.MultiKrum:
