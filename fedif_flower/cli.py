@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedif_flower.commands.keeper import keeper_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fedif_flower.sweeps.engine import RayLauncher
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+cli.add_typer(keeper_cli, name="keeper")
 
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
@@ -305,42 +307,6 @@ def replay(run_dir: RunDir) -> None:
         f"The same bits: {found.contributions} contributions in {found.rounds} rounds",
         highlight=False,
     )
-
-
-keeper_cli = typer.Typer(add_completion=False)
-cli.add_typer(keeper_cli, name="keeper")
-
-
-@keeper_cli.callback(invoke_without_command=True)
-def keeper(
-    context: typer.Context,
-    policy: Annotated[
-        Path, typer.Option(help="TOML: where it listens, whom it knows, what it answers")
-    ] = Path("keeper.toml"),
-) -> None:
-    """Keep the masks of a federation whose server sees no update; see also: fedif keeper log."""
-    if context.invoked_subcommand is None:
-        from fedif_flower.runtime.keeper_config import read_keeper_config
-        from fedif_flower.runtime.keeper_service import serve
-
-        serve(read_keeper_config(policy))
-
-
-@keeper_cli.command("log")
-def keeper_log(
-    file: Annotated[Path, typer.Argument(help="log.txt in the keeper's folder")],
-) -> None:
-    """Show what a keeper answered and refused, and check that its log is whole."""
-    import json
-
-    from fedif_flower.runtime.keeper_store import read_log
-
-    entries, head = read_log(file)
-    console = Console()
-    for entry in entries:
-        console.print(json.dumps(entry), soft_wrap=True, highlight=False, markup=False)
-    found = f"Unchanged: {len(entries)} lines, the last hash is {head}"
-    console.print(found, soft_wrap=True, highlight=False)
 
 
 def main() -> None:

@@ -43,6 +43,10 @@ class StatementError(FedIFError):
     """A statement, or a record that it rests on, is not what was signed."""
 
 
+class EvidenceError(FedIFError):
+    """A log, a signature or a receipt does not hold what it claims."""
+
+
 class MaskingError(FedIFError, ValueError):
     """Numbers do not fit the ring, or a masked sum cannot be what it should be."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.masking.log import KeeperLog
+from fedif_flower.evidence.chained_log import ChainedLog
 from tests.statement.runs import make_run
 
 PROJECT = Path(__file__).parents[1]
@@ -114,7 +114,7 @@ def test_a_report_on_nothing_is_refused(tmp_path):
 
 def test_a_keeper_s_log_is_shown_and_checked(tmp_path):
     file, lines = tmp_path / "log.txt", []
-    log = KeeperLog(write=lines.append)
+    log = ChainedLog(write=lines.append)
     log.append({"asked": "open", "run": 1, "members": ["[bold]ada"]})
     log.append({"asked": "sum", "refusal": "the keeper refuses: sums = 1"})
     file.write_text("\n".join([*lines, ""]))

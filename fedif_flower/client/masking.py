@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.masking import mask_update, read_keeper_key, read_private_key
-from fedif_flower.masking.keys import SigningKey
+from fedif_flower.evidence.keys import SigningKey, read_private_key
+from fedif_flower.masking import mask_update, read_keeper_key
 from fedif_flower.messages.arrays import pack_array, view_array
 from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.masking_terms import (

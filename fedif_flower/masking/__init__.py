@@ -16,13 +16,7 @@ from fedif_flower.masking.checks import (
 )
 from fedif_flower.masking.interface import MaskKeeper, OpenedRound, Sketches
 from fedif_flower.masking.keeper import Keeper
-from fedif_flower.masking.keys import (
-    KeeperKey,
-    public_of,
-    read_keeper_key,
-    read_private_key,
-    read_public_key,
-)
+from fedif_flower.masking.keeper_key import KeeperKey, read_keeper_key
 from fedif_flower.masking.member import MaskedUpdate, mask_update
 from fedif_flower.masking.policy import KeeperPolicy
 from fedif_flower.masking.products import (
@@ -62,9 +56,6 @@ __all__ = [
     "length_tolerance",
     "mask_update",
     "products",
-    "public_of",
     "read_header",
     "read_keeper_key",
-    "read_private_key",
-    "read_public_key",
 ]

@@ -20,14 +20,14 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedif_flower.errors import BoxError
-from fedif_flower.masking.keys import (
-    KeeperKey,
+from fedif_flower.evidence.keys import (
     SigningKey,
     VerifyingKey,
     is_signed,
     key_digest,
     sign,
 )
+from fedif_flower.masking.keeper_key import KeeperKey
 from fedif_flower.masking.masks import SEED_BYTES
 from fedif_flower.masking.ring import Ring
 

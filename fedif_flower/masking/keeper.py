@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_flower.errors import BoxError, KeeperError, RefusedByPolicyError
+from fedif_flower.evidence.chained_log import ChainedLog
+from fedif_flower.evidence.keys import VerifyingKey, key_digest
 from fedif_flower.masking.boxes import check_signature, open_box, read_header, vector_digest
 from fedif_flower.masking.concentration import extended, largest_leverage
 from fedif_flower.masking.interface import OpenedRound, Sketches
-from fedif_flower.masking.keys import KeeperKey, VerifyingKey, key_digest
-from fedif_flower.masking.log import KeeperLog
+from fedif_flower.masking.keeper_key import KeeperKey
 from fedif_flower.masking.masks import SEED_BYTES
 from fedif_flower.masking.policy import KeeperPolicy
 from fedif_flower.masking.products import (
@@ -110,7 +111,7 @@ class Keeper:
     save : callable
         Is given a state before anything is answered that it has to remember; an error of it is
         the caller's, and nothing has changed.
-    log : KeeperLog, optional
+    log : ChainedLog, optional
         Gets a line before each answer and each refusal.
     now : callable
         Returns seconds since 1970.
@@ -124,7 +125,7 @@ class Keeper:
         *,
         state: KeeperState | None = None,
         save: Callable[[KeeperState], None] = lambda _: None,
-        log: KeeperLog | None = None,
+        log: ChainedLog | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._policy = policy
@@ -132,7 +133,7 @@ class Keeper:
         self._key = key
         self._state = KeeperState() if state is None else state
         self._save = save
-        self.log = KeeperLog() if log is None else log
+        self.log = ChainedLog() if log is None else log
         self._now = now
 
     def policy(self) -> KeeperPolicy:
@@ -346,7 +347,7 @@ class Keeper:
 class _Logged:
     """Writes what was asked into the log, with the answer's digest or why there is none."""
 
-    def __init__(self, log: KeeperLog, entry: dict[str, object]) -> None:
+    def __init__(self, log: ChainedLog, entry: dict[str, object]) -> None:
         self._log, self._entry = log, entry
 
     def __enter__(self) -> dict[str, object]:

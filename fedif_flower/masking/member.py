@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from numpy.typing import NDArray
 
 from fedif_flower.errors import MaskingError
+from fedif_flower.evidence.keys import SigningKey, key_digest, public_of
 from fedif_flower.masking.boxes import DIGEST_BYTES, BoxHeader, seal, vector_digest
-from fedif_flower.masking.keys import SigningKey, key_digest, public_of
 from fedif_flower.masking.masks import SEED_BYTES, add_mask
 from fedif_flower.masking.ring import LONGEST, UPDATE_BITS, Ring, encode, length_of
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from fedif_flower.evidence.chained_log import ChainedLog
+from fedif_flower.evidence.keys import VerifyingKey
 from fedif_flower.masking import Keeper, KeeperPolicy, OpenedRound, Ring, Sketches
 from fedif_flower.masking.keeper import KeeperState
-from fedif_flower.masking.keys import VerifyingKey
-from fedif_flower.masking.log import KeeperLog
 from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.masking_terms import trial_key
 
@@ -40,7 +40,7 @@ class TrialKeeper:
     def __init__(self, secret: str, key: X25519PrivateKey) -> None:
         self._secret, self._key = secret, key
         self._members: dict[str, VerifyingKey] = {}
-        self._state, self._log = KeeperState(), KeeperLog()
+        self._state, self._log = KeeperState(), ChainedLog()
         self._keeper = self._made()
 
     def _made(self) -> Keeper:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.masking import KeeperPolicy, read_public_key
-from fedif_flower.masking.keys import VerifyingKey, key_digest
+from fedif_flower.evidence.keys import VerifyingKey, key_digest, read_public_key
+from fedif_flower.masking import KeeperPolicy
 from fedif_flower.settings import Settings, setting
 
 SECTIONS = ("members", "policy")

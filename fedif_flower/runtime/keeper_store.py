@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from filelock import FileLock, Timeout
 
 from fedif_flower.errors import ConfigError, KeeperError, StorageError
+from fedif_flower.evidence.chained_log import ChainedLog, verified
 from fedif_flower.masking.interface import OpenedRound
 from fedif_flower.masking.keeper import KeeperState, KeptRound
-from fedif_flower.masking.log import KeeperLog, verified
 from fedif_flower.storage import (
     make_folder,
     require_private,
@@ -132,12 +132,12 @@ class KeeperStore:
             for path in set(self.folder.glob("basis-*")) - needed:
                 path.unlink()
 
-    def log(self) -> KeeperLog:
+    def log(self) -> ChainedLog:
         """Return the log, which goes on after its last whole line.
 
         Raises
         ------
-        KeeperError
+        EvidenceError
             If a line of it was changed.
         """
         with writing(self._log):
@@ -147,7 +147,7 @@ class KeeperStore:
                 if file.tell() > whole:
                     logger.warning("The end of %s was torn off, and is written over.", self._log)
                     file.truncate(whole)
-        return KeeperLog(read_log(self._log)[1], self._append)
+        return ChainedLog(read_log(self._log)[1], self._append)
 
     def _append(self, line: str) -> None:
         with writing(self._log), self._log.open("ab", buffering=0) as file:
@@ -194,11 +194,13 @@ def read_log(path: Path) -> tuple[list[dict[str, object]], str]:
     Raises
     ------
     KeeperError
-        If it cannot be read, or naming the first line that was changed.
+        If it cannot be read.
+    EvidenceError
+        Naming the first line that was changed.
     """
     try:
         with path.open(encoding="utf-8") as file:
-            return verified(file)
+            return verified(file, "the keeper's log")
     except (OSError, UnicodeDecodeError) as error:
         raise KeeperError(f"{path} is no keeper's log: {error}") from error
 

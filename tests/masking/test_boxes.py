@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedif_flower.errors import BoxError, ConfigError
-from fedif_flower.masking import public_of, read_header, read_keeper_key
+from fedif_flower.evidence.keys import key_digest, public_of, read_private_key, read_public_key
+from fedif_flower.masking import read_header, read_keeper_key
 from fedif_flower.masking.boxes import (
     MOST_BYTES,
     BoxHeader,
@@ -24,7 +25,6 @@ from fedif_flower.masking.boxes import (
     seal,
     vector_digest,
 )
-from fedif_flower.masking.keys import key_digest, read_private_key, read_public_key
 
 SEED = bytes(range(32))
 KEEPER = X25519PrivateKey.generate()

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedif_flower.errors import KeeperError, RefusedByPolicyError, StorageError
+from fedif_flower.evidence.chained_log import ChainedLog, verified
 from fedif_flower.masking import (
     KeeperPolicy,
     are_lengths_true,
@@ -15,7 +16,6 @@ from fedif_flower.masking import (
     encode_weights,
 )
 from fedif_flower.masking.boxes import open_box
-from fedif_flower.masking.log import KeeperLog, verified
 from tests.masking.parties import OPEN, RUN, Parties, Server, opened
 
 UPDATES = np.random.default_rng(0).normal(size=(5, 200)).astype(np.float32)
@@ -299,7 +299,7 @@ def test_everything_counts_before_it_is_answered():
 
 def test_each_answer_and_refusal_is_a_line_of_the_log():
     parties, lines = Parties(), []
-    parties.keeper = parties.keeper_with(log=KeeperLog(write=lines.append), now=lambda: 12.0)
+    parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append), now=lambda: 12.0)
     masked = parties.mask_all(UPDATES)
     parties.open(masked)
     server = Server(parties.keeper, np.array([one.vector for one in masked.values()]))
@@ -309,7 +309,7 @@ def test_each_answer_and_refusal_is_a_line_of_the_log():
         server.step(np.eye(5)[0])
     server.step(np.ones(5))
     head = parties.keeper.close_round(RUN, 1)
-    entries, found = verified(lines)
+    entries, found = verified(lines, "log")
     assert found == head
     asked = [entry["asked"] for entry in entries]
     assert asked == ["open", "sketches", "products", "sum", "sum", "close"]

@@ -16,7 +16,13 @@ import httpx
 import numpy as np
 import pytest
 
-from fedif_flower.errors import ConfigError, KeeperError, RefusedByPolicyError, StorageError
+from fedif_flower.errors import (
+    ConfigError,
+    EvidenceError,
+    KeeperError,
+    RefusedByPolicyError,
+    StorageError,
+)
 from fedif_flower.masking import (
     SignSketch,
     check_step,
@@ -305,7 +311,7 @@ def test_the_end_of_a_log_that_was_torn_off_is_written_over(tmp_path, caplog):
     assert file.read_text() == whole
     assert "torn off" in caplog.text
     file.write_text(whole.replace("least", "most"))
-    with pytest.raises(KeeperError, match="line 1 of the keeper's log"):
+    with pytest.raises(EvidenceError, match="line 1 of the keeper's log"):
         keeping.store.log()
 
 

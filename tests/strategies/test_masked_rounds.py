@@ -15,9 +15,9 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from fedif_flower import AFedSV, FedAvg, FedIF, FedProx, Krum, PathAttribution, RobustRule
 from fedif_flower.errors import ConfigError, KeeperError
+from fedif_flower.evidence.keys import key_digest
 from fedif_flower.masking import BoxHeader, OpenedRound, Sketches, read_keeper_key
 from fedif_flower.masking.boxes import seal, vector_digest
-from fedif_flower.masking.keys import key_digest
 from fedif_flower.masking.masks import add_mask
 from fedif_flower.messages import masked_rounds
 from fedif_flower.messages.arrays import pack_array

@@ -1,4 +1,4 @@
-r"""The keeper's log: a line for each request, chained by hashes.
+r"""A log whose lines are chained by hashes: a keeper's, and a member's node's.
 
 .. math:: h_t = H(h_{t-1} \,\|\, \text{entry}_t), \qquad h_0 = H(\text{empty})
 
@@ -11,12 +11,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 
-from fedif_flower.errors import KeeperError
+from fedif_flower.errors import EvidenceError
 
 START = hashlib.sha256(b"").hexdigest()
 
 
-class KeeperLog:
+class ChainedLog:
     """Chains entries.
 
     Parameters
@@ -39,12 +39,12 @@ class KeeperLog:
         self.head = head
 
 
-def verified(lines: Iterable[str]) -> tuple[list[dict[str, object]], str]:
-    """Return the entries of a log's lines, and the last hash.
+def verified(lines: Iterable[str], name: str) -> tuple[list[dict[str, object]], str]:
+    """Return the entries of a log's lines, and the last hash; ``name`` is what an error calls it.
 
     Raises
     ------
-    KeeperError
+    EvidenceError
         Naming the first line that does not follow from the one before.
     """
     head, entries = START, []
@@ -52,7 +52,7 @@ def verified(lines: Iterable[str]) -> tuple[list[dict[str, object]], str]:
         claimed, _, text = line.rstrip("\n").partition(" ")
         head = _next(head, text)
         if claimed != head:
-            raise KeeperError(f"line {number} of the keeper's log does not follow from the others")
+            raise EvidenceError(f"line {number} of {name} does not follow from the others")
         entries.append(json.loads(text))
     return entries, head
 

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_flower.errors import KeeperError
-from fedif_flower.masking.log import START, KeeperLog, verified
+from fedif_flower.errors import EvidenceError
+from fedif_flower.evidence.chained_log import START, ChainedLog, verified
 
 ENTRIES = [{"asked": "open", "run": 1}, {"asked": "sum", "weights": [1, 2]}, {"refusal": "né\nn"}]
 
 
 def written() -> tuple[list[str], str]:
     lines: list[str] = []
-    log = KeeperLog(write=lines.append)
+    log = ChainedLog(write=lines.append)
     for entry in ENTRIES:
         log.append(entry)
     return lines, log.head
@@ -18,16 +18,16 @@ def written() -> tuple[list[str], str]:
 
 def test_a_log_is_read_back_with_its_last_hash():
     lines, head = written()
-    assert verified(line + "\n" for line in lines) == (ENTRIES, head)
-    assert verified([]) == ([], START)
+    assert verified((line + "\n" for line in lines), "log") == (ENTRIES, head)
+    assert verified([], "log") == ([], START)
 
 
 def test_a_log_goes_on_where_it_ended():
     lines, head = written()
     more = list(lines)
-    log = KeeperLog(head, more.append)
+    log = ChainedLog(head, more.append)
     log.append({"asked": "close"})
-    assert verified(more) == ([*ENTRIES, {"asked": "close"}], log.head)
+    assert verified(more, "log") == ([*ENTRIES, {"asked": "close"}], log.head)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_a_log_goes_on_where_it_ended():
 )
 def test_damage_is_noticed_at_its_line(damage, number):
     lines, _ = written()
-    with pytest.raises(KeeperError, match=f"^line {number} of the keeper's log"):
-        verified(damage(lines))
+    with pytest.raises(EvidenceError, match=f"^line {number} of the log of ada"):
+        verified(damage(lines), "the log of ada")
 
 
 def test_a_line_that_cannot_be_written_is_not_in_the_chain():
@@ -54,9 +54,9 @@ def test_a_line_that_cannot_be_written_is_not_in_the_chain():
             raise OSError
         lines.append(line)
 
-    log = KeeperLog(write=write)
+    log = ChainedLog(write=write)
     log.append({"asked": "open"})
     with pytest.raises(OSError):  # noqa: PT011
         log.append({"asked": "full"})
     log.append({"asked": "close"})
-    assert verified(lines) == ([{"asked": "open"}, {"asked": "close"}], log.head)
+    assert verified(lines, "log") == ([{"asked": "open"}, {"asked": "close"}], log.head)

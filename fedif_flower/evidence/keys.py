@@ -1,4 +1,4 @@
-"""Keys: a member's, which signs its boxes, and the keeper's, which opens them.
+"""Keys of members, and what they sign.
 
 A member signs with a key of elliptic curves, as SuperNodes have them (``ssh-keygen -t ecdsa``), or
 with Ed25519; both as OpenSSH or PEM writes them.
@@ -12,7 +12,6 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
@@ -26,8 +25,6 @@ from fedif_flower.errors import ConfigError
 
 SigningKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
-KeeperKey = X25519PrivateKey
-"""What opens boxes."""
 
 _KINDS = "an Ed25519 key or one of an elliptic curve, unencrypted, as OpenSSH or PEM"
 
@@ -74,26 +71,10 @@ def public_of(key: SigningKey) -> VerifyingKey:
 
 
 def key_digest(key: VerifyingKey) -> bytes:
-    """Return the SHA-256 by which a box names its signer's public key."""
+    """Return the SHA-256 by which a public key is named."""
     return hashlib.sha256(
         key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     ).digest()
-
-
-def read_keeper_key(text: str, name: str) -> X25519PublicKey:
-    """Return the keeper's public key from its 64 hexadecimal digits.
-
-    Raises
-    ------
-    ConfigError
-        If the text is something else, by ``name``.
-    """
-    try:
-        return X25519PublicKey.from_public_bytes(bytes.fromhex(text))
-    except ValueError as error:
-        raise ConfigError(
-            f"{name} = {text!r}; allowed: a keeper's public key, 64 hexadecimal digits"
-        ) from error
 
 
 def sign(key: SigningKey, content: bytes) -> bytes:

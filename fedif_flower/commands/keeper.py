@@ -1,0 +1,43 @@
+"""``fedif keeper``: a keeper of masks, and its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+keeper_cli = typer.Typer(add_completion=False)
+
+
+@keeper_cli.callback(invoke_without_command=True)
+def keeper(
+    context: typer.Context,
+    policy: Annotated[
+        Path, typer.Option(help="TOML: where it listens, whom it knows, what it answers")
+    ] = Path("keeper.toml"),
+) -> None:
+    """Keep the masks of a federation whose server sees no update; see also: fedif keeper log."""
+    if context.invoked_subcommand is None:
+        from fedif_flower.runtime.keeper_config import read_keeper_config
+        from fedif_flower.runtime.keeper_service import serve
+
+        serve(read_keeper_config(policy))
+
+
+@keeper_cli.command("log")
+def keeper_log(
+    file: Annotated[Path, typer.Argument(help="log.txt in the keeper's folder")],
+) -> None:
+    """Show what a keeper answered and refused, and check that its log is whole."""
+    import json
+
+    from fedif_flower.runtime.keeper_store import read_log
+
+    entries, head = read_log(file)
+    console = Console()
+    for entry in entries:
+        console.print(json.dumps(entry), soft_wrap=True, highlight=False, markup=False)
+    found = f"Unchanged: {len(entries)} lines, the last hash is {head}"
+    console.print(found, soft_wrap=True, highlight=False)

@@ -1,0 +1,1 @@
+"""What can be checked by somebody else later: keys, signatures, chained logs. No Flower, no I/O."""
