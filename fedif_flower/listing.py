@@ -19,8 +19,8 @@ from fedif_flower.tasks.registry import TASKS
 def listing() -> Iterator[Table]:
     """Yield a table for each key of the run config that names something."""
     for registry in (TASKS, ATTACKS, LOCAL_METHODS, STRATEGIES):
-        table = Table(title=f'{registry.kind}="..."', title_justify="left")
-        for column in (registry.kind, "what it is", "from"):
+        table = Table(title=f'{registry.key}="..."', title_justify="left")
+        for column in (registry.key, "what it is", "from"):
             table.add_column(column)
         for found in registry.found():
             table.add_row(found.name, line_of(registry, found), found.source)
