@@ -1,4 +1,4 @@
-"""``fedif list``: what tasks, attacks and strategies there are, a line for each."""
+"""``fedif list``: what tasks, attacks, local methods and strategies there are, a line for each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods import LOCAL_METHODS
 from fedif_flower.registry import Found, Registry
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.registry import TASKS
@@ -17,9 +18,9 @@ from fedif_flower.tasks.registry import TASKS
 
 def listing() -> Iterator[Table]:
     """Yield a table for each key of the run config that names something."""
-    for registry in (TASKS, ATTACKS, STRATEGIES):
-        table = Table(title=f'{registry.kind}="..."', title_justify="left")
-        for column in (registry.kind, "what it is", "from"):
+    for registry in (TASKS, ATTACKS, LOCAL_METHODS, STRATEGIES):
+        table = Table(title=f'{registry.key}="..."', title_justify="left")
+        for column in (registry.key, "what it is", "from"):
             table.add_column(column)
         for found in registry.found():
             table.add_row(found.name, line_of(registry, found), found.source)

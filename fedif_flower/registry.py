@@ -40,7 +40,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
     Parameters
     ----------
     kind : str
-        The key, ``"attack"``; packages install theirs in the group ``fedif_flower.attacks``.
+        The field, ``"attack"``, whose key has hyphens; packages install theirs in the group
+        ``fedif_flower.attacks``.
     built_in : mapping
         Makers by name.
     offered : collection of str
@@ -61,6 +62,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         auto: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.kind = kind
+        self.key = kind.replace("_", "-")
         self.group = f"fedif_flower.{kind[:-1] + 'ies' if kind.endswith('y') else kind + 's'}"
         self.built_in = built_in
         self.offered = frozenset(offered)
@@ -92,12 +94,12 @@ class Registry(Mapping[str, Callable[..., Any]]):
         """
         installed = _installed(self.group)
         if name in installed:
-            found = _load(f"{self.kind} = {name!r}", installed[name].value)
+            found = _load(f"{self.key} = {name!r}", installed[name].value)
         elif is_import(name):
-            found = _load(f"{self.kind} = {name!r}", name)
+            found = _load(f"{self.key} = {name!r}", name)
         else:
             raise ConfigError(
-                f"{self.kind} = {name!r}: neither built in ({', '.join(self.built_in)}) nor an "
+                f"{self.key} = {name!r}: neither built in ({', '.join(self.built_in)}) nor an "
                 f"entry point in the group {self.group!r} nor module:object"
             )
         return found if callable(found) else lambda: found

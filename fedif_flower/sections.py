@@ -263,7 +263,7 @@ class SectionedSettings(Settings):
             if given == keys().to_mapping():
                 continue
             if not is_chosen and chosen != self.undecided.get(field):
-                raise ConfigError(f"{key} = {value!r}; allowed: only with {field} {name!r}")
+                raise ConfigError(f"{key} = {value!r}; allowed: only with {registry.key} {name!r}")
             kept[key] = given[key]
         return kept
 

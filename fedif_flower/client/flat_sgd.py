@@ -15,13 +15,15 @@ _LARGE_LAYER = 100_000  # Weights: from here on the saved pass pays for the Pyth
 
 
 class FlatSGD:
-    r"""Local SGD with momentum and FedProx's proximal term.
+    r"""Local SGD with momentum, FedProx's proximal term and a constant correction.
 
     .. math::
-        v \leftarrow \beta v + \nabla \ell(w) + \mu (w - w_{t-1}), \qquad w \leftarrow w - \eta v
+        v \leftarrow \beta v + \nabla \ell(w) + \mu (w - w_{t-1}) + \kappa, \qquad
+        w \leftarrow w - \eta v
 
     with w the trainable parameters, :math:`w_{t-1}` those at the start, v the momentum
-    (0 at the start), :math:`\eta` the learning rate. As ``torch.optim.SGD``, up to rounding.
+    (0 at the start), :math:`\eta` the learning rate, :math:`\kappa` the correction. As
+    ``torch.optim.SGD``, up to rounding.
 
     While the context is entered the parameters are views of one vector w and their ``grad``
     views of v, so that the backward pass itself adds the gradient to the momentum: no gradient
@@ -37,6 +39,8 @@ class FlatSGD:
         :math:`\beta`, in [0, 1].
     proximal_mu : float
         :math:`\mu`, >= 0.
+    correction : Tensor, optional
+        :math:`\kappa`, ``[d]``, such as SCAFFOLD's; ``None``: 0.
 
     Raises
     ------
@@ -51,6 +55,7 @@ class FlatSGD:
         learning_rate: float,
         momentum: float,
         proximal_mu: float = 0.0,
+        correction: Tensor | None = None,
     ) -> None:
         self._parameters = list(parameters)
         if len({(p.dtype, p.device) for p in self._parameters}) != 1:
@@ -58,6 +63,7 @@ class FlatSGD:
         self._learning_rate = learning_rate
         self._momentum = momentum
         self._proximal_mu = proximal_mu
+        self._correction = correction
         self._owned = [parameter.data for parameter in self._parameters]
         padded = sum(_padded(parameter.numel()) for parameter in self._parameters)
         self._weights = self._owned[0].new_zeros(padded)  # [d, padded]: w
@@ -65,12 +71,17 @@ class FlatSGD:
         self._received = self._weights  # [d, padded]: w_{t-1}, where the proximal term needs it
 
     def __enter__(self) -> FlatSGD:
-        start = 0
+        start = first = 0
+        correction = None if self._correction is None else torch.zeros_like(self._weights)
         for parameter, owned in zip(self._parameters, self._owned, strict=True):
             part = slice(start, start + parameter.numel())
             parameter.data = self._weights[part].view(parameter.shape).copy_(owned)
             parameter.grad = self._velocity[part].view(parameter.shape)
+            if correction is not None and self._correction is not None:
+                correction[part] = self._correction[first : first + parameter.numel()]
             start += _padded(parameter.numel())
+            first += parameter.numel()
+        self._correction = correction  # [d, padded]
         if self._proximal_mu:
             self._received = self._weights.clone()
         return self
@@ -87,6 +98,8 @@ class FlatSGD:
         self._velocity.mul_(self._momentum)
         if self._proximal_mu:
             self._velocity.add_(self._weights - self._received, alpha=self._proximal_mu)
+        if self._correction is not None:
+            self._velocity.add_(self._correction)
 
     @torch.no_grad()
     def after_backward(self) -> None:

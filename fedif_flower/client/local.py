@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedif_flower.client.training import train_batches, train_local
 from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.local_methods import LocalTerm
 from fedif_flower.tasks.batches import count_examples, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import module_mode, seeded_randomness
@@ -32,6 +33,7 @@ def train_task(
     generator: torch.Generator,
     *,
     proximal_mu: float = 0.0,
+    term: LocalTerm | None = None,
 ) -> Trained:
     """Train a model in place on data of a task, transformed already.
 
@@ -50,6 +52,8 @@ def train_task(
         On the CPU: everything drawn at random follows from it.
     proximal_mu : float
         FedProx's factor >= 0.
+    term : LocalTerm, optional
+        What a local method adds to each step; training of the task's own has none.
 
     Raises
     ------
@@ -67,11 +71,14 @@ def train_task(
             *(model, inputs, targets, config, generator),
             proximal_mu=proximal_mu,
             loss_fn=task.pair_loss,
+            term=term,
         )
         return Trained(loss, len(targets))
     objective = objective_of(task.loss, task.batch_loss)
     return Trained(
-        *train_batches(model, data, objective, config, generator, proximal_mu=proximal_mu)
+        *train_batches(
+            *(model, data, objective, config, generator), proximal_mu=proximal_mu, term=term
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""What an attack keeps between a client's rounds: in the node's state, where Flower keeps it."""
+"""What a client keeps between its rounds: in the node's state, where Flower keeps it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from fedif_flower.messages.models import tensor_arrays
 
 
 @contextmanager
-def attack_memory(state: RecordDict, run: str) -> Iterator[dict[str, Tensor]]:
+def node_memory(state: RecordDict, kind: str, run: str) -> Iterator[dict[str, Tensor]]:
     """Lend a client its memory of one run, and keep what it holds afterwards.
 
     Parameters
     ----------
     state : RecordDict
         The node's state.
+    kind : str
+        Who remembers: ``"attack"`` or ``"method"``.
     run : str
         The run: a simulated node may work for several at a time.
     """
-    key = f"attack-memory.{run}"
+    key = f"{kind}-memory.{run}"
     record = state.get(key)
     memory = dict(record.to_torch_state_dict()) if isinstance(record, ArrayRecord) else {}
     before = dict(memory)

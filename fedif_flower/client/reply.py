@@ -25,11 +25,12 @@ from fedif_flower.attacks import (
 from fedif_flower.client.data import client_site
 from fedif_flower.client.local import Trained, train_task
 from fedif_flower.client.masking import member_masking
-from fedif_flower.client.memory import attack_memory
+from fedif_flower.client.memory import node_memory
 from fedif_flower.client.poisoning import poisoned_data
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods import LocalMethod, LocalRound, build_local_method
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import (
     ACCOMPLICE_KEY,
@@ -39,12 +40,14 @@ from fedif_flower.messages.instructions import (
     ROUND_KEY,
     RUN_KEY,
     TASK_KEY,
+    VECTOR_KEY,
+    VECTOR_RECORD,
     read_config,
 )
-from fedif_flower.messages.models import load_arrays, model_arrays
+from fedif_flower.messages.models import load_arrays, model_arrays, tensor_arrays
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.seeding import torch_generator
-from fedif_flower.tasks.config import TaskConfig
+from fedif_flower.tasks.config import TaskConfig, TrainingConfig
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
 
@@ -81,20 +84,33 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     acting = behaviour(config, node)
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
         acting = Behaviour()
-    _require_fit(acting, task, settings, attack=node.attack or config.attack)
+    method = build_local_method(config)
+    _require_fit(acting, task, settings, method, config, attack=node.attack or config.attack)
     started = time.perf_counter()
     with torch_threads(config.threads_per_client):
         data = task.load("client_data", client_site(config, node))
         model = _model(task)
         model.to(select_device(config.device))
         load_arrays(model, arrays)
-        with attack_memory(context.state, str(settings[RUN_KEY])) as memory:
-            trained = train_model(
-                model,
+        run = str(settings[RUN_KEY])
+        with (
+            node_memory(context.state, "attack", run) as memory,
+            node_memory(context.state, "method", run) as of_method,
+        ):
+            local = LocalRound(
+                model=model,
+                received=_trainable_vector(model),
+                training=config.part(TrainingConfig),
+                memory=of_method,
+                vector=_received_vector(message, method),
+            )
+            trained, vector = train_model(
+                local,
                 task,
                 data,
                 config,
                 acting,
+                method,
                 partition_id=node.partition_id,
                 server_round=server_round,
                 memory=memory,
@@ -112,13 +128,38 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         content["arrays"] = model_arrays(model)
     else:
         content.update(masking.masked(arrays, settings, model))
+    if vector is not None:
+        content[VECTOR_RECORD] = tensor_arrays({VECTOR_KEY: vector})
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
     return Message(content=content, reply_to=message)
 
 
-def _require_fit(acting: Behaviour, task: Task, settings: ConfigRecord, *, attack: str) -> None:
+def _received_vector(message: Message, method: LocalMethod) -> Tensor | None:
+    """Return what the server sent beside the model, for a method that needs it."""
+    if not method.sends_vector:
+        return None
+    vector: Tensor = cast(ArrayRecord, message.content[VECTOR_RECORD]).to_torch_state_dict()[
+        VECTOR_KEY
+    ]
+    return vector
+
+
+def _require_fit(
+    acting: Behaviour,
+    task: Task,
+    settings: ConfigRecord,
+    method: LocalMethod,
+    config: ClientConfig,
+    *,
+    attack: str,
+) -> None:
     """Raise ConfigError if a client cannot do what it is to do."""
+    if task.train is not None and type(method) is not LocalMethod:
+        raise ConfigError(
+            f"local-method {config.local_method!r} changes the steps of local training, but task "
+            f"{task.name!r} trains by a function of its own; allowed: sgd"
+        )
     if isinstance(acting, Colluder) and not settings[COLLUSION_KEY]:
         raise ConfigError(
             f"attack {attack!r} needs to see what the other malicious "
@@ -146,23 +187,24 @@ def behaviour(config: ClientConfig, node: NodeConfig) -> Behaviour:
 
 
 def train_model(
-    model: nn.Module,
+    local: LocalRound,
     task: Task,
     data: Any,
     config: ClientConfig,
     acting: Behaviour,
+    method: LocalMethod,
     *,
     partition_id: int,
     server_round: int,
     memory: MutableMapping[str, Tensor],
     proximal_mu: float = 0.0,
-) -> Trained:
-    """Train ``model`` in place as this node does in this round; return loss and examples.
+) -> tuple[Trained, Tensor | None]:
+    """Train the model in place as this node does in this round.
 
     Parameters
     ----------
-    model : nn.Module
-        With the parameters received.
+    local : LocalRound
+        The model with the parameters received, and what the local method knows of the round.
     task : Task
         What the federation is about.
     data : Data
@@ -171,15 +213,25 @@ def train_model(
         Epochs, batches, learning rate and the rest of local training.
     acting : Behaviour
         What it does to its data, its training and its update.
+    method : LocalMethod
+        What it adds to plain SGD.
     partition_id, server_round : int
         Together with ``config.seed``, what is drawn depends on them.
     memory : mutable mapping of str to Tensor
         What the behaviour keeps from round to round.
     proximal_mu : float
         FedProx's mu, >= 0; 0: there is no proximal term.
+
+    Returns
+    -------
+    trained : Trained
+        Loss and examples.
+    vector : Tensor, optional
+        ``[d]``: what the local method sends beside the model.
     """
     ids = (config.seed, partition_id)
-    received = _trainable_vector(model)  # [d]
+    model, received = local.model, local.received
+    term = method.term(local)
     data = poisoned_data(
         task,
         model,
@@ -196,6 +248,7 @@ def train_model(
         config,
         torch_generator("local-training", *ids, server_round),
         proximal_mu=proximal_mu,
+        term=term,
     )
     with torch.no_grad():
         vector = _trainable_vector(model)
@@ -204,7 +257,7 @@ def train_model(
         poisoned = acting.poison_update(own)
         if poisoned is not vector:
             vector_to_parameters(poisoned.to(vector), _trainable(model))
-    return trained
+        return trained, method.finish(local, term, poisoned.to(vector))
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

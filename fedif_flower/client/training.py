@@ -17,6 +17,7 @@ from fedif_flower.client.batch_sources import (
 )
 from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
 from fedif_flower.errors import DataError
+from fedif_flower.local_methods import LocalTerm
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import keep_freed_memory, module_mode, seeded_randomness
 from fedif_flower.tasks.task import LossFunction
@@ -32,6 +33,7 @@ def train_local(
     *,
     proximal_mu: float = 0.0,
     loss_fn: LossFunction = functional.cross_entropy,
+    term: LocalTerm | None = None,
 ) -> float:
     r"""Train a model in place by minibatch SGD with momentum, and return its training loss.
 
@@ -61,6 +63,8 @@ def train_local(
         FedProx's :math:`\mu` >= 0.
     loss_fn : callable
         ``loss_fn(model(inputs), labels)`` -> scalar, the mean over the batch.
+    term : LocalTerm, optional
+        What a local method adds to each step.
 
     Returns
     -------
@@ -80,7 +84,7 @@ def train_local(
     # In bfloat16 the products are of copies of the weights.
     is_plain = config.precision == "float32"
     with accumulating_linear_layers(model) if is_plain else nullcontext():
-        loss, _ = _train(model, source, config, generator, proximal_mu)
+        loss, _ = _train(model, source, config, generator, proximal_mu, term)
     return loss
 
 
@@ -92,6 +96,7 @@ def train_batches(
     generator: torch.Generator,
     *,
     proximal_mu: float = 0.0,
+    term: LocalTerm | None = None,
 ) -> tuple[float, float]:
     """Train a model in place as :func:`train_local` does, on data of any structure.
 
@@ -109,6 +114,8 @@ def train_batches(
         On the CPU: seeds order and dropout.
     proximal_mu : float
         FedProx's factor >= 0.
+    term : LocalTerm, optional
+        What a local method adds to each step.
 
     Returns
     -------
@@ -124,7 +131,7 @@ def train_batches(
     """
     device = next(model.parameters()).device
     source = BatchesAsTheyCome(data, objective, config.batch_size, device)
-    return _train(model, source, config, generator, proximal_mu)
+    return _train(model, source, config, generator, proximal_mu, term)
 
 
 def _train(
@@ -133,31 +140,36 @@ def _train(
     config: TrainingConfig,
     generator: torch.Generator,
     proximal_mu: float,
+    term: LocalTerm | None,
 ) -> tuple[float, float]:
-    """Return the last epoch's mean loss, and its number of examples."""
+    """Return the last epoch's mean loss, without the term's, and its number of examples."""
     keep_freed_memory()
+    term = term or LocalTerm()
     seed = int(torch.randint(2**62, (), generator=generator))
     sgd = FlatSGD(
         (parameter for parameter in model.parameters() if parameter.requires_grad),
         learning_rate=config.learning_rate,
         momentum=config.momentum,
         proximal_mu=proximal_mu,
+        correction=term.gradient,
     )
     device = next(model.parameters()).device
     is_mixed = config.precision == "bf16"
     total, weight, examples = torch.zeros((), device=device), 0.0, 0.0
-    with seeded_randomness(seed, device), module_mode(model, training=True), sgd:
+    with seeded_randomness(seed, device), module_mode(model, training=True), sgd, term:
         for _ in range(config.local_epochs):
             total.zero_()
             weight = examples = 0.0
             for batch in source.epoch(generator):
                 with _autocast(device) if is_mixed else nullcontext():
                     loss, size = source.loss(model, batch)
+                    added = term.loss() if size.weight else None
                 if not size.weight:
                     continue
                 sgd.before_backward()
-                loss.backward()  # type: ignore[no-untyped-call]
+                (loss if added is None else loss + added).backward()  # type: ignore[no-untyped-call]
                 sgd.after_backward()
+                term.steps += 1
                 total.add_(loss.detach().float(), alpha=size.weight)
                 weight += size.weight
                 examples += size.examples

@@ -18,7 +18,12 @@ def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
     package has to be among the node config's ``import-from``. In a simulation server and clients
     are one user's.
     """
-    for key, name in (("task", config.task), ("attack", config.attack)):
+    named = (
+        ("task", config.task),
+        ("attack", config.attack),
+        ("local-method", config.local_method),
+    )
+    for key, name in named:
         package = name.split(":")[0].split(".")[0]
         if is_import(name) and package not in node.importable and not _is_simulated():
             raise ConfigError(

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar, Self
 
 from fedif_flower.attacks import AttackConfig
+from fedif_flower.local_methods import LocalMethodConfig
 from fedif_flower.registry import Registry
 from fedif_flower.settings import setting
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig
@@ -15,11 +16,15 @@ from fedif_flower.tasks.config import TaskConfig, TrainingConfig
 DEVICES = r"^(auto|cpu|cuda(:\d+)?|mps)$"
 
 
-class ClientConfig(TaskConfig, TrainingConfig, AttackConfig):
+class ClientConfig(TaskConfig, TrainingConfig, AttackConfig, LocalMethodConfig):
     """What a client is told of a run: its task, its training, who misbehaves, and the seed."""
 
     registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
-        {**TaskConfig.registries, **AttackConfig.registries}
+        {
+            **TaskConfig.registries,
+            **AttackConfig.registries,
+            **LocalMethodConfig.registries,
+        }
     )
 
     num_clients: int = setting(

@@ -12,6 +12,8 @@ from fedif_flower.tasks.task import Task
 CONFIG_KEY, TASK_KEY, FACTS_KEY = "client-config", "task", "task-facts"
 PROXIMAL_KEY, ROUND_KEY = "proximal-mu", "server-round"
 RUN_KEY, COLLUSION_KEY = "run", "collusion"
+# Of arrays beside the model's: the vector of a local method, in both directions.
+VECTOR_RECORD = VECTOR_KEY = "local-method"
 ACCOMPLICE_KEY = "accomplice"  # In a reply that waits for what its accomplices send.
 
 

@@ -115,6 +115,16 @@ class Workspace:
     def instruct(self, config: ConfigRecord, server_round: int) -> None:
         """Tell members in a round's config what they need to know beside the model."""
 
+    def arrays(self, content: RecordDict) -> ArrayRecord:
+        """Return the model's arrays in a reply.
+
+        Raises
+        ------
+        ReplyError
+            If there are none, or more.
+        """
+        return arrays_of(content)
+
     def completed(self, updates: RoundUpdates) -> RoundUpdates:
         """Return a round's updates with what the workspace knows of them; here, as they are."""
         return updates
@@ -146,7 +156,7 @@ class Workspace:
         ReplyError
             If they are not the model's, or not finite.
         """
-        arrays = arrays_of(content)
+        arrays = self.arrays(content)
         self.layout.check(arrays)
         self.layout.check_variances(arrays, received)
         update = self.update(row)
@@ -337,7 +347,7 @@ def _screen(
     arrive: Arrive | None,
 ) -> AcceptedReply:
     content = reply.content
-    arrays = arrays_of(content)
+    arrays = workspace.arrays(content)
     # One hundredth and a second more, for a clock that runs fast.
     max_seconds = 1.01 * (time.perf_counter() - asked_at) + 1.0
     reported = screen_records(content, limits, max_seconds)

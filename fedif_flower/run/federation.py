@@ -10,6 +10,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedif_flower.attacks import malicious_partitions
+from fedif_flower.local_methods import build_local_method
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
@@ -85,6 +86,7 @@ def build_strategy(
             aggregation=config.aggregation,
             pace=configured_pace(config),
             masking=masking,
+            local_method=build_local_method(config),
         ),
     )
     parts = StrategyParts(

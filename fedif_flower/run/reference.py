@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedif_flower.attacks import AttackConfig
+from fedif_flower.local_methods import LocalMethodConfig
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
@@ -24,6 +25,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "The run": RunConfig,
     "Data and model": TaskConfig,
     "Local training": TrainingConfig,
+    "Local method": LocalMethodConfig,
     "Clients": ClientConfig,
     "Strategy": StrategyConfig,
     "Masking": MaskingConfig,

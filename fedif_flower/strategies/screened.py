@@ -48,6 +48,7 @@ from fedif_flower.messages.screening import (
 from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
+from fedif_flower.messages.vector_workspace import VectorWorkspace
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
 from fedif_flower.sections import require_settings
 from fedif_flower.stages import Stage, Stages
@@ -55,6 +56,7 @@ from fedif_flower.strategies.callbacks import Callback, admitted, tell
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
+from fedif_flower.strategies.local_vector import LocalVector
 from fedif_flower.strategies.nodes import NodeDirectory
 from fedif_flower.strategies.pace import Outstanding
 from fedif_flower.strategies.reports import log_remarks, round_report
@@ -162,6 +164,7 @@ class ScreenedStrategy(FlowerFedAvg):
         self.model = GlobalModel(setup.trainable_keys, setup.tied_keys, self.stages)
         self.nodes = NodeDirectory(setup.identify, setup.node_timeout)
         self.limits = ReplyLimits(weighted_by_key, setup.max_num_examples, setup.max_examples_ratio)
+        self.local_vector = LocalVector(setup.local_method)
         self.history = History()
         self.callbacks = list(callbacks)
         self.failures = MemberFailures(setup.max_failed_rounds, setup.max_paused_turns)
@@ -201,7 +204,7 @@ class ScreenedStrategy(FlowerFedAvg):
         """Room for the clients' updates."""
         layout, masking = self.model.layout, self.setup.masking
         if masking is None:
-            return Workspace(layout)
+            return VectorWorkspace(layout) if self.local_vector.travels else Workspace(layout)
         return MaskedWorkspace(layout, masking, self.stages.max_length)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
@@ -299,6 +302,8 @@ class ScreenedStrategy(FlowerFedAvg):
             obstacle = f"with {type(self).__name__}, which takes whole models over"
         elif self.setup.masking is not None:
             obstacle = "with masked updates"
+        elif self.local_vector.travels:
+            obstacle = "with a local method that sends a vector beside the model"
         require(not obstacle, "late_rounds", late, f"0 {obstacle}")
 
     def begin(self, initial_arrays: ArrayRecord) -> None:
@@ -317,6 +322,14 @@ class ScreenedStrategy(FlowerFedAvg):
         if self.setup.masking is not None:
             self.require_maskable(initial_arrays)
         self.stages.begin(self.judge)
+        require(
+            self.combines_updates or not self.local_vector.travels,
+            "local_method",
+            self.setup.local_method,
+            f"with {type(self).__name__}, which gives no update a coefficient: one that sends no "
+            "vector beside the model",
+        )
+        self.local_vector.restart()
         parts = self.stateful()
         self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
 
@@ -327,6 +340,8 @@ class ScreenedStrategy(FlowerFedAvg):
         obstacle = obstacle or self.stages.needs_sight()
         for callback in self.callbacks:
             obstacle = obstacle or callback.needs_sight(self)
+        if self.local_vector.travels:
+            obstacle = obstacle or "the local method sends a vector beside the model"
         if self.setup.aggregation == "streaming":
             obstacle = obstacle or "aggregation = 'streaming' sums updates as they come"
         for key, array in initial_arrays.items():
@@ -382,6 +397,7 @@ class ScreenedStrategy(FlowerFedAvg):
         config["server-round"] = server_round
         self.workspace.instruct(config, server_round)
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        self.local_vector.enclose(record, vectors.params)
         self._started = time.perf_counter()
         return [Message(record, node_id, MessageType.TRAIN) for node_id in self._asked]
 
@@ -522,6 +538,8 @@ class ScreenedStrategy(FlowerFedAvg):
             return f"{type(self).__name__} weighs all updates at once"
         if reason := self.stages.needs_all_updates():
             return reason
+        if self.local_vector.travels:
+            return "the local method sends a vector beside the model"
         for callback in self.callbacks:
             if type(callback).on_step is not Callback.on_step:
                 return f"{type(callback).__name__} looks at each client's update"
@@ -557,6 +575,8 @@ class ScreenedStrategy(FlowerFedAvg):
             return Outcome(self.model.record, aggregation, reason)
         before, arrays = self.model.vectors, self.model.advance(vectors)
         shares = tuple(self.stages.shares) or (1.0,)
+        members = len(self.nodes.known)
+        self.local_vector.advance(self.workspace, aggregation, len(accepted), members)
         nodes = [reply.node for reply in accepted]
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
         return Outcome(arrays, aggregation, step=step if stream is None else None)
@@ -567,7 +587,10 @@ class ScreenedStrategy(FlowerFedAvg):
         """Keep the model, or take it back if it is suspected to be the cause."""
         reason = printable(reason)
         logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
-        return Outcome(self.model.take_back() if suspect else None, None, reason)
+        taken_back = self.model.take_back() if suspect else None
+        if taken_back is not None:
+            self.local_vector.restart()
+        return Outcome(taken_back, None, reason)
 
 
 ScreenedStrategy.__signature__ = constructor_signature(ScreenedStrategy)

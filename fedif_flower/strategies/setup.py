@@ -9,12 +9,15 @@ from typing import Annotated, Any
 import torch
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
 from fedif_flower.strategies.pace import DEFAULT_PACE, Pace
 from fedif_flower.strategies.streaming import AggregationMode
+
+PLAIN = LocalMethod()
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,6 +56,9 @@ class Setup:
         the round's median, >= 1, counts for so many. 0: no such bound.
     pace : Pace
         How long a round waits, and for how long late replies count.
+    local_method : LocalMethod
+        What clients do beside plain SGD, as far as the server takes part (see
+        :mod:`fedif_flower.local_methods`). Clients of this package are told by the run config.
     aggregation : {"stacked", "streaming", "auto"}
         Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
     masking : Masking, optional
@@ -107,6 +113,7 @@ class Setup:
     ] = "stacked"
     masking: Masking | None = None
     pace: Pace = DEFAULT_PACE
+    local_method: LocalMethod = PLAIN
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""

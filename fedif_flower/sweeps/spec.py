@@ -89,7 +89,8 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
     """Tell whether a key is no section's, or one of a section that these settings choose."""
-    names = {section_name(str(settings[field])) for field in RunConfig.registries}
+    keys = (field.replace("_", "-") for field in RunConfig.registries)
+    names = {section_name(str(settings[key])) for key in keys}
     return "." not in key or key.partition(".")[0] in names
 
 

@@ -3,25 +3,25 @@ from __future__ import annotations
 import torch
 from flwr.app import RecordDict
 
-from fedif_flower.client.memory import attack_memory
+from fedif_flower.client.memory import node_memory
 
 
 def test_a_run_finds_what_it_left_and_no_other_does():
     state = RecordDict()
-    with attack_memory(state, "a") as memory:
+    with node_memory(state, "attack", "a") as memory:
         assert memory == {}
         memory["received"] = torch.tensor([1.0, 2.0])
-    with attack_memory(state, "b") as memory:
+    with node_memory(state, "attack", "b") as memory:
         assert memory == {}
-    with attack_memory(state, "a") as memory:
+    with node_memory(state, "attack", "a") as memory:
         assert memory["received"].tolist() == [1, 2]
         del memory["received"]
-    with attack_memory(state, "a") as memory:
+    with node_memory(state, "attack", "a") as memory:
         assert memory == {}
 
 
 def test_an_honest_client_leaves_nothing_behind():
     state = RecordDict()
-    with attack_memory(state, "a"):
+    with node_memory(state, "attack", "a"):
         pass
     assert not state

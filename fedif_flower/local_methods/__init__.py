@@ -1,0 +1,21 @@
+"""What clients do beside plain SGD on their loss: one file per method. No Flower, no I/O."""
+
+from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
+from fedif_flower.local_methods.moon import Moon
+from fedif_flower.local_methods.registry import (
+    LOCAL_METHODS,
+    LocalMethodConfig,
+    build_local_method,
+)
+from fedif_flower.local_methods.scaffold import Scaffold
+
+__all__ = [
+    "LOCAL_METHODS",
+    "LocalMethod",
+    "LocalMethodConfig",
+    "LocalRound",
+    "LocalTerm",
+    "Moon",
+    "Scaffold",
+    "build_local_method",
+]

@@ -1,0 +1,107 @@
+"""The protocol of a local method: what it adds to a client's steps, and what travels with it."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor, nn
+
+from fedif_flower.tasks.config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class LocalRound:
+    """One client's round, before it trains.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+        With the parameters received.
+    received : Tensor
+        ``[d]``: its trainable parameters.
+    training : TrainingConfig
+        Epochs, batch size, learning rate and momentum.
+    memory : mutable mapping of str to Tensor
+        What the method keeps at this client from round to round, on the CPU.
+    vector : Tensor, optional
+        ``[d]``: what the server sent beside the model, for a method that ``sends_vector``.
+    """
+
+    model: nn.Module
+    received: Tensor
+    training: TrainingConfig
+    memory: MutableMapping[str, Tensor]
+    vector: Tensor | None = None
+
+
+class LocalTerm:
+    """What is added to each step of a client's training; entered while it trains.
+
+    Parameters
+    ----------
+    gradient : Tensor, optional
+        ``[d]``: added to every step's gradient.
+    """
+
+    def __init__(self, gradient: Tensor | None = None) -> None:
+        self.gradient = gradient
+        self.steps = 0  # Taken so far.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Undo what entering did to the model."""
+
+    def loss(self) -> Tensor | None:
+        """Return what is added to the loss of the batch that the model has just seen."""
+        return None
+
+
+class LocalMethod:
+    """Plain SGD on the task's loss; a method overrides what it changes."""
+
+    # Whether a vector [d] travels beside the model, in both directions.
+    sends_vector = False
+
+    def term(self, local: LocalRound) -> LocalTerm:  # noqa: ARG002
+        """Return what is added to each step of a round."""
+        return LocalTerm()
+
+    def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Remember what later rounds need, and return the vector ``[d]`` to send, if any.
+
+        Parameters
+        ----------
+        local : LocalRound
+            As :meth:`term` got it.
+        term : LocalTerm
+            Knows how many steps were taken.
+        sent : Tensor
+            ``[d]``: the trainable parameters that the client sends back.
+        """
+        return None
+
+    def moved(
+        self,
+        vector: Tensor,
+        changes: Tensor,  # noqa: ARG002
+        coefficients: Tensor,  # noqa: ARG002
+        share: float,  # noqa: ARG002
+    ) -> Tensor:
+        """Return the server's vector ``[d]`` after a round, for a method that ``sends_vector``.
+
+        Parameters
+        ----------
+        vector : Tensor
+            ``[d]``: what the round's clients were sent.
+        changes : Tensor
+            ``[m, d]``: what the m accepted replies brought.
+        coefficients : Tensor
+            ``[m]``: by what their updates moved the model.
+        share : float
+            m of all members, in (0, 1].
+        """
+        return vector

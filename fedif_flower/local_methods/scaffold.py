@@ -1,0 +1,101 @@
+"""SCAFFOLD [Karimireddy et al., 2020]: control variates against the drift of clients.
+
+Paper: https://arxiv.org/abs/1910.06378
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
+
+_CONTROL = "scaffold-control"
+
+
+class Scaffold(LocalMethod):
+    r"""Each step is corrected by how the client's gradients differ from everybody's.
+
+    .. math::
+        y \leftarrow y - \eta \, (\nabla \ell_i(y) + c - c_i), \qquad
+        c_i^+ = c_i - c + \frac{w_{t-1} - y}{\eta \, W_K}
+
+    (the paper's option II) with c the server's control variate, :math:`c_i` the client's, both 0
+    at first, and :math:`W_K = \sum_{j=1}^{K} \sum_{i=0}^{j-1} \beta^i` what K steps with momentum
+    :math:`\beta` count for: K without momentum, as in the paper. The client sends
+    :math:`c_i^+ - c_i`; the server's half is :func:`moved_control`.
+    """
+
+    sends_vector = True
+
+    def term(self, local: LocalRound) -> LocalTerm:
+        """Return the correction :math:`c - c_i`."""
+        control = _received(local)
+        return LocalTerm(control - self._own(local))
+
+    def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> Tensor:
+        """Keep the client's new control variate, and return by how much it changed."""
+        own = self._own(local)
+        scale = local.training.learning_rate * summed_steps(term.steps, local.training.momentum)
+        change = (local.received - sent) / scale - _received(local)  # [d]
+        local.memory[_CONTROL] = (own + change).cpu()
+        return change
+
+    def moved(self, vector: Tensor, changes: Tensor, coefficients: Tensor, share: float) -> Tensor:
+        """Return the server's control variate after a round (see :func:`moved_control`)."""
+        return moved_control(vector, changes, coefficients, share)
+
+    def _own(self, local: LocalRound) -> Tensor:
+        kept = local.memory.get(_CONTROL)
+        return torch.zeros_like(local.received) if kept is None else kept.to(local.received)
+
+
+def summed_steps(steps: int, momentum: float) -> float:
+    r"""Return :math:`W_K`: what a constant gradient moves the parameters by, in learning rates.
+
+    Parameters
+    ----------
+    steps : int
+        K >= 1.
+    momentum : float
+        :math:`\beta`, in [0, 1].
+    """
+    velocity = moved = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1.0
+        moved += velocity
+    return moved
+
+
+def moved_control(control: Tensor, changes: Tensor, coefficients: Tensor, share: float) -> Tensor:
+    r"""Return the server's control variate after a round.
+
+    .. math::
+        c \leftarrow c + \frac{|S|}{N} \sum_{i \in S} a_i \, f_i \, \Delta c_i, \qquad
+        f_i = \min(1, 2 \operatorname{median}_j \lVert \Delta c_j \rVert / \lVert \Delta c_i \rVert)
+
+    With :math:`a_i = 1 / |S|` and :math:`f_i = 1` this is the paper's. The coefficients are those
+    that the round's updates were given, so that who has no weight in the model has none here.
+
+    Parameters
+    ----------
+    control : Tensor
+        ``[d]``.
+    changes : Tensor
+        ``[m, d]``: :math:`\Delta c_i`.
+    coefficients : Tensor
+        ``[m]``: :math:`a_i`.
+    share : float
+        :math:`|S| / N`, in (0, 1]: of the members, those whose replies were accepted.
+    """
+    lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
+    bound = 2 * lengths.quantile(0.5)
+    factors = (bound / lengths).clamp(max=1).nan_to_num(1.0)  # 0 / 0: nothing to shorten.
+    weights = share * coefficients.to(factors) * factors  # [m]
+    moved: Tensor = control + weights.to(changes) @ changes
+    return moved
+
+
+def _received(local: LocalRound) -> Tensor:
+    assert local.vector is not None  # sends_vector: a reply without it is not begun
+    return local.vector.to(local.received)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parameters_to_vector
+
+from fedif_flower.errors import ConfigError, ReplyError
+from fedif_flower.local_methods import LocalRound, Scaffold
+from fedif_flower.local_methods.scaffold import moved_control, summed_steps
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.messages.vector_workspace import VectorWorkspace, vector_record
+from fedif_flower.round import ModelVectors
+from fedif_flower.run.rows import read_rows
+from fedif_flower.tasks.config import TrainingConfig
+from tests.run.points import SLOPE, line, regression, run
+
+RATE, EPOCHS, ROUNDS, CLIENTS = 0.1, 3, 4, 4
+
+
+@given(st.integers(1, 30), st.floats(0, 1))
+def test_summed_steps_are_what_a_constant_gradient_moves_by(steps, momentum):
+    weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
+    sgd = torch.optim.SGD([weight], lr=1.0, momentum=momentum)
+    for _ in range(steps):
+        weight.grad = torch.ones_like(weight)
+        sgd.step()
+    assert summed_steps(steps, momentum) == pytest.approx(-weight.item(), rel=1e-6)
+
+
+def test_a_client_s_control_variate_by_hand():
+    model = nn.Linear(2, 1, bias=False)
+    memory = {"scaffold-control": torch.tensor([1.0, 0.0])}
+    local = LocalRound(
+        model=model,
+        received=torch.tensor([3.0, 2.0]),
+        training=TrainingConfig(learning_rate=0.5, momentum=0.0),
+        memory=memory,
+        vector=torch.tensor([0.0, 4.0]),
+    )
+    term = Scaffold().term(local)
+    assert term.gradient.tolist() == [-1.0, 4.0]  # c - c_i
+    term.steps = 2
+    # (x - y) / (0.5 * 2) = [2, 1]; c_i+ = [1, 0] - [0, 4] + [2, 1]
+    change = Scaffold().finish(local, term, torch.tensor([1.0, 1.0]))
+    assert change.tolist() == [2.0, -3.0]
+    assert memory["scaffold-control"].tolist() == [3.0, -3.0]
+
+
+def test_the_server_s_control_variate_by_hand():
+    control = torch.tensor([1.0, 1.0])
+    changes = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 8.0]])
+    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    # The third is twice as long as twice the median of the lengths 2, 2, 8.
+    moved = moved_control(control, changes, weights, share=0.5)
+    assert moved.tolist() == [1.0 + 0.5 * 0.5 * 2, 1.0 + 0.5 * (0.25 * 2 + 0.25 * 4)]
+    zeros = moved_control(control, torch.zeros(3, 2), weights, share=0.5)
+    assert torch.equal(zeros, control)
+
+
+def examples(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points of a line that is another for each client."""
+    inputs, _ = line(client)
+    return inputs, inputs @ (SLOPE + 0.2 * torch.tensor([[client], [-client]]))
+
+
+def published_loop(chosen: list[list[int]]) -> torch.Tensor:
+    """Algorithm 1 of the paper with option II, global rate 1, whole batches."""
+    torch.manual_seed(0)
+    weights = task().build_model(0)
+    x = parameters_to_vector(weights.parameters()).detach().double()
+    c, own = torch.zeros(3).double(), torch.zeros(CLIENTS, 3).double()
+    for clients in chosen:
+        models, changes = [], []
+        for client in clients:
+            inputs, targets = (value.double() for value in examples(client))
+            y = x.clone()
+            for _ in range(EPOCHS):
+                y.requires_grad_(True)
+                loss = functional.mse_loss(inputs @ y[:2, None] + y[2], targets)
+                (gradient,) = torch.autograd.grad(loss, y)
+                y = (y - RATE * (gradient - own[client] + c)).detach()
+            new = own[client] - c + (x - y) / (EPOCHS * RATE)
+            changes.append(new - own[client])
+            own[client] = new
+            models.append(y)
+        x = x + (torch.stack(models) - x).mean(dim=0)
+        c = c + torch.stack(changes).mean(dim=0) * len(clients) / CLIENTS
+    return x.float()
+
+
+def task():
+    return regression(client_data=lambda site: examples(site.partition_id))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_run_is_the_published_algorithm(tmp_path, share):
+    settings = {
+        "strategy": "fedavg",
+        "local_method": "scaffold",
+        "momentum": 0.0,
+        "learning_rate": RATE,
+        "local_epochs": EPOCHS,
+        "batch_size": 40,
+        "fraction_train": share,
+        "num_server_rounds": ROUNDS,
+    }
+    run_dir = run(tmp_path, task(), **settings)
+    rows = read_rows(run_dir / "clients.csv")
+    chosen = [
+        [int(row["partition_id"]) for row in rows if int(row["round"]) == t]
+        for t in range(1, ROUNDS + 1)
+    ]
+    state = torch.load(run_dir / "model.pt", weights_only=True)
+    found = torch.cat([state["weight"].flatten(), state["bias"]])
+    torch.testing.assert_close(found, published_loop(chosen), rtol=1e-4, atol=1e-5)
+    plain = run(tmp_path, task(), **{**settings, "local_method": "sgd"})
+    other = torch.load(plain / "model.pt", weights_only=True)
+    assert (state["weight"] - other["weight"]).abs().max() > 1e-3
+
+
+def test_it_runs_under_fedif_s_weights_and_momentum(tmp_path):
+    run_dir = run(tmp_path, task(), local_method="scaffold", num_server_rounds=5)
+    errors = [float(r["test_mean_absolute_error"]) for r in read_rows(run_dir / "rounds.csv")]
+    assert errors[-1] < errors[0] / 3
+
+
+def content(vector: torch.Tensor | None, name: str = "local-method") -> RecordDict:
+    arrays = tensor_arrays({"weight": torch.ones(1, 2)})
+    records = {"arrays": arrays}
+    if vector is not None:
+        records[name] = vector_record(vector)
+    return RecordDict(records)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (content(None), "no array 'local-method'"),
+        (content(torch.ones(2), "control"), "no array 'local-method'"),
+        (content(torch.tensor([1.0, float("nan")])), "has nan"),
+        (content(torch.tensor([1.0, float("-inf")])), "has inf"),
+        (content(torch.ones(3)), "local-method"),
+        (content(torch.ones(2, dtype=torch.int64)), "dtype int64"),
+    ],
+)
+def test_a_vector_is_screened_like_an_update(reply, reason):
+    layout = ParameterLayout.from_arrays(tensor_arrays({"weight": torch.zeros(1, 2)}))
+    workspace = VectorWorkspace(layout)
+    workspace.reserve(1)
+    received = ModelVectors(torch.zeros(2), torch.zeros(0), {})
+    with pytest.raises(ReplyError, match=reason):
+        workspace.unpack(reply, ClientNode(0, 1), 0, received, None)
+
+
+def test_rules_without_coefficients_and_tasks_that_train_themselves_refuse_it(tmp_path):
+    with pytest.raises(ConfigError, match="RobustRule"):
+        run(tmp_path, task(), strategy="median", local_method="scaffold")
+    own = regression(train=lambda model, data, config: 0.0)
+    for name in ("scaffold", "moon"):
+        with pytest.raises(ConfigError, match=f"local-method = '{name}'"):
+            run(tmp_path, own, local_method=name)
+    with pytest.raises(ConfigError, match="streaming"):
+        run(tmp_path, task(), local_method="scaffold", aggregation="streaming")
