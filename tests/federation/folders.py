@@ -81,5 +81,6 @@ def join_as(host: Path, invitation: Invitation, **given: Any) -> Lines:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder, to be compared later."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    """Return every file below a folder but a lock, to be compared later."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

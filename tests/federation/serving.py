@@ -15,7 +15,7 @@ from fedif_flower.federation.server import settings_text
 class _Health(BaseHTTPRequestHandler):
     status = 200
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self.send_response(self.status)
         self.end_headers()
 
