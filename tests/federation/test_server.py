@@ -58,6 +58,21 @@ def test_what_an_interrupted_attempt_left_out_is_made_and_no_key_with_it(folder)
     assert hosts_of(read_certificate(folder.certificate))[-1] == "::1"
 
 
+@pytest.mark.parametrize("name", ["ca", "server"])
+def test_a_key_that_was_lost_is_not_made_anew_beside_its_certificate(folder, name):
+    (folder.path / f"{name}.key").unlink()
+    before = content(folder.path)
+    with pytest.raises(ConfigError, match=rf"{name}\.crt is there, but {name}\.key is not"):
+        initialize(folder, SETTINGS, Lines().steps())
+    assert content(folder.path) == before
+
+
+def test_a_certificate_of_another_key_is_found(folder):
+    folder.server_key.write_bytes(make_key())
+    with pytest.raises(ConfigError, match=r"server\.crt does not work for localhost"):
+        initialize(folder, SETTINGS, Lines().steps())
+
+
 def test_another_federation_in_the_same_folder_is_refused(folder, tmp_path):
     before = content(tmp_path)
     with pytest.raises(ConfigError, match=r"listen = '127.0.0.1:9092' there, '0.0.0.0:9092' here"):
