@@ -7,6 +7,7 @@ its errors and ``docs/configuration.md`` are read off these declarations.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -181,6 +182,37 @@ class Settings(BaseModel):
         ]
 
 
+def parse_overrides(text: str) -> dict[str, Scalar]:
+    """Parse ``KEY=VALUE ...`` as ``flwr run --run-config`` does, but refuse what it would skip.
+
+    Raises
+    ------
+    ConfigError
+        If the text is not a list of pairs, strings being quoted.
+    """
+    pair = re.compile(r"""\s*([\w.-]+)=("[^"]*"|'[^']*'|[^\s"']\S*)(?=\s|$)""")
+    values: dict[str, Scalar] = {}
+    position, text = 0, text.strip()
+    while position < len(text):
+        match = pair.match(text, position)
+        if match is None:
+            raise ConfigError(
+                f"cannot read {text[position:].strip()!r}; expected KEY=VALUE pairs separated by "
+                "spaces, strings in quotes: 'num-server-rounds=5 strategy=\"fedif\"'"
+            )
+        try:
+            values[match[1]] = tomllib.loads(f"value = {match[2]}")["value"]
+        except tomllib.TOMLDecodeError:
+            if not re.fullmatch(r"[A-Za-z_][\w:.+-]*", match[2]):
+                raise ConfigError(
+                    f"{match[1]} = {match[2]}: not a number, true, false or a word; other strings "
+                    "need quotes"
+                ) from None
+            values[match[1]] = match[2]  # A shell took the quotes away.
+        position = match.end()
+    return values
+
+
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return that there is no such key, with those that look like it, else with all."""
     if near := get_close_matches(key, known, cutoff=_ALIKE):
@@ -210,6 +242,8 @@ def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, ob
     if name is None:
         return unknown_key(key, list(aliases.values() if by_alias else aliases))
     field = cls.model_fields[name]
+    if first["type"] == "missing":
+        return spell(f"{name} is missing; allowed: {_allowed(field)}")
     choices = [str(choice) for choice in _extra(field, "choices") or ()]
     near = get_close_matches(str(first["input"]), choices, n=1, cutoff=_ALIKE)
     meant = f" (did you mean {near[0]!r}?)" if near else ""

@@ -15,11 +15,12 @@ import pytest
 
 from client_app import app as client_app
 from fedif_flower.devices import torch_threads
-from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.settings import parse_overrides
 from fedif_flower.statement.account import settle
 from fedif_flower.statement.records import read_run
 
@@ -99,7 +100,7 @@ def test_the_first_run_ends_as_the_readme_shows(tmp_path):
 def test_the_demo_shows_who_lies(tmp_path):
     script = (REPOSITORY / "deploy" / "demo.sh").read_text().replace("\\\n", "")
     (rounds,) = re.findall(r"ROUNDS:-(\d+)", script)
-    (command,) = re.findall(r"federation.sh\" run demo (.*)", script)
+    (command,) = re.findall(r"federation run --in \S+ (.*)", script)
     settings = " ".join(shlex.split(command.replace("$rounds", rounds)))
     settings = re.sub(r'(output-dir|run-name)="[^"]*"', "", settings)
     run = run_of(settings, tmp_path, {3: {"attack": "label-noise"}})
