@@ -27,8 +27,6 @@ from fedif_flower.evidence.keys import VerifyingKey, fingerprint
 from fedif_flower.messages.text import printable
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "urn:fedif-flower:contributions:v1"
 ENVELOPE = "manifest.intoto.json"
 OPERATOR = "the operator"
 OLD_MANIFEST = "manifest.json"  # Of statements before there were envelopes.
@@ -114,9 +112,9 @@ class _Subject(_Part):
 class SignedStatement(_Part):
     """A statement of in-toto: what is said (the predicate), and about what (the subject)."""
 
-    kind: Literal["https://in-toto.io/Statement/v1"] = Field(STATEMENT_TYPE, alias="_type")
+    kind: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: Annotated[list[_Subject], Field(min_length=1, max_length=1)]
-    predicate_type: Literal["urn:fedif-flower:contributions:v1"] = PREDICATE_TYPE
+    predicate_type: Literal["urn:fedif-flower:contributions:v1"]
     predicate: Manifest
 
     def envelope(self) -> Envelope:
@@ -132,8 +130,14 @@ class SignedStatement(_Part):
 
 def statement_of(model: str, digest: str, manifest: Manifest) -> SignedStatement:
     """Return what a manifest says about a model: its file's name and SHA-256."""
-    subject = _Subject(name=model, digest=_Digest(sha256=digest))
-    return SignedStatement(subject=[subject], predicate=manifest)
+    return SignedStatement.model_validate(
+        {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": model, "digest": {"sha256": digest}}],
+            "predicateType": "urn:fedif-flower:contributions:v1",
+            "predicate": manifest,
+        }
+    )
 
 
 @dataclass(frozen=True)
