@@ -10,7 +10,7 @@ from typing import Any
 from fedif_flower.member.node_log import PRIVACY, NodeLine
 
 _COLUMNS = ("time", "direction", "run", "app", "kind", "bytes", "digest", "decision", "reason")
-_DIGITS = 12  # Of an app and of a digest that a table shows; the file has all.
+_HASH, _DIGITS = 64, 12  # Of a hash, and of those that a table shows; the file has all.
 
 
 def chosen(
@@ -103,4 +103,6 @@ def _cell(line: NodeLine, name: str) -> str:
         epsilon, replies = float(str(entry["epsilon"])), entry["replies"]
         return f"epsilon {epsilon:.4g} at delta {entry['delta']} after {replies} replies"
     text = str(entry[name])
-    return text[:_DIGITS] if name in ("app", "digest") else text
+    if name in ("app", "digest"):
+        return " ".join(word if len(word) < _HASH else word[:_DIGITS] for word in text.split())
+    return text

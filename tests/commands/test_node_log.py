@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from typer.testing import CliRunner
 
-from fedif_flower.commands.node import node_cli
+from fedif_flower.cli import cli
 from fedif_flower.errors import EvidenceError
 from fedif_flower.member.node_log import PRIVACY, NodeLog
 
@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 
 def shown(*arguments) -> list[str]:
-    found = CliRunner().invoke(node_cli, ["log", *map(str, arguments)], catch_exceptions=False)
+    found = CliRunner().invoke(cli, ["node", "log", *map(str, arguments)], catch_exceptions=False)
     assert found.exit_code == 0
     return found.stdout.splitlines()
 
