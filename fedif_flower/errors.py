@@ -63,6 +63,10 @@ class RefusedByPolicyError(KeeperError):
     """The keeper of masks refuses what its policy forbids."""
 
 
+class RefusedByMemberError(FedIFError):
+    """A member's own policy forbids what the server asks for, or what its app would send."""
+
+
 def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigError naming the key, its value and what is allowed, unless ``is_allowed``.
 
