@@ -200,8 +200,11 @@ class MessageGuard:
         bundle = read_bundle(fab.content, "the app")
         if (run.fab_id, run.fab_version) != (bundle.name, bundle.version):
             raise RefusedByMemberError("the server calls the app by another name than its own")
-        config = get_fused_config_from_fab(fab.content, run)
-        own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
+        try:
+            config = get_fused_config_from_fab(fab.content, run)
+            own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
+        except ValueError as error:
+            raise RefusedByMemberError(f"the run config does not fit the app: {error}") from error
         overridden = {key: value for key, value in config.items() if value != own[key]}
         asked = AskedRun(bundle.name, run.federation_id, config, overridden)
         self._policy.runs.check_run(asked, self._policy.config)
@@ -266,11 +269,9 @@ class MessageGuard:
             most = self._policy.app_rules.error_characters
             said = printable(message.error.reason, 2000)
             logger.warning("run %d: the app failed: %s", asked.metadata.run_id, said)
-            reason = (
-                printable(said, max(3, most))
-                if most
-                else "the app failed; the member's log says how"
-            )
+            reason = "the app failed; the member's log says how"
+            if most:
+                reason = printable(said, max(3, most))
             code = message.error.code
             known = code if code in _CODES else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             return Message(Error(known, reason), reply_to=asked)
@@ -308,11 +309,11 @@ class MessageGuard:
         elif isinstance(error, FedIFError):
             reason = str(error)
         else:
-            reason = (
-                "the message cannot be read" if direction == "in" else "the reply cannot be read"
-            )
+            what = "message" if direction == "in" else "app's reply"
+            reason = f"the {what} cannot be read"
         reason = printable(reason, 1000)
-        logger.warning("run %d: refused: %s (%r)", asked.metadata.run_id, reason, error)
+        why = "" if isinstance(error, RefusedByMemberError) else f" ({error!r})"
+        logger.warning("run %d: refused: %s%s", asked.metadata.run_id, reason, why)
         try:
             self._note(direction, asked, asked.metadata.message_id, 0, reason)
         except StorageError as full:

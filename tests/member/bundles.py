@@ -9,6 +9,8 @@ PYPROJECT = """
 [project]
 name = "app"
 version = "1.0"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41"]
 [tool.flwr.app]
 publisher = "fedif"
 fab-format-version = 1
