@@ -64,7 +64,19 @@ class RefusedByPolicyError(KeeperError):
 
 
 class RefusedByMemberError(FedIFError):
-    """A member's own policy forbids what the server asks for, or what its app would send."""
+    """What a member's own policy does not let in or out.
+
+    Parameters
+    ----------
+    told : str
+        The reason as the server may learn it: it holds nothing that the app wrote.
+    detail : str
+        What the member reads besides in its own log: names, figures.
+    """
+
+    def __init__(self, told: str, detail: str = "") -> None:
+        super().__init__(f"{told}: {detail}" if detail else told)
+        self.told = told
 
 
 def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:

@@ -46,13 +46,6 @@ class AppRules(Settings):
         "Bundles that were refused and are kept, for `fedif app show`; then the oldest goes.",
         ge=0,
     )
-    error_characters: int = setting(
-        0,
-        "Characters of an app's own error that leave; the member's log has all of it. An app can "
-        "write training data into an error.",
-        ge=0,
-        le=1000,
-    )
 
 
 class MemberApps:

@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.member.app_rules import AppRules, MemberApps
+from fedif_flower.member.node_log import LogSettings
+from fedif_flower.member.outgoing import LeavesSettings
 from fedif_flower.member.run_rules import Accepted, RunRules
 from fedif_flower.settings import Settings, setting, unknown_key
 
-SECTIONS = ("apps", "runs", "sign")
+SECTIONS = ("apps", "runs", "leaves", "log", "sign")
 FILE = "member-policy.toml"
 _Rules = TypeVar("_Rules", bound=Settings)
 
@@ -47,23 +49,31 @@ class MemberPolicy:
     state : Path
         The folder in which the SuperNode writes.
     apps : MemberApps
-        What runs here.
-    app_rules : AppRules
-        ``[apps]``.
+        ``[apps]``: what runs here.
     runs : RunRules
         ``[runs]``.
     config : mapping of str to Accepted
         ``[runs.config]``.
+    leaves : LeavesSettings
+        ``[leaves]``: what of a reply leaves.
+    log : LogSettings
+        ``[log]``.
     sign : SignRules
         ``[sign]``.
     """
 
     state: Path
     apps: MemberApps
-    app_rules: AppRules
     runs: RunRules
     config: Mapping[str, Accepted]
+    leaves: LeavesSettings
+    log: LogSettings
     sign: SignRules
+
+    @property
+    def log_folder(self) -> Path:
+        """Where the log lies."""
+        return self.state / Path(self.log.folder).expanduser()
 
     @property
     def counts(self) -> Path:
@@ -85,19 +95,19 @@ def read_member_policy(path: Path) -> MemberPolicy:
         raise ConfigError(f"{path}: {error}") from error
     beside = path.parent.absolute()
     try:
-        apps, runs, sign = (_section(content, name) for name in SECTIONS)
+        apps, runs, leaves, log, sign = (_section(content, name) for name in SECTIONS)
         config = _section(runs, "config", "runs.config")
         for key in content:
             if key not in PolicySettings.key_names():
                 raise ConfigError(unknown_key(key, [*PolicySettings.key_names(), *SECTIONS]))
         state = beside / PolicySettings(**content).state
-        app_rules = _read(AppRules, "apps", apps)
         return MemberPolicy(
             state,
-            MemberApps(app_rules, beside, state),
-            app_rules,
+            MemberApps(_read(AppRules, "apps", apps), beside, state),
             _read(RunRules, "runs", runs),
             {key: Accepted.from_toml(key, value) for key, value in config.items()},
+            _read(LeavesSettings, "leaves", leaves),
+            _read(LogSettings, "log", log),
             _read(SignRules, "sign", sign),
         )
     except ConfigError as error:

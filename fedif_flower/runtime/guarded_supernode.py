@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import FedIFError
+from fedif_flower.member.node_log import NodeLog
+from fedif_flower.member.outgoing import OutgoingPolicy
 from fedif_flower.member.policy import MemberPolicy, read_member_policy
 from fedif_flower.member.round_counts import RoundCounts
 from fedif_flower.run.logs import show_logs
@@ -61,14 +63,23 @@ def with_signing_key(
 
 
 def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
-    """Put a guard into Flower's SuperNode, which has no hook of its own for this."""
+    """Put a guard into Flower's SuperNode, which has no hook of its own for this.
+
+    Raises
+    ------
+    FedIFError
+        If the log is in use, cannot be written, or was changed; if counts are damaged, or noise
+        is to be added and cannot be.
+    """
     command, loop = import_module(_COMMAND), import_module(_LOOP)
     counts = RoundCounts(policy.counts, policy.runs)
+    log = NodeLog(policy.log_folder, file_bytes=policy.log.file_bytes)
+    leaves = OutgoingPolicy(policy.leaves, log)
     start, connect = command.start_client_internal, loop.http_request_response
 
     def start_guarded(*, state_factory: Any, node_config: Any, **options: Any) -> None:
         store = state_factory.objectstore_factory.store()
-        guard = partial(MessageGuard, policy, store=store, counts=counts)
+        guard = partial(MessageGuard, policy, store=store, counts=counts, leaves=leaves, log=log)
         loop.http_request_response = _guarding(connect, guard)
         config = with_signing_key(node_config or {}, policy, arguments)
         start(state_factory=state_factory, node_config=config, **options)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from flwr.app import Error, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
@@ -33,8 +33,10 @@ from flwr.supercore.inflatable.inflatable_utils import (
     push_object_contents_from_iterable,
 )
 
-from fedif_flower.errors import FedIFError, RefusedByMemberError, StorageError
+from fedif_flower.errors import RefusedByMemberError, StorageError
 from fedif_flower.member.app_bundle import bundle_digest, read_bundle
+from fedif_flower.member.node_log import Direction, NodeLog
+from fedif_flower.member.outgoing import OutgoingPolicy
 from fedif_flower.member.policy import MemberPolicy
 from fedif_flower.member.round_counts import RoundCounts
 from fedif_flower.member.run_rules import AskedRun
@@ -47,32 +49,6 @@ MOST_WAITING = 4  # Messages without a reply; an app that answers none must not 
 WHOLE_SECONDS = 600.0  # For a reply that its app has announced to be there.
 _CODES = range(ErrorCode.CLIENT_APP_CRASHED + 1)
 _POLL_SECONDS = 0.1
-Decision = Literal["passed", "refused"]
-
-
-class Leaves(Protocol):
-    """Decides what of a reply leaves."""
-
-    def check(self, received: RecordDict, reply: RecordDict) -> RecordDict:
-        """Return the reply that may leave, or raise RefusedByMemberError."""
-
-
-class Log(Protocol):
-    """Keeps a line of every message."""
-
-    def append(
-        self,
-        *,
-        direction: Literal["in", "out"],
-        run_id: int,
-        app: str,
-        kind: str,
-        bytes: int,
-        digest: str,
-        decision: Decision,
-        reason: str = "",
-    ) -> None:
-        """Add a line, or raise StorageError; then nothing may leave."""
 
 
 class Connection(NamedTuple):
@@ -121,10 +97,10 @@ class MessageGuard:
         Where Flower has what the app sends.
     counts : RoundCounts
         Of earlier rounds.
-    leaves : Leaves, optional
-        Decides what of a reply leaves; ``None``: all of it.
-    log : Log, optional
-        ``None``: none is kept.
+    leaves : OutgoingPolicy
+        Decides what of a reply leaves.
+    log : NodeLog
+        Gets a line of every message.
     today : callable
         Returns the day in UTC.
     """
@@ -135,8 +111,8 @@ class MessageGuard:
         connection: Connection,
         store: Any,
         counts: RoundCounts,
-        leaves: Leaves | None = None,
-        log: Log | None = None,
+        leaves: OutgoingPolicy,
+        log: NodeLog,
         today: Callable[[], date] = lambda: datetime.now(UTC).date(),
     ) -> None:
         self._policy, self._connection, self._store = policy, connection, store
@@ -266,19 +242,15 @@ class MessageGuard:
     ) -> Message:
         """Return the reply that leaves."""
         if message.has_error():
-            most = self._policy.app_rules.error_characters
-            said = printable(message.error.reason, 2000)
-            logger.warning("run %d: the app failed: %s", asked.metadata.run_id, said)
-            reason = "the app failed; the member's log says how"
-            if most:
-                reason = printable(said, max(3, most))
+            said = str(message.error.reason)
+            run_id = asked.metadata.run_id
+            logger.warning("run %d: the app failed: %s", run_id, printable(said, 2000))
             code = message.error.code
             known = code if code in _CODES else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            return Message(Error(known, reason), reply_to=asked)
+            return Message(Error(known, self._leaves.error_text(said)), reply_to=asked)
         content = _read_content(tree, self._contents(tree))
-        if self._leaves is not None:
-            content = self._leaves.check(received, content)
-        return Message(content, reply_to=asked)
+        leaving = self._leaves.check(received, content, asked.metadata.run_id)
+        return Message(leaving, reply_to=asked)
 
     def _contents(self, tree: Any) -> dict[str, bytes]:
         """Return the objects of a reply once the app has sent all of them."""
@@ -301,24 +273,24 @@ class MessageGuard:
 
     # -- both -------------------------------------------------------------------------------------
 
-    def _refuse(self, direction: Literal["in", "out"], asked: Message, error: Exception) -> None:
+    def _refuse(self, direction: Direction, asked: Message, error: Exception) -> None:
         """Answer a message with an error that says why, and with nothing else."""
-        # What this package raises names no data of the member's; paths stay here.
-        if isinstance(error, StorageError):
-            reason = "this member cannot write what its policy asks it to keep; is its disk full?"
-        elif isinstance(error, FedIFError):
+        # The server is told nothing that an app wrote, and no path.
+        if isinstance(error, RefusedByMemberError):
+            told, reason = error.told, str(error)
+        elif isinstance(error, StorageError):
+            told = "this member cannot write what its policy asks it to keep; is its disk full?"
             reason = str(error)
         else:
             what = "message" if direction == "in" else "app's reply"
-            reason = f"the {what} cannot be read"
+            told, reason = f"the {what} cannot be read", repr(error)
         reason = printable(reason, 1000)
-        why = "" if isinstance(error, RefusedByMemberError) else f" ({error!r})"
-        logger.warning("run %d: refused: %s%s", asked.metadata.run_id, reason, why)
+        logger.warning("run %d: refused: %s", asked.metadata.run_id, reason)
         try:
             self._note(direction, asked, asked.metadata.message_id, 0, reason)
         except StorageError as full:
             logger.error("%s", full)
-        reply = Message(Error(REFUSED, f"refused by the member: {reason}"), reply_to=asked)
+        reply = Message(Error(REFUSED, f"refused by the member: {printable(told)}"), reply_to=asked)
         try:
             self._push(reply, _in_pieces(reply), 0.0)
         except Exception as failure:  # as Flower does where a reply cannot be sent
@@ -326,19 +298,17 @@ class MessageGuard:
 
     def _note(
         self,
-        direction: Literal["in", "out"],
+        direction: Direction,
         asked: Message,
         digest: str,
         size: int,
         reason: str = "",
     ) -> None:
-        if self._log is None:
-            return
         admitted = self._runs.get(asked.metadata.run_id)
         self._log.append(
             direction=direction,
             run_id=asked.metadata.run_id,
-            app=admitted.run.fab_hash if admitted else "",
+            app=f"{admitted.run.fab_id} {admitted.run.fab_hash}" if admitted else "",
             kind=asked.metadata.message_type,
             bytes=size,
             digest=digest,

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedif_flower.member.node_log import NodeLog
 from fedif_flower.member.policy import read_member_policy
 from fedif_flower.runtime import guarded_supernode
 from fedif_flower.runtime.guarded_supernode import install, main, with_signing_key
@@ -79,6 +80,17 @@ def test_a_policy_is_checked_whole_before_anything_starts(monkeypatch, tmp_path)
     monkeypatch.setattr(guarded_supernode, "install", lambda *_: pytest.fail("it has started"))
     policy.write_text("[runs]\nmost-round = 3")
     with pytest.raises(SystemExit, match="unknown key 'most-round'; did you mean most-rounds"):
+        main()
+
+
+def test_a_log_that_another_node_holds_ends_it_before_anything_starts(monkeypatch, tmp_path):
+    policy = tmp_path / "policy.toml"
+    policy.write_text("state = '.'")
+    monkeypatch.setattr(sys, "argv", ["guarded_supernode", str(policy), "--insecure"])
+    with (
+        NodeLog(tmp_path / "node-log"),
+        pytest.raises(SystemExit, match=r"error: .*is in use by another node"),
+    ):
         main()
 
 

@@ -21,8 +21,9 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.runtime.run_clientapp import push_message
 from flwr.supernode.servicer.runtime import runtime_handlers
 
-from fedif_flower.errors import RefusedByMemberError, StorageError
+from fedif_flower.errors import StorageError
 from fedif_flower.member.app_bundle import bundle_digest, read_bundle
+from fedif_flower.member.outgoing import OutgoingPolicy
 from fedif_flower.member.policy import read_member_policy
 from fedif_flower.member.round_counts import RoundCounts
 from fedif_flower.runtime.message_guard import REFUSED, Connection, MessageGuard
@@ -82,7 +83,7 @@ class Member:
             ),
             self.store,
             RoundCounts(self.policy.counts, self.policy.runs),
-            leaves,
+            leaves or OutgoingPolicy(self.policy.leaves),
             self.log,
             today=lambda: self.today,
         ).guarded()
@@ -211,7 +212,7 @@ def test_an_approved_app_s_message_and_reply_pass_as_they_are(start):
     ]
     assert member.log.lines[0]["digest"] == asked.metadata.message_id
     assert member.log.lines[1]["digest"] == member.sent[-1][1].object_id
-    assert {one["app"] for one in member.log.lines} == {member.fab.hash_str}
+    assert {one["app"] for one in member.log.lines} == {f"fedif/app {member.fab.hash_str}"}
     assert member.fetched == 1
     assert member.ask() is not None
     assert member.fetched == 1
@@ -331,10 +332,10 @@ def test_a_reply_to_nothing_is_not_sent_nor_is_a_second_one(start):
 
 @pytest.mark.parametrize(
     ("policy", "shown"),
-    [("", "the app failed; the member's log says how"), ("error-characters = 6", "sec...")],
+    [("", "the app failed; the reason is in the member's log"), ("longest-error = 6", "sec...")],
 )
 def test_an_app_s_error_leaves_as_far_as_the_policy_says(start, policy, shown, caplog):
-    member = start(f"[apps]\n{policy}")
+    member = start(f"[leaves]\n{policy}")
     asked = member.ask()
     member.answer(Message(Error(2**40, "secret data"), reply_to=asked))
     error = member.sent[-1][0].error
@@ -346,16 +347,18 @@ class Refusing:
     def __init__(self, error):
         self.error = error
 
-    def check(self, received, reply):
-        assert received == MODEL
+    def check(self, received, reply, run_id):
+        assert (received, run_id) == (MODEL, RUN)
         raise self.error
 
 
 def test_what_may_not_leave_does_not_and_the_reason_does(start):
-    member = start(leaves=Refusing(RefusedByMemberError("metric 'x' is none of those that leave")))
-    member.answer(Message(UPDATE, reply_to=member.ask()))
-    assert member.error == "refused by the member: metric 'x' is none of those that leave"
+    member = start()
+    hidden = RecordDict({**UPDATE, "metrics": MetricRecord({"secret": 5.0})})
+    member.answer(Message(hidden, reply_to=member.ask()))
+    assert member.error == "refused by the member: a metric is not on the list"
     assert [one["decision"] for one in member.log.lines] == ["passed", "refused"]
+    assert "metrics.secret" in member.log.lines[1]["reason"]
 
 
 def test_an_error_of_the_guard_s_own_lets_nothing_out_and_does_not_say_what_is_inside(start):
@@ -365,13 +368,10 @@ def test_an_error_of_the_guard_s_own_lets_nothing_out_and_does_not_say_what_is_i
 
 
 def test_what_leaves_is_what_the_policy_makes_of_it(start):
-    class Rounding:
-        def check(self, received, reply):
-            return RecordDict({"metrics": MetricRecord({"num-examples": 1})})
-
-    member = start(leaves=Rounding())
+    member = start("[leaves]\nclip-length = 1.0")
     member.answer(Message(UPDATE, reply_to=member.ask()))
-    assert list(member.reply.content) == ["metrics"]
+    came, left = (c["arrays"]["w"].numpy() for c in (MODEL, member.reply.content))
+    assert np.linalg.norm(left - came) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_with_a_full_disk_nothing_comes_in_or_leaves(start, caplog):
