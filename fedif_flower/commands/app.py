@@ -52,7 +52,7 @@ def show(
     console.print(f"SHA-256  {bundle.digest}, {len(bundle.content)} bytes")
     if apps is not None:
         console.print(
-            f"signers  {', '.join(apps.signers_of(bundle.digest)) or 'none of your list'}"
+            f"signers  {', '.join(apps.signers_of(bundle.digest)) or 'nobody on your list'}"
         )
         console.print(f"here     {apps.approval(bundle.digest) or 'not approved: it does not run'}")
     older = _older(bundle, against, apps)
