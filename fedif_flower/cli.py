@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedif_flower.commands.app import app_cli
 from fedif_flower.commands.keeper import keeper_cli
 from fedif_flower.commands.node import node_cli
 from fedif_flower.errors import ConfigError, FedIFError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fedif_flower.sweeps.engine import RayLauncher
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+cli.add_typer(app_cli, name="app")
 cli.add_typer(keeper_cli, name="keeper")
 cli.add_typer(node_cli, name="node")
 

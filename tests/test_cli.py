@@ -29,6 +29,8 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ["verify", "--help"],
         ["keeper", "--help"],
         ["node", "log", "--help"],
+        ["app", "--help"],
+        ["app", "show", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(door, arguments):
