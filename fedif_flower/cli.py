@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from fedif_flower.commands.app import app_cli
 from fedif_flower.commands.keeper import keeper_cli
+from fedif_flower.commands.node import node_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 cli.add_typer(app_cli, name="app")
 cli.add_typer(keeper_cli, name="keeper")
+cli.add_typer(node_cli, name="node")
 
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")

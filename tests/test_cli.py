@@ -30,6 +30,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ["keeper", "--help"],
         ["app", "--help"],
         ["app", "show", "--help"],
+        ["node", "log", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(door, arguments):

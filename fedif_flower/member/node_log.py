@@ -37,7 +37,9 @@ Entry = Mapping[str, object]
 class LogSettings(Settings):
     """``[log]`` of a member's policy."""
 
-    folder: str = setting("node-log", "Where the log lies; made if it is not there.")
+    folder: str = setting(
+        "node-log", "Folder of the log, in the policy's `state` folder; made if it is not there."
+    )
     file_bytes: int = setting(
         10 << 20, "A file of the log is followed by another when it is so long.", ge=1024
     )

@@ -59,12 +59,13 @@ class LeavesSettings(Settings):
     config: list[str] = setting(
         [
             *("node.partition-id", "node.attack"),
+            *("signature.key", "signature.signature", "signature.received", "signature.sent"),
             *("statement.kept", "statement.wanted", "statement.reason"),
         ],
         "Values of ConfigRecords, each `RECORD.KEY`. They leave as they are.",
         allowed=_NAMES,
     )
-    longest_text: int = setting(200, "Bytes in one such value.", ge=0)
+    longest_text: int = setting(400, "Bytes in one such value.", ge=0)
     longest_error: int = setting(
         0, "Characters of an app's error message that leave; 0: only that there was one.", ge=0
     )
