@@ -31,6 +31,8 @@ On a node:
   node-key FILE                        FILE (secret) and FILE.pub, which goes to the operator
   supernode HOST:PORT CA KEY CONFIG [LOCAL-PORT] [OPTION...]
                                        run a SuperNode; CONFIG: "partition-id=0 data-dir='/data'";
+                                       --policy FILE, as the first option, guards it by a policy of
+                                       its own (docs/member-policy.md, deploy/member-policy.toml);
                                        options of flower-supernode, such as
                                        --trusted-entities keys.yaml (run only apps signed by these)
                                        or --health-server-address 127.0.0.1:9096
@@ -187,13 +189,20 @@ register() { # NAME PUBLIC-KEY...
 supernode() { # HOST:PORT CA KEY CONFIG [LOCAL-PORT] [OPTION...]
   [ $# -ge 4 ] || usage
   need flower-supernode flower-superexec
-  local address=$1 ca=$2 key=$3 config=$4 port=9094
+  local address=$1 ca=$2 key=$3 config=$4 port=9094 command=(flower-supernode)
   shift 4
   case ${1:-} in
     '' | -*) ;;
     *) port=$1 && shift ;;
   esac
-  exec flower-supernode --superlink "$address" --root-certificates "$ca" \
+  if [ "${1:-}" = --policy ]; then
+    [ $# -ge 2 ] || usage
+    need python
+    command=(python -m fedif_flower.runtime.guarded_supernode "$(absolute "$2")")
+    export PYTHONPATH="$repository${PYTHONPATH:+:$PYTHONPATH}"
+    shift 2
+  fi
+  exec "${command[@]}" --superlink "$address" --root-certificates "$ca" \
     --auth-supernode-private-key "$key" --node-config "$config" --port "$port" "$@"
 }
 

@@ -16,7 +16,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedif_flower.commands.app import app_cli
 from fedif_flower.commands.keeper import keeper_cli
+from fedif_flower.commands.node import node_cli
 from fedif_flower.commands.statement import Members, print_signers, statement_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from fedif_flower.sweeps.engine import RayLauncher
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+cli.add_typer(app_cli, name="app")
 cli.add_typer(keeper_cli, name="keeper")
+cli.add_typer(node_cli, name="node")
 cli.add_typer(statement_cli, name="statement")
 
 Config = Annotated[

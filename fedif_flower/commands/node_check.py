@@ -23,14 +23,17 @@ def node_check(
     ] = None,
     server: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink")] = "",
     ca: Annotated[Path, typer.Option(help="the federation's certificate")] = Path("ca.crt"),
+    policy: Annotated[
+        Path | None, typer.Option(help="your member-policy.toml, if the SuperNode is guarded")
+    ] = None,
 ) -> None:
-    """Check data, one batch of training, disk, keys, and with --server its certificate and clock.
+    """Check data, a batch of training, disk and keys; with --server, its certificate and the clock.
 
     Ends with status 1 if this host cannot take part.
     """
     from rich.table import Table
 
-    from fedif_flower.member.preflight import check_server, own_findings
+    from fedif_flower.member.preflight import check_policy, check_server, own_findings, tried
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.preflight import ADVICE, Status
     from fedif_flower.run.config import RunConfig, parse_overrides
@@ -41,6 +44,8 @@ def node_check(
     found = own_findings(run, node, run.masking)
     if server:
         found += check_server(server, ca)
+    if policy is not None:
+        found.append(tried("app", lambda: check_policy(policy)))
     table = Table("check", "status", "found", "to do")
     for one in found:
         advice = "" if one.status is Status.OK else ADVICE[one.check]

@@ -27,6 +27,7 @@ from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.evidence.keys import read_private_key
 from fedif_flower.masking import read_keeper_key
+from fedif_flower.member.policy import read_member_policy
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import FACTS_KEY, TASK_KEY, read_config
 from fedif_flower.messages.node_config import NodeConfig
@@ -163,18 +164,15 @@ def data_words(task: Task, data: Data) -> str:
     count, labels = count_examples(data), class_labels(data)
     if count == 0:
         raise DataError("there are no examples")
-    words = "batches" if count is None else f"{count} examples"
-    if labels is None or task.num_classes is None:
-        return words
-    if int(labels.max()) >= task.num_classes:
+    if labels is not None and task.num_classes and int(labels.max()) >= task.num_classes:
         raise DataError(
             f"there is a label {int(labels.max())}; the classes are 0 to {task.num_classes - 1}"
         )
-    return f"{words} of {len(labels[labels >= 0].unique())} of {task.num_classes} classes"
+    return "batches" if count is None else f"{count} examples"
 
 
 def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
-    """Train a new model on one batch; return its loss in words.
+    """Train a new model on one batch; return that it went well, and nothing of the data.
 
     Raises
     ------
@@ -190,7 +188,7 @@ def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
     loss = train_task(task, model, [batch], once, torch.Generator().manual_seed(0)).loss
     if not math.isfinite(loss):
         raise DataError(f"the loss of one batch is {loss}")
-    return f"one batch, loss {loss:.3g}"
+    return "of one batch"
 
 
 def check_disk(node: NodeConfig) -> str | Finding:
@@ -254,6 +252,19 @@ def check_masking(node: NodeConfig, masking: str) -> str:
     if masking == "keeper":
         raise ConfigError("this run is masked: the node config needs keeper-key and signing-key")
     return f"masking = {masking!r}"
+
+
+def check_policy(path: Path) -> str | Finding:
+    """Return which apps a member's policy lets run.
+
+    Raises
+    ------
+    ConfigError
+        If the policy cannot be read, naming the key.
+    """
+    approved = len(list(read_member_policy(path).apps.approved.glob("*.fab")))
+    words = f"approved apps: {approved}"
+    return words if approved else Finding("app", Status.WARNING, words)
 
 
 def check_server(address: str, ca: Path) -> list[Finding]:

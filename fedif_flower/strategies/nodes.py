@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.attendance import REPORT_SECONDS, enumerated, label
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
+from fedif_flower.messages.text import printable
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,9 @@ def identify_by_query(
             on_reply(reply)
         if node_id in nodes and reply.has_content():
             nodes[node_id] = _read_answer(nodes[node_id], reply.content)
+        elif node_id in nodes:
+            reason = printable(reply.error.reason)
+            logger.warning("%s does not answer: %s", nodes[node_id].label, reason)
     return list(nodes.values())
 
 

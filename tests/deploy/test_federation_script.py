@@ -55,6 +55,18 @@ def test_a_supernode_s_options_are_handed_to_flower(call):
     assert call(*given[:4]) == ["usage"]
 
 
+def test_a_supernode_with_a_policy_is_the_guarded_one(call, tmp_path):
+    given = ("supernode", "fl:9092", "ca.crt", "node.key", "partition-id=0")
+    options = ("--trusted-entities", "keys.yaml")
+    for port in ((), (9100,)):
+        words = call(*given, *port, "--policy", "policy.toml", *options)
+        module = "fedif_flower.runtime.guarded_supernode"
+        assert words[:3] == ["-m", module, f"{tmp_path}/policy.toml"]
+        assert after(words, "--port") == str(*port or ("9094",))
+        assert words[-2:] == list(options)
+    assert call(*given, "--policy") == ["usage"]
+
+
 def test_a_superlink_s_options_are_handed_to_flower(call, tmp_path):
     words = call("superlink", tmp_path, "[::1]:9092", "--log-file", "superlink.log")
     assert (after(words, "--host"), after(words, "--port")) == ("::1", "9092")

@@ -172,6 +172,7 @@ class Deployment:
         *,
         environment: Mapping[str, str] | None = None,
         prefix: tuple[str, ...] = (),
+        options: tuple[object, ...] = (),
         register: bool = True,
     ) -> subprocess.Popen[bytes]:
         """Start a SuperNode; its key is made and registered the first time."""
@@ -182,7 +183,7 @@ class Deployment:
                 printed = self.script("register", NAME, f"{key}.pub").stdout
                 self.node_ids[name] = int(re.findall(r"\d{9,}", printed)[-1])
         ca = self.server / "ca.crt"
-        command = (SCRIPT, "supernode", self.address, ca, key, config, free_port())
+        command = (SCRIPT, "supernode", self.address, ca, key, config, free_port(), *options)
         self.nodes[name] = self.start(name, *command, environment=environment, prefix=prefix)
         return self.nodes[name]
 

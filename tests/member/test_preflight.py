@@ -22,9 +22,11 @@ from PIL import Image
 from fedif_flower.apps import client_app
 from fedif_flower.errors import DataError
 from fedif_flower.member import preflight
+from fedif_flower.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_flower.member.preflight import (
     check_disk,
     check_masking,
+    check_policy,
     check_server,
     check_signing_key,
     data_words,
@@ -91,8 +93,8 @@ def test_a_member_says_who_it_is_and_that_it_can_take_part():
         ("data", "training", "signing-key", "masking"), "ok"
     ) | {"disk": statuses(reply)["disk"]}
     said = words(reply)
-    assert said["data"] == "6 examples of 3 of 3 classes"
-    assert said["training"].startswith("one batch, loss ")
+    assert said["data"] == "6 examples"
+    assert said["training"] == "of one batch"
 
 
 def test_a_question_without_a_run_is_answered_as_ever():
@@ -164,7 +166,7 @@ def test_a_check_leaves_torch_s_random_state_as_it_was():
 
 def test_labels_to_ignore_are_no_class():
     task, labels = make_task(), torch.tensor([-100, 0, 0, -100, 0, 0])
-    assert data_words(task, (torch.zeros(6, 4), labels)) == "6 examples of 1 of 3 classes"
+    assert data_words(task, (torch.zeros(6, 4), labels)) == "6 examples"
 
 
 Usage = namedtuple("Usage", "total used free")
@@ -266,7 +268,7 @@ def test_images_of_one_s_own_are_checked_without_a_server(tmp_path):
             Image.fromarray(np.full((8, 8), 40 * number, np.uint8)).save(folder / f"{number}.png")
     node = NodeConfig(partition_id=0, data_dir=str(tmp_path))
     found = {one.check: one for one in own_findings(CONFIG.replace(model="auto"), node, "off")}
-    assert found["data"].words == "6 examples of 2 of 2 classes"
+    assert found["data"].words == "6 examples"
     assert found["training"].status == "ok"
     nowhere = NodeConfig(partition_id=0, data_dir=str(tmp_path / "nowhere"))
     found = {one.check: one for one in own_findings(CONFIG, nowhere, "off")}
@@ -344,6 +346,25 @@ def test_a_server_that_is_not_there_or_another_is_named(tmp_path):
     assert "cannot be reached" in check_server(server.address, server.ca)[0].words
     assert "allowed: HOST:PORT" in check_server("nowhere", server.ca)[0].words
     assert "is no certificate" in check_server(server.address, tmp_path / "no")[0].words
+
+
+def test_a_policy_s_apps_are_counted(tmp_path):
+    path = tmp_path / "member-policy.toml"
+    path.write_text("")
+    assert tried("app", lambda: check_policy(path)).status == "warning"
+    (tmp_path / "approved-apps").mkdir()
+    (tmp_path / "approved-apps" / f"{'a' * 64}.fab").touch()
+    assert tried("app", lambda: check_policy(path)) == Finding(
+        "app", Status.OK, "1 apps are approved"
+    )
+    path.write_text("[apps]\nfiles = 1")
+    assert "unknown" in tried("app", lambda: check_policy(path)).words
+
+
+def test_all_that_is_answered_may_leave_a_guarded_node():
+    """What the default of a member's policy lets out: all of it, as it is."""
+    content = ask(make_task()).content
+    assert OutgoingPolicy(LeavesSettings()).check(RecordDict(), content) == content
 
 
 def test_there_is_advice_for_every_check():
