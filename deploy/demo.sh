@@ -101,13 +101,18 @@ for _ in $(seq 300); do
   sleep 0.2
 done
 
-step "each hospital joins; the labels of number 3 are flipped"
+step "each hospital joins, with a policy of its own; the labels of number 3 are flipped"
 for i in 0 1 2 3; do
+  mkdir "$home/hospital-$i"
+  printf '[apps]\napproved = "../approved-apps"\n[runs]\nunknown-keys = true\n' \
+    >"$home/hospital-$i/member-policy.toml"
   config="statement-dir='$pages/hospital-$i'"
   [ "$i" -ne 3 ] || config="$config attack='label-noise'"
   "${fedif[@]}" node join "$server/invitations/hospital-$i.invitation.toml" -c "$config" \
-    --data-dir "$home/data/partition-$i" --port "${local_ports[$i]}" --in "$home/hospital-$i"
+    --data-dir "$home/data/partition-$i" --port "${local_ports[$i]}" --in "$home/hospital-$i" \
+    --policy "$home/hospital-$i/member-policy.toml"
 done
+"${fedif[@]}" app approve "$repository" --policy "$home/hospital-0/member-policy.toml"
 
 step "the operator lets them in, and they start"
 "${fedif[@]}" federation add-member "$home"/hospital-*/*.answer.toml --in "$server"

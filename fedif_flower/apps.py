@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from fedif_flower.client.app import task_app
+from fedif_flower.member.preflight import describe
 from fedif_flower.run.logs import show_logs
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
@@ -39,7 +41,7 @@ def client_app(task: Task | None = None) -> ClientApp:
     task : Task, optional
         What the app is about. ``None``: the run config names a task.
     """
-    return task_app(task, mods=[_with_log])
+    return task_app(task, mods=[_with_log], describe=partial(describe, task=task))
 
 
 def server_app(task: Task | None = None) -> ServerApp:

@@ -16,9 +16,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedif_flower.commands.app import app_cli
 from fedif_flower.commands.federation import federation_cli
 from fedif_flower.commands.keeper import keeper_cli
 from fedif_flower.commands.node import node_cli
+from fedif_flower.commands.statement import Members, print_signers, statement_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
     from fedif_flower.sweeps.engine import RayLauncher
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+cli.add_typer(app_cli, name="app")
 cli.add_typer(keeper_cli, name="keeper")
 cli.add_typer(federation_cli, name="federation")
 cli.add_typer(node_cli, name="node")
+cli.add_typer(statement_cli, name="statement")
 
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
@@ -218,59 +222,6 @@ def compare(
 
 
 @cli.command()
-def statement(
-    run_dir: RunDir,
-    budget: Annotated[str, typer.Option(help="an amount to share out, such as 1000")] = "",
-    names: Annotated[
-        Path | None, typer.Option(help="CSV: client_id,name; default: the names at registration")
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(help="Ed25519 key that signs, made if missing; default: one of your own"),
-    ] = None,
-    from_round: Annotated[
-        int, typer.Option(help="the first round that counts, where the first ones decide too much")
-    ] = 1,
-    contact: Annotated[str, typer.Option(help="whom members may ask: shown on every page")] = "",
-    again: Annotated[
-        bool, typer.Option("--again", help="make another one; the one that is there is kept")
-    ] = False,
-) -> None:
-    """State what each member contributed to a run: signed pages, a table, JSON."""
-    require_directories([run_dir])
-    from fedif_flower.statement.bundle import make_statement, parse_budget, read_account
-    from fedif_flower.statement.manifest import ACCOUNT
-    from fedif_flower.statement.open_games import open_games
-    from fedif_flower.statement.records import read_names, read_run
-    from fedif_flower.statement.signing import (
-        default_key_path,
-        fingerprint,
-        load_or_make_key,
-        public_bytes,
-    )
-
-    cents = parse_budget(budget) if budget else None
-    known = read_names(names) if names is not None else None
-    signer = load_or_make_key(key or default_key_path())
-    folder = make_statement(
-        *(run_dir, signer),
-        budget_cents=cents,
-        names=known,
-        from_round=from_round,
-        contact=contact,
-        again=again,
-    )
-    console = Console()
-    console.print(f"Statement: {(folder / 'statement.html').absolute()}", soft_wrap=True)
-    account, _ = read_account((folder / ACCOUNT).read_text())
-    if account.unpaid:
-        console.print(f"No shares: {account.unpaid}", style="yellow", markup=False)
-    for warning in open_games(read_run(run_dir).config):
-        console.print(f"Left open: {warning}", style="yellow", markup=False)
-    console.print(f"Signed by: {fingerprint(public_bytes(signer))}", highlight=False)
-
-
-@cli.command()
 def verify(
     path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
     key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
@@ -278,15 +229,17 @@ def verify(
         Path | None,
         typer.Option(help="a member's own-updates-dir: recompute what its updates contributed"),
     ] = None,
+    members: Members = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
+    from fedif_flower.evidence.members import read_members
     from fedif_flower.statement.own_updates import check_own
     from fedif_flower.statement.verify import verify as check
 
-    found = check(path, key)
+    found = check(path, key, read_members(members))
     console = Console()
     console.print(f"Unchanged: {path}, made {found.manifest.made}", soft_wrap=True, highlight=False)
-    console.print(f"Signed by: {found.key}", highlight=False)
+    print_signers(found.signed.signers, console)
     for name in found.not_here:
         console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
     if mine is not None:

@@ -63,6 +63,22 @@ class RefusedByPolicyError(KeeperError):
     """The keeper of masks refuses what its policy forbids."""
 
 
+class RefusedByMemberError(FedIFError):
+    """What a member's own policy does not let in or out.
+
+    Parameters
+    ----------
+    told : str
+        The reason as the server may learn it: it holds nothing that the app wrote.
+    detail : str
+        What the member reads besides in its own log: names, figures.
+    """
+
+    def __init__(self, told: str, detail: str = "") -> None:
+        super().__init__(f"{told}: {detail}" if detail else told)
+        self.told = told
+
+
 def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigError naming the key, its value and what is allowed, unless ``is_allowed``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -163,6 +164,49 @@ def write_atomically(path: Path, content: bytes | str, mode: int = 0o666) -> Non
         finally:
             temporary.unlink(missing_ok=True)
         sync_directory(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a whole line to a file so that it survives a power cut, or leave what was there.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written.
+    """
+    data = line.encode() + b"\n"
+    with writing(path), path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)  # No half of a line.
+            raise
+
+
+def cut_torn_line(path: Path, mode: int = 0o666) -> bool:
+    """Make a file of lines if it is not there; cut off a last line that a power cut has torn.
+
+    Returns
+    -------
+    bool
+        Whether there was one.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written.
+    """
+    with writing(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
+        with os.fdopen(descriptor, "rb+") as file:
+            whole = sum(len(line) for line in file if line.endswith(b"\n"))
+            torn = file.tell() > whole
+            if torn:
+                file.truncate(whole)
+    return torn
 
 
 def config_folder() -> Path:

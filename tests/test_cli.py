@@ -28,6 +28,9 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ["sweep", "--help"],
         ["verify", "--help"],
         ["keeper", "--help"],
+        ["app", "--help"],
+        ["app", "show", "--help"],
+        ["node", "log", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(door, arguments):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -13,8 +13,12 @@ from fedif_flower.client.statement import keep_statement
 from fedif_flower.messages.delivery import ACTION
 from fedif_flower.tasks.task import Task
 
+Describe = Callable[[Message, Context], Message]
 
-def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
+
+def task_app(
+    task: Task | None = None, mods: Sequence[Mod] = (), describe: Describe = describe_node
+) -> ClientApp:
     """Return the ClientApp of a task.
 
     Parameters
@@ -23,13 +27,15 @@ def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
         What the app is about; ``None``: the run config names a task.
     mods : sequence of callable
         Called around each message, as Flower's ``ClientApp`` has them.
+    describe : callable
+        ``describe(message, context)`` answers the question who this node is.
     """
     client = ClientApp(mods=list(mods))
 
     @client.query()
     def query(message: Message, context: Context) -> Message:
         """Say which partition this node holds."""
-        return describe_node(message, context)
+        return describe(message, context)
 
     @client.query(ACTION)
     def statement(message: Message, context: Context) -> Message:

@@ -80,7 +80,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     server_round = cast(int, settings[ROUND_KEY])
     require_trusted(config, node)
     masking = member_masking(settings, node, message.metadata.dst_node_id)
-    task = task or _named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
+    task = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
     acting = behaviour(config, node)
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
         acting = Behaviour()
@@ -270,7 +270,8 @@ def _trainable_vector(model: nn.Module) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _named_task(settings: TaskConfig, facts: str) -> Task:
+def named_task(settings: TaskConfig, facts: str) -> Task:
+    """Return the task that a run config names, with what the server says of its data in JSON."""
     return build_task(settings, json.loads(facts))
 
 

@@ -57,8 +57,7 @@ def write_statement(delivery: Delivery, folder: Path) -> Path:
         with writing(target):
             fresh.mkdir()
             (fresh / "statement.html").write_bytes(delivery.page)
-            (fresh / "manifest.json").write_bytes(delivery.manifest)
-            (fresh / "manifest.sig").write_bytes(delivery.signature)
+            (fresh / "manifest.intoto.json").write_bytes(delivery.manifest)
             fresh.rename(target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

@@ -39,15 +39,26 @@ class ChainedLog:
         self.head = head
 
 
-def verified(lines: Iterable[str], name: str) -> tuple[list[dict[str, object]], str]:
-    """Return the entries of a log's lines, and the last hash; ``name`` is what an error calls it.
+def verified(
+    lines: Iterable[str], name: str, head: str = START
+) -> tuple[list[dict[str, object]], str]:
+    """Return the entries of a log's lines, and the last hash.
+
+    Parameters
+    ----------
+    lines : iterable of str
+        As they were written.
+    name : str
+        What an error calls the log.
+    head : str
+        The hash of the line before the first.
 
     Raises
     ------
     EvidenceError
         Naming the first line that does not follow from the one before.
     """
-    head, entries = START, []
+    entries = []
     for number, line in enumerate(lines, 1):
         claimed, _, text = line.rstrip("\n").partition(" ")
         head = _next(head, text)

@@ -11,17 +11,15 @@ from fedif_flower.messages.page import MAX_PAGE_BYTES, refuse_page
 from fedif_flower.messages.text import printable
 
 ACTION = "statement"  # Messages of type ``query.statement``.
-SIGNATURE_BYTES = 64
 _RECORD = "statement"
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A member's page, and what shows that it is as it was signed."""
+    """A member's page, and the signed manifest that shows that it is as it was made."""
 
     page: bytes
     manifest: bytes
-    signature: bytes
 
     def to_content(self) -> RecordDict:
         """Return the content of a message."""
@@ -50,17 +48,14 @@ def read_delivery(content: RecordDict) -> Delivery:
         If it is larger than 1 MiB each, no page, or not of these types.
     """
     record = content.config_records.get(_RECORD, ConfigRecord())
-    parts = [record.get(name) for name in ("page", "manifest", "signature")]
-    page, manifest, signature = parts
-    if not (
-        isinstance(page, bytes) and isinstance(manifest, bytes) and isinstance(signature, bytes)
-    ):
-        raise ReplyError("the message holds no page, manifest and signature")
+    page, manifest = record.get("page"), record.get("manifest")
+    if not (isinstance(page, bytes) and isinstance(manifest, bytes)):
+        raise ReplyError("the message holds no page and manifest")
     if reason := refuse_page(page):
         raise ReplyError(reason)
-    if len(manifest) > MAX_PAGE_BYTES or len(signature) != SIGNATURE_BYTES:
-        raise ReplyError("the manifest or the signature is not of a length it can have")
-    return Delivery(page, manifest, signature)
+    if len(manifest) > MAX_PAGE_BYTES:
+        raise ReplyError(f"the manifest has {len(manifest)} bytes; allowed: {MAX_PAGE_BYTES}")
+    return Delivery(page, manifest)
 
 
 def read_receipt(content: RecordDict) -> Receipt:

@@ -65,6 +65,13 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         gt=0,
         changes_result=False,
     )
+    start_without: str = setting(
+        "nobody",
+        "`nobody`: a run does not begin while a member that is online cannot take part ([what each "
+        "checks](../deploy/README.md#before-the-first-round)); `unfit`: it begins all the same",
+        choices=("nobody", "unfit"),
+        changes_result=False,
+    )
     checkpoint_every: int = setting(
         10,
         "rounds between checkpoints, the last two of which are kept; 0: none",

@@ -27,6 +27,7 @@ from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.masking import VECTORS_PER_ROUND, build_masking, keeper_title
 from fedif_flower.run.preflight import (
+    Members,
     require_simulated,
     try_clients,
     wait_for_clients,
@@ -44,7 +45,7 @@ from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.config import configured_pace, configured_stages
-from fedif_flower.strategies.nodes import identify_clients
+from fedif_flower.strategies.nodes import Identify, identify_clients
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.strategies.registry import BaseArguments, StrategyParts, build_named
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -61,7 +62,10 @@ MOST_EXAMPLES = 10_000_000
 
 
 def build_strategy(
-    loaded: LoadedTask, callbacks: Sequence[Callback] = (), masking: Masking | None = None
+    loaded: LoadedTask,
+    callbacks: Sequence[Callback] = (),
+    masking: Masking | None = None,
+    identify: Identify = identify_clients,
 ) -> ScreenedStrategy:
     """Return the strategy that the run config names."""
     config = loaded.config
@@ -77,7 +81,7 @@ def build_strategy(
             device=config.device,
             trainable_keys=loaded.validation.parameter_names,
             tied_keys=loaded.validation.tied_names,
-            identify=identify_clients,
+            identify=identify,
             min_valid_replies=config.min_valid_replies,
             max_failed_rounds=config.max_failed_rounds,
             max_paused_turns=config.max_paused_turns,
@@ -194,12 +198,13 @@ def run_federation(
     require_simulated(grid, loaded.config)
     warn_of_one(loaded.config)
     try_clients(grid, loaded)
+    members = Members(grid)
     if needs_collusion(loaded.config):
         names, tied = loaded.validation.parameter_names, loaded.validation.tied_names
         grid = ColludingGrid(grid, loaded.config, names, tied)
     with hold_directory(loaded.config.run_dir):
         # Nodes are asked who they are before the strategy starts.
-        return _run_federation(screened(grid), loaded, on_row, callbacks, again)
+        return _run_federation(screened(grid), loaded, on_row, callbacks, again, members)
 
 
 def _run_federation(
@@ -208,6 +213,7 @@ def _run_federation(
     on_row: OnRow | None,
     callbacks: Sequence[Callback],
     again: Again | None,
+    members: Members,
 ) -> Path:
     """Run one federation in a directory of its own."""
     config = loaded.config
@@ -217,7 +223,9 @@ def _run_federation(
     masking = build_masking(config)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
-    strategy = build_strategy(loaded)  # What it refuses is said before anything is written.
+    # What it refuses is said before anything is written.
+    strategy = build_strategy(loaded, identify=members)
+    members.ask(grid, loaded, resumed=checkpoint is not None)
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
     )
@@ -251,7 +259,8 @@ def _run_federation(
         keeper = keeper_title(config)
         keep = config.keep_vectors
         asked = AskedVectors(recorder.folder, masking, keeper, keep=keep, after=done)
-        strategy = build_strategy(loaded, masking=replace(masking, on_vector=asked.note))
+        masking = replace(masking, on_vector=asked.note)
+        strategy = build_strategy(loaded, masking=masking, identify=members)
     attribution = build_attribution(config, paying, recorder.folder)
     run = ResumableRun(
         checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from itertools import count
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count, islice
 from pathlib import Path
 
 import torch
+from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedif_flower.errors import ConfigError, DataError, FedIFError
+from fedif_flower.errors import ConfigError, DataError, FedIFError, TrainingFailedError
+from fedif_flower.messages.attendance import enumerated
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
+from fedif_flower.messages.instructions import instructions
+from fedif_flower.messages.polling_grid import NODE_UNAVAILABLE
+from fedif_flower.messages.preflight import (
+    ADVICE,
+    Finding,
+    Status,
+    ask_for_findings,
+    clock_finding,
+    read_findings,
+)
 from fedif_flower.messages.screened_grid import is_reliable
+from fedif_flower.messages.text import printable
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.strategies.nodes import (
     NODE_TIMEOUT,
+    identify_by_query,
+    identify_clients,
     is_simulated,
     other_number_simulated,
     simulated_nodes,
@@ -31,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 KEY = "num-clients"
 MOST = 2**31 - 1
+PREFLIGHT_TIMEOUT = 300.0  # A member reads its data and trains one batch.
 
 
 def read_config(grid: Grid, run_config: Mapping[str, Scalar]) -> RunConfig:
@@ -159,6 +178,97 @@ def try_clients(grid: Grid, loaded: LoadedTask) -> None:
     if is_reliable(grid):
         _try_data(loaded)
         _try_model(loaded)
+
+
+class Members:
+    """Who the members are, and whether they can take part: real ones are asked both at once.
+
+    A strategy's ``identify``: a node that has said who it is is not asked again.
+
+    Parameters
+    ----------
+    grid : Grid
+        The way to the nodes, as the run was given it: whether they are real.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._are_real = not (is_reliable(grid) or is_simulated(grid))
+        self._known: dict[int, ClientNode] = {}
+
+    def __call__(self, grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
+        """Name nodes, as :func:`~fedif_flower.strategies.nodes.identify_clients` does."""
+        known = [self._known[node_id] for node_id in node_ids if node_id in self._known]
+        others = [node_id for node_id in node_ids if node_id not in self._known]
+        return known + (identify_clients(grid, others) if others else [])
+
+    def ask(self, grid: Grid, loaded: LoadedTask, *, resumed: bool) -> None:
+        """Let each real node that is online check itself, and tell the log what it found.
+
+        Parameters
+        ----------
+        grid : Grid
+            The way to the nodes.
+        loaded : LoadedTask
+            The run's task and settings.
+        resumed : bool
+            Whether the run goes on: it does so with whoever there is.
+
+        Raises
+        ------
+        TrainingFailedError
+            If a member cannot take part, and ``start-without`` does not say that the run begins
+            all the same.
+        """
+        if not self._are_real:
+            return
+        config, replies = loaded.config, dict[int, tuple[float, Message]]()
+        settings = instructions(config.part(ClientConfig), loaded.task, run=config.digest())
+        timeout, asked = min(PREFLIGHT_TIMEOUT, config.round_timeout), time.time()
+        nodes = identify_by_query(
+            grid,
+            sorted(grid.get_node_ids()),
+            ask_for_findings(settings, config.masking),
+            timeout,
+            lambda reply: replies.update({reply.metadata.src_node_id: (time.time(), reply)}),
+        )
+        unfit = []
+        for node in nodes:
+            found = _findings(replies.get(node.node_id), asked, timeout)
+            _tell(node, found)
+            failed = (one for one in found if one.status is Status.FAILED)
+            unfit += [f"{node.label}: {one.check}: {one.words}" for one in islice(failed, 1)]
+            if node.partition_id != UNKNOWN_PARTITION:
+                self._known[node.node_id] = node
+        if unfit and not resumed and config.start_without != "unfit":
+            raise TrainingFailedError(
+                f"{len(unfit)} of {len(nodes)} members cannot take part: {enumerated(unfit)}; "
+                "start-without = 'unfit' begins all the same"
+            )
+
+
+def _findings(answer: tuple[float, Message] | None, asked: float, timeout: float) -> list[Finding]:
+    """Return what a node's reply, and when it came, says of it."""
+    if answer is None or (answer[1].has_error() and answer[1].error.code == NODE_UNAVAILABLE):
+        return [Finding("node", Status.WARNING, f"no answer in {timeout:g} s")]
+    came, reply = answer
+    if reply.has_error():
+        return [Finding("node", Status.FAILED, printable(reply.error.reason))]
+    found, clock = read_findings(reply.content)
+    if clock is not None and math.isfinite(clock):
+        # It was told at some time between question and answer.
+        found.append(clock_finding(max(clock - came, 0.0) or min(clock - asked, 0.0)))
+    return found
+
+
+def _tell(node: ClientNode, found: Sequence[Finding]) -> None:
+    """Log what a member found: a line, and one for each thing to be done."""
+    well = ", ".join(f"{one.check}: {one.words}" for one in found if one.status is Status.OK)
+    if well:
+        logger.info("%s: %s", node.label, well)
+    for one in found:
+        if one.status is not Status.OK:
+            words = (node.label, one.check, one.status, one.words, ADVICE[one.check])
+            logger.warning("%s: %s %s: %s; to do: %s", *words)
 
 
 def _try_data(loaded: LoadedTask) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # What a run's bundle leaves out: a server that got one has the same hash as a checkout.
-_NOT_IN_BUNDLES = ("cli.py", "listing.py", "runtime", "scaffold.py", "sweeps")
+_NOT_IN_BUNDLES = ("cli.py", "commands", "listing.py", "runtime", "scaffold.py", "sweeps")
 
 
 def provenance(config: RunConfig, data: str, validation: Iterable[Tensor]) -> dict[str, Any]:

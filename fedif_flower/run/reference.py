@@ -1,18 +1,21 @@
 """The settings as text: defaults for ``flwr run``, and a table of what each means.
 
 ``python -m fedif_flower.run.reference`` in a checkout writes both into ``pyproject.toml``, where
-``flwr run`` looks for the keys that it accepts, and into ``docs/configuration.md``.
+``flwr run`` looks for the keys that it accepts, and into ``docs/configuration.md``; the tables of
+a member's policy go into ``docs/member-policy.md``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedif_flower.attacks import AttackConfig
 from fedif_flower.local_methods import LocalMethodConfig
+from fedif_flower.member.node_log import LogSettings
+from fedif_flower.member.outgoing import LeavesSettings
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
@@ -30,6 +33,10 @@ SECTIONS: dict[str, type[Settings]] = {
     "Strategy": StrategyConfig,
     "Masking": MaskingConfig,
     "Attack": AttackConfig,
+}
+MEMBER_SECTIONS: dict[str, type[Settings]] = {
+    "Keys of `[leaves]`": LeavesSettings,
+    "Keys of `[log]`": LogSettings,
 }
 TOML_TITLE = "[tool.flwr.app.config]"
 BEGIN, END = "<!-- begin: settings -->", "<!-- end: settings -->"
@@ -60,12 +67,11 @@ def toml_defaults() -> str:
 def markdown_tables() -> str:
     """Return a table for each section: key, default, what is allowed, what it means."""
     own = [(f"`{name}`", section) for name, section in RunConfig.sections().items()]
-    tables: list[tuple[str, type[Settings]]] = [
-        *SECTIONS.items(),
-        *own,
-        ("Each SuperNode", NodeConfig),
-    ]
-    return "\n".join(line for title, section in tables for line in _table(title, section))
+    return _tables({**SECTIONS, **dict(own), "Each SuperNode": NodeConfig})
+
+
+def _tables(sections: Mapping[str, type[Settings]]) -> str:
+    return "\n".join(line for title, own in sections.items() for line in _table(title, own))
 
 
 def _table(title: str, section: type[Settings]) -> Iterator[str]:
@@ -88,17 +94,20 @@ def _escape(text: str) -> str:
 
 
 def update(project: Path) -> list[Path]:
-    """Write both texts into a checkout and return the files that changed."""
-    manifest, page = project / "pyproject.toml", project / "docs" / "configuration.md"
+    """Write the texts into a checkout and return the files that changed."""
+    manifest = project / "pyproject.toml"
     text = manifest.read_text()
     before, rest = text.split(f"{TOML_TITLE}\n")
     end = re.search(rf"\n\n\[(?!{re.escape(TOML_TITLE[1:-1])})", rest)
     assert end is not None
     after = rest[end.start() :]
     changed = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults()}{after}")]
-    text = page.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    changed.append((page, text, f"{before}{BEGIN}\n{markdown_tables()}\n{END}{after}"))
+    pages = {"configuration.md": markdown_tables(), "member-policy.md": _tables(MEMBER_SECTIONS)}
+    for name, tables in pages.items():
+        page = project / "docs" / name
+        text = page.read_text()
+        before, after = text.split(BEGIN)[0], text.split(END)[1]
+        changed.append((page, text, f"{before}{BEGIN}\n{tables}\n{END}{after}"))
     for path, old, new in changed:
         if old != new:
             path.write_text(new)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.evidence.keys import VerifyingKey, key_digest, read_public_key
+from fedif_flower.evidence.keys import VerifyingKey, read_public_key
+from fedif_flower.evidence.members import names_by_digest
 from fedif_flower.masking import KeeperPolicy
 from fedif_flower.settings import Settings, setting
 
@@ -108,7 +109,6 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _read_members(names: Mapping[str, object], folder: Path) -> dict[str, VerifyingKey]:
     members: dict[str, VerifyingKey] = {}
-    by_key: dict[bytes, str] = {}
     for name, value in names.items():
         if not isinstance(value, str):
             raise ConfigError(f"[members] {name} = {value!r}; allowed: a file with a public key")
@@ -116,8 +116,6 @@ def _read_members(names: Mapping[str, object], folder: Path) -> dict[str, Verify
             data = (folder / value).read_bytes()
         except OSError as error:
             raise ConfigError(f"[members] {name} = {value!r}: {error.strerror}") from error
-        key = read_public_key(data, f"[members] {name} = {value!r}")
-        if (other := by_key.setdefault(key_digest(key), name)) != name:
-            raise ConfigError(f"[members] {name} and {other} have the same key")
-        members[name] = key
+        members[name] = read_public_key(data, f"[members] {name} = {value!r}")
+    names_by_digest(members, "[members]")
     return members

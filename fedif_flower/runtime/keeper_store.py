@@ -6,12 +6,11 @@ is written anew, without them, when a round is over.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from fedif_flower.evidence.chained_log import ChainedLog, verified
 from fedif_flower.masking.interface import OpenedRound
 from fedif_flower.masking.keeper import KeeperState, KeptRound
 from fedif_flower.storage import (
+    append_line,
+    cut_torn_line,
     make_folder,
     require_private,
     write_atomically,
@@ -140,26 +141,9 @@ class KeeperStore:
         EvidenceError
             If a line of it was changed.
         """
-        with writing(self._log):
-            descriptor = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND, OWNER_ALONE)
-            with os.fdopen(descriptor, "rb+") as file:
-                whole = sum(len(line) for line in file if line.endswith(b"\n"))
-                if file.tell() > whole:
-                    logger.warning("The end of %s was torn off, and is written over.", self._log)
-                    file.truncate(whole)
-        return ChainedLog(read_log(self._log)[1], self._append)
-
-    def _append(self, line: str) -> None:
-        with writing(self._log), self._log.open("ab", buffering=0) as file:
-            before = file.seek(0, os.SEEK_END)
-            try:
-                written = file.write(line.encode() + b"\n")
-                if written != len(line.encode()) + 1:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(before)  # No half of a line.
-                raise
+        if cut_torn_line(self._log, OWNER_ALONE):
+            logger.warning("The end of %s was torn off, and is written over.", self._log)
+        return ChainedLog(read_log(self._log)[1], partial(append_line, self._log))
 
     def _basis(self, kept: KeptRound, index: int) -> Path:
         return self.folder / f"basis-{kept.run}-{kept.server_round}-{index}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -13,9 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.evidence.keys import SigningKey, public_der, public_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.rows import csv_text
@@ -25,18 +25,18 @@ from fedif_flower.statement.chain import chain, to_csv
 from fedif_flower.statement.manifest import (
     ACCOUNT,
     CHAIN,
-    MANIFEST,
+    ENVELOPE,
+    OLD_MANIFEST,
     PAGE,
     PAGES,
     SALT,
-    SIGNATURE,
     TABLE,
     Manifest,
     file_hash,
+    statement_of,
 )
 from fedif_flower.statement.pages import consortium_page, member_page
 from fedif_flower.statement.records import RunRecords, read_run
-from fedif_flower.statement.signing import public_bytes
 from fedif_flower.statement.verdict import Verdict
 from fedif_flower.storage import make_folder, temporary_sibling, writing
 
@@ -60,7 +60,7 @@ def parse_budget(text: str) -> int:
 
 def make_statement(
     run_dir: Path,
-    key: Ed25519PrivateKey,
+    key: SigningKey,
     *,
     budget_cents: int | None = None,
     names: Mapping[int, str] | None = None,
@@ -74,8 +74,8 @@ def make_statement(
     ----------
     run_dir : Path
         A complete run with attribution.
-    key : Ed25519PrivateKey
-        Signs it.
+    key : SigningKey
+        The operator's: signs it.
     budget_cents : int, optional
         What is shared out.
     names : mapping of int to str, optional
@@ -96,9 +96,9 @@ def make_statement(
     """
     if not _CONTACT.fullmatch(contact):
         raise ConfigError(f"contact = {contact[:80]!r}; allowed: at most 200 printable characters")
-    if not again and (earlier := RunFolder(run_dir).statement / MANIFEST).is_file():
+    if not again and _is_statement(earlier := RunFolder(run_dir).statement):
         raise ConfigError(
-            f"{earlier.parent} is there, and members may have been sent it; --again makes another "
+            f"{earlier} is there, and members may have been sent it; --again makes another "
             "and keeps it"
         )
     records = read_run(run_dir, names)
@@ -107,9 +107,9 @@ def make_statement(
     hashes = chain(records)
     manifest = Manifest(
         run=records.name,
-        made=datetime.now(UTC).isoformat(sep=" ", timespec="seconds"),
+        made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         contact=contact,
-        public_key=public_bytes(key).hex(),
+        public_key=base64.b64encode(public_der(public_of(key))).decode(),
         chain=hashes[-1],
         settings=str(records.provenance["settings_sha256"]),
         validation=str(records.provenance["validation_sha256"]),
@@ -127,8 +127,14 @@ def make_statement(
     folder = records.folder.statement
     digests = {f"{folder.name}/{n}": hashlib.sha256(c).hexdigest() for n, c in written.items()}
     of_run = {name: file_hash(run_dir / name) for name in records.folder.results()}
-    signed = Manifest(**(vars(manifest) | {"files": of_run | digests})).to_bytes()
-    written |= {MANIFEST: signed, SIGNATURE: key.sign(signed)}
+    model = records.folder.model
+    if model.name not in of_run:
+        raise ConfigError(f"{model} is not there: a statement is about the model of its run")
+    signed = statement_of(
+        *(model.name, of_run.pop(model.name)),
+        manifest.model_copy(update={"files": of_run | digests}),
+    )
+    written[ENVELOPE] = signed.envelope().signed_by(key).to_bytes()
     _put_folder(folder, written)
     return folder
 
@@ -224,9 +230,13 @@ def amount(cents: int) -> str:
     return f"{cents // 100}.{cents % 100:02}"
 
 
+def _is_statement(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (ENVELOPE, OLD_MANIFEST))
+
+
 def _put_folder(folder: Path, content: Mapping[str, bytes]) -> None:
     """Put a folder with these files there; an earlier statement is kept under another name."""
-    if folder.exists() and not (folder / MANIFEST).is_file():
+    if folder.exists() and not _is_statement(folder):
         raise StorageError(f"{folder} is there, and is no statement: move it away")
     fresh = temporary_sibling(folder)
     try:

@@ -20,7 +20,7 @@ from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.statement.bundle import make_statement, parse_budget
-from fedif_flower.statement.manifest import ACCOUNT, MANIFEST, SIGNATURE
+from fedif_flower.statement.manifest import ACCOUNT, ENVELOPE
 from fedif_flower.statement.signing import default_key_path, load_or_make_key
 from fedif_flower.strategies.nodes import is_simulated
 
@@ -80,11 +80,11 @@ def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
     left = {int(key): name for key, name in run.undelivered.read().items()}
     folder = run.statement
     names = {member["client_id"]: member["name"] for member in _members(folder)}
-    manifest, signature = (folder / MANIFEST).read_bytes(), (folder / SIGNATURE).read_bytes()
+    envelope = (folder / ENVELOPE).read_bytes()
     online = (set(grid.get_node_ids()) & left.keys()) - silent
     messages = [
         Message(
-            Delivery((folder / left[node_id]).read_bytes(), manifest, signature).to_content(),
+            Delivery((folder / left[node_id]).read_bytes(), envelope).to_content(),
             node_id,
             f"{MessageType.QUERY}.{ACTION}",
         )

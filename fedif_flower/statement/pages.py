@@ -12,12 +12,12 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined, pass_context
 from jinja2.runtime import Context
 
+from fedif_flower.evidence.keys import fingerprint
 from fedif_flower.statement import pictures, summary, templates
 from fedif_flower.statement.account import MIN_ROUNDS, RESAMPLES, Account, MemberAccount
 from fedif_flower.statement.manifest import Manifest
 from fedif_flower.statement.open_games import CREDIT_BOUNDS, open_games
 from fedif_flower.statement.records import RunRecords
-from fedif_flower.statement.signing import fingerprint
 from fedif_flower.statement.verdict import RULES
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.valuation.path import ADAPTIVE
@@ -121,7 +121,7 @@ def _render(
             account=account,
             config=records.config,
             manifest=manifest,
-            key=fingerprint(bytes.fromhex(manifest.public_key)),
+            key=fingerprint(manifest.signer),
             version=records.provenance.get("versions", {}).get("fedif-flower", ""),
             verdict_rules=RULES,
             interval_words=_INTERVAL,
@@ -174,7 +174,7 @@ def _environment() -> Environment:
         some=lambda value: value or DASH,
         score=lambda value: DASH if value is None else f"{value:.3f}",
         count=lambda value: DASH if value is None else f"{value:,.0f}".replace(",", "\u202f"),
-        date=lambda text: text.replace("+00:00", " UTC"),
+        date=lambda text: text.replace("T", " ").replace("Z", " UTC"),
     )
     return environment
 

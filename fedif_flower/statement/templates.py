@@ -301,7 +301,7 @@ value | nats }}</span>\
 {%- endif %}
 {{ parts.rules() }}
 {{ parts.limits() }}
-{{ parts.checks("fedif verify THIS_PAGE", "checks, with manifest.json and manifest.sig beside this
-page, that it is "
+{{ parts.checks("fedif verify THIS_PAGE", "checks, with manifest.intoto.json beside this page,
+that it is "
   "as it was signed. All members hold the same manifest: compare it with theirs.") }}
 {% endblock %}"""

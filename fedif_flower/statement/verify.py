@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
+from fedif_flower.evidence.keys import VerifyingKey, fingerprint
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.secret_validation import COMMITMENT, commitment_of
@@ -20,16 +22,16 @@ from fedif_flower.statement.chain import chain_of, chained
 from fedif_flower.statement.manifest import (
     ACCOUNT,
     CHAIN,
-    MANIFEST,
+    ENVELOPE,
     SALT,
-    SIGNATURE,
     Manifest,
+    Signed,
+    SignedStatement,
     file_hash,
     read_file,
-    read_manifest,
+    read_signed,
 )
 from fedif_flower.statement.records import read_run
-from fedif_flower.statement.signing import fingerprint
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 
@@ -40,28 +42,39 @@ class Verified:
 
     Attributes
     ----------
-    manifest : Manifest
-        Of the statement.
-    key : str
-        The fingerprint of the key that signed: compare it with what the operator told you.
+    signed : Signed
+        The statement, and whose signatures it has; those of nobody known were not checked.
     not_here : tuple of str
-        Files that are signed but are not there, and so were not checked.
+        Files whose hashes are signed but which are not there, and so were not checked.
     """
 
-    manifest: Manifest
-    key: str
+    signed: Signed
     not_here: tuple[str, ...] = ()
 
+    @property
+    def manifest(self) -> Manifest:
+        """What the statement says."""
+        return self.signed.statement.predicate
 
-def verify(path: Path, key: str = "") -> Verified:
+    @property
+    def key(self) -> str:
+        """The fingerprint of the operator's key: compare it with what the operator told you."""
+        return fingerprint(self.manifest.signer)
+
+
+def verify(
+    path: Path, key: str = "", members: Mapping[str, VerifyingKey] = MappingProxyType({})
+) -> Verified:
     """Check a run's statement, or a single page of one.
 
     Parameters
     ----------
     path : Path
-        A run's folder, or a member's page with the manifest and its signature beside it.
+        A run's folder, or a member's page with the manifest beside it.
     key : str
-        The fingerprint of the key that must have signed; empty: any, which the caller compares.
+        The fingerprint that the operator's key must have; empty: any, which the caller compares.
+    members : mapping of str to public key
+        Who else may have signed, by name.
 
     Raises
     ------
@@ -77,34 +90,34 @@ def verify(path: Path, key: str = "") -> Verified:
     folder = path.parent if is_page else run.statement
     if not is_page and not folder.is_dir():
         raise ConfigError(f"{str(path)!r} holds no statement: make one with `fedif statement`")
-    manifest = read_manifest(folder)
-    signer = fingerprint(bytes.fromhex(manifest.public_key))
-    if key and key.replace(" ", "") != signer.replace(" ", ""):
-        raise StatementError(f"the statement is signed by another key: {signer}")
+    found = Verified(read_signed(folder, members))
+    statement, manifest = found.signed.statement, found.manifest
+    if key and key.replace(" ", "") != found.key.replace(" ", ""):
+        raise StatementError(f"the statement is signed by another key: {found.key}")
     if is_page:
-        _check_page(path, manifest)
-        return Verified(manifest, signer)
-    not_here = _check_files(run, manifest)
+        _check_page(path, statement)
+        return found
+    not_here = _check_files(run, statement)
     _check_chain(run, manifest)
     _check_salt(run)
     _check_account(run, manifest)
-    return Verified(manifest, signer, not_here)
+    return replace(found, not_here=not_here)
 
 
-def _check_page(page: Path, manifest: Manifest) -> None:
+def _check_page(page: Path, statement: SignedStatement) -> None:
     """Raise StatementError unless a page is one of the statement's."""
     digest = hashlib.sha256(read_file(page.parent, page.name)).hexdigest()
-    pages = {h for name, h in manifest.files.items() if name.endswith(".html")}
+    pages = {h for name, h in statement.files.items() if name.endswith(".html")}
     if digest not in pages:
         raise StatementError(f"{page.name} was changed: it is no page of this statement")
 
 
-def _check_files(run: RunFolder, manifest: Manifest) -> tuple[str, ...]:
+def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     """Return what is not there; raise StatementError for what differs, or is too much."""
     # Large files that others need not be given; where they are not there, that is said.
     optional = (run.model.name, f"{run.updates.name}/", f"{run.vectors.name}/round-")
     not_here = []
-    for name, digest in manifest.files.items():
+    for name, digest in statement.files.items():
         path = run.path / name
         if not path.is_file():
             if not name.startswith(optional):
@@ -114,7 +127,7 @@ def _check_files(run: RunFolder, manifest: Manifest) -> tuple[str, ...]:
             raise StatementError(f"{name} was changed{_first_round(run, name)}")
     folder = run.statement
     own = [p.relative_to(run.path).as_posix() for p in folder.rglob("*") if p.is_file()]
-    known = {*manifest.files, *(f"{folder.name}/{name}" for name in (MANIFEST, SIGNATURE))}
+    known = {*statement.files, f"{folder.name}/{ENVELOPE}"}
     if unknown := sorted({*own, *run.results()} - known):
         raise StatementError(f"{unknown[0]} is no part of the statement")
     return tuple(not_here)
@@ -187,8 +200,7 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
         raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
     # Another version may word or draw things differently.
     if manifest.made_with == code_hash():
-        unsigned = replace(manifest, files={})
-        for name, page in render(account, counted, unsigned).items():
+        for name, page in render(account, counted, manifest).items():
             if read_file(run.statement, name) != page:
                 raise StatementError(f"{name} does not show what {ACCOUNT} says")
 

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.attendance import REPORT_SECONDS, enumerated, label
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
+from fedif_flower.messages.text import printable
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +41,33 @@ def identify_by_registration(grid: Grid, node_ids: Sequence[int]) -> list[Client
     ]
 
 
-def identify_by_query(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
+def identify_by_query(
+    grid: Grid,
+    node_ids: Sequence[int],
+    question: RecordDict | None = None,
+    timeout: float = QUERY_TIMEOUT,
+    on_reply: Callable[[Message], None] = lambda _: None,
+) -> list[ClientNode]:
     """Ask each node which partition it holds; a node that answers nonsense stays unknown.
 
     Its name is the one that the operator gave it at registration.
+
+    Parameters
+    ----------
+    grid : Grid
+        The way to the nodes.
+    node_ids : sequence of int
+        Whom to ask.
+    question : RecordDict, optional
+        What else they are asked.
+    timeout : float
+        Seconds to wait.
+    on_reply : callable
+        Is told of each node's reply, which may be an error or nonsense.
     """
+    content = RecordDict() if question is None else question
     messages = [
-        Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
+        Message(content=content, message_type=MessageType.QUERY, dst_node_id=node_id)
         for node_id in node_ids
     ]
     names = names_of(grid)
@@ -54,10 +75,15 @@ def identify_by_query(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
         node_id: ClientNode(UNKNOWN_PARTITION, node_id, name=names.get(node_id, ""))
         for node_id in node_ids
     }
-    for reply in grid.send_and_receive(messages, timeout=QUERY_TIMEOUT):
+    for reply in grid.send_and_receive(messages, timeout=timeout):
         node_id = reply.metadata.src_node_id
+        if node_id in nodes:
+            on_reply(reply)
         if node_id in nodes and reply.has_content():
             nodes[node_id] = _read_answer(nodes[node_id], reply.content)
+        elif node_id in nodes:
+            reason = printable(reply.error.reason)
+            logger.warning("%s does not answer: %s", nodes[node_id].label, reason)
     return list(nodes.values())
 
 

@@ -67,16 +67,40 @@ def image_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> 
     return _server_task(settings) if facts is None else _client_task(settings, facts)
 
 
+def task_of_folder(settings: TaskConfig, folder: str) -> Task:
+    """Return the task that a client's own images make by themselves, whatever the server's are.
+
+    Parameters
+    ----------
+    settings : TaskConfig
+        The run's.
+    folder : str
+        A tree ``train/<class>/``.
+
+    Raises
+    ------
+    DataError, ConfigError
+        If it cannot be read, or the model does not take such images.
+    """
+    dataset = _dataset("image-folder", folder, False)
+    if settings.model == AUTO:
+        settings = settings.replace(model=default_model(dataset.image_shape))
+    return _task(settings, _facts(settings, dataset))
+
+
 def _server_task(settings: TaskConfig) -> Task:
     dataset = load_dataset(settings.dataset, settings.data_dir)
+    return _task(settings, _facts(settings, dataset), len(dataset.train), dataset.fingerprint)
+
+
+def _facts(settings: TaskConfig, dataset: Dataset) -> dict[str, Any]:
     normalization = NORMALIZATIONS[settings.normalization](dataset.mean, dataset.std)
-    facts = {
+    return {
         "image-shape": list(dataset.image_shape),
         "classes": list(dataset.classes),
         "mean": list(normalization.mean),
         "std": list(normalization.std),
     }
-    return _task(settings, facts, len(dataset.train), dataset.fingerprint)
 
 
 def _client_task(settings: TaskConfig, facts: Mapping[str, Any]) -> Task:

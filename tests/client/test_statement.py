@@ -24,20 +24,20 @@ def send(content: RecordDict, **node_config: str):
 
 def test_a_node_keeps_its_page_and_what_checks_it(tmp_path):
     folder = tmp_path / "statements"
-    content = Delivery(PAGE, b"{}", b"s" * 64).to_content()
+    content = Delivery(PAGE, b"{}").to_content()
     for _ in range(2):
         assert send(content, **{"statement-dir": str(folder)}).kept
     first, second = sorted(folder.iterdir())
     for kept in (first, second):
         assert {path.name for path in kept.iterdir()} == {
-            *("statement.html", "manifest.json", "manifest.sig"),
+            *("statement.html", "manifest.intoto.json"),
         }
         assert (kept / "statement.html").read_bytes() == PAGE
-        assert (kept / "manifest.sig").read_bytes() == b"s" * 64
+        assert (kept / "manifest.intoto.json").read_bytes() == b"{}"
 
 
 def test_a_node_without_a_folder_keeps_nothing_and_wants_nothing():
-    receipt = send(Delivery(PAGE, b"{}", b"s" * 64).to_content())
+    receipt = send(Delivery(PAGE, b"{}").to_content())
     assert (receipt.kept, receipt.wanted) == (False, False)
 
 
@@ -49,14 +49,14 @@ def test_a_node_without_a_folder_keeps_nothing_and_wants_nothing():
         ({"page": PAGE + b"\xff"}, "no UTF-8"),
         ({"page": "text"}, "holds no page"),
         ({"page": [1, 2]}, "holds no page"),
-        ({"manifest": b"x" * (MAX_PAGE_BYTES + 1)}, "not of a length"),
-        ({"signature": b"short"}, "not of a length"),
+        ({"manifest": b"x" * (MAX_PAGE_BYTES + 1)}, "bytes; allowed: 1048576"),
+        ({"manifest": "text"}, "holds no page and manifest"),
         ({"path": "../../etc/passwd", "name": "/etc/passwd"}, ""),
     ],
 )
 def test_what_a_server_may_write_is_bounded(tmp_path, change, said):
     folder = tmp_path / "statements"
-    values = {"page": PAGE, "manifest": b"{}", "signature": b"s" * 64} | change
+    values = {"page": PAGE, "manifest": b"{}"} | change
     content = RecordDict({"statement": ConfigRecord(values)})
     receipt = send(content, **{"statement-dir": str(folder)})
     assert said in receipt.reason
@@ -70,14 +70,14 @@ def test_what_a_server_may_write_is_bounded(tmp_path, change, said):
 
 def test_a_message_without_a_statement_is_refused(tmp_path):
     receipt = send(RecordDict(), **{"statement-dir": str(tmp_path)})
-    assert receipt.reason == "the message holds no page, manifest and signature"
+    assert receipt.reason == "the message holds no page and manifest"
 
 
 def test_a_full_folder_takes_no_more_and_loses_nothing(tmp_path):
     for number in range(MAX_STATEMENTS):
         (tmp_path / f"statement-{number}").mkdir()
     with pytest.raises(StorageError, match="holds 100 statements: move some away"):
-        write_statement(Delivery(PAGE, b"{}", b"s" * 64), tmp_path)
+        write_statement(Delivery(PAGE, b"{}"), tmp_path)
     assert len(list(tmp_path.iterdir())) == MAX_STATEMENTS
 
 
@@ -87,5 +87,5 @@ def test_a_disk_that_is_full_leaves_nothing_half_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.raises(StorageError, match="No space left"):
-        module.write_statement(Delivery(PAGE, b"{}", b"s" * 64), tmp_path)
+        module.write_statement(Delivery(PAGE, b"{}"), tmp_path)
     assert list(tmp_path.iterdir()) == []

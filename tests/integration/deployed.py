@@ -202,11 +202,12 @@ class Deployment:
         *,
         environment: Mapping[str, str] | None = None,
         prefix: tuple[str, ...] = (),
+        options: tuple[object, ...] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a SuperNode; it joins the first time, with what it says of itself."""
         if not (self.node_folder(name) / "node.toml").exists():
             self.join(name, config)
-        command = ("fedif", "node", "start", "--in", self.node_folder(name))
+        command = ("fedif", "node", "start", "--in", self.node_folder(name), *options)
         command = (*command, "--", "--port", free_port())
         self.nodes[name] = self.start(name, *command, environment=environment, prefix=prefix)
         return self.nodes[name]

@@ -8,7 +8,7 @@ from fedif_flower.messages.page import PAGE_HEAD
 
 
 def test_what_is_sent_is_read_back():
-    delivery = Delivery(PAGE_HEAD.encode() + b"page", b"manifest", bytes(64))
+    delivery = Delivery(PAGE_HEAD.encode() + b"page", b"manifest")
     assert read_delivery(delivery.to_content()) == delivery
     receipt = Receipt(kept=False, wanted=False, reason="no folder")
     assert read_receipt(receipt.to_content()) == receipt

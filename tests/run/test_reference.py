@@ -13,7 +13,7 @@ PROJECT = Path(__file__).parents[2]
 
 def test_flwr_run_s_defaults_and_the_documentation_follow_the_declarations(tmp_path):
     (tmp_path / "docs").mkdir()
-    for name in ("pyproject.toml", "docs/configuration.md"):
+    for name in ("pyproject.toml", "docs/configuration.md", "docs/member-policy.md"):
         shutil.copy(PROJECT / name, tmp_path / name)
     assert update(tmp_path) == [], "run `python -m fedif_flower.run.reference`"
     manifest = tomllib.loads((tmp_path / "pyproject.toml").read_text())
@@ -23,7 +23,7 @@ def test_flwr_run_s_defaults_and_the_documentation_follow_the_declarations(tmp_p
 
 def test_a_changed_default_is_written_anew(tmp_path):
     (tmp_path / "docs").mkdir()
-    for name in ("pyproject.toml", "docs/configuration.md"):
+    for name in ("pyproject.toml", "docs/configuration.md", "docs/member-policy.md"):
         shutil.copy(PROJECT / name, tmp_path / name)
     manifest = tmp_path / "pyproject.toml"
     good = manifest.read_text()

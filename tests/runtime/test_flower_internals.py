@@ -145,3 +145,55 @@ def test_a_superlink_lets_its_nodes_be_looked_up():
     state = import_module("flwr.server.superlink.linkstate").LinkState
     for name in ("get_node_id_by_public_key", "get_node_info"):
         require(hasattr(state, name), f"LinkState.{name} is gone: see node_requests.py")
+
+
+def test_a_supernode_s_command_looks_its_loop_up_when_called():
+    module = import_module("flwr.supernode.cli.flower_supernode")
+    source = inspect.getsource(module.flower_supernode)
+    for part in ("start_client_internal(\n", "state_factory=state_factory", "node_config="):
+        require(part in source, f"flower_supernode() has no {part!r}: see guarded_supernode.py")
+    factory = import_module("flwr.supernode.nodestate").NodeStateFactory
+    require("self.objectstore_factory" in inspect.getsource(factory), "see guarded_supernode.py")
+
+
+def test_a_supernode_s_loop_connects_by_the_function_that_is_guarded():
+    module = import_module("flwr.supernode.start_client_internal")
+    require(
+        "with http_request_response(\n" in inspect.getsource(module._init_connection),
+        "http_request_response is not what connects: guarded_supernode.py guards nothing",
+    )
+    connect = module.http_request_response
+    parts = re.findall(r"yield \(\s*([^)]*)\)", inspect.getsource(connect.__wrapped__))[0]
+    found = [part.strip() for part in parts.split(",") if part.strip()]
+    from fedif_flower.runtime.message_guard import Connection
+
+    wanted = ["node.node_id", *Connection._fields[1:]]
+    require(found == wanted, f"a connection consists of {found}: see message_guard.py")
+
+
+def test_a_supernode_takes_a_run_and_its_app_from_the_connection_alone():
+    module = import_module("flwr.supernode.start_client_internal")
+    source = inspect.getsource(module._pull_and_store_message)
+    for part in ("receive()", "get_run(run_id)", "get_fab(run_info.fab_hash, run_id)"):
+        require(part in source, f"the loop does not call {part}: see message_guard.py")
+    parts = ("pull_object(run_id, obj_id)", "get_fused_config_from_fab(fab.content, run_info)")
+    for part in parts:
+        require(part in source, f"the loop does not call {part}: see message_guard.py")
+
+
+def test_a_supernode_sends_replies_by_the_connection_alone():
+    source = inspect.getsource(import_module("flwr.supernode.start_client_internal")._push_messages)
+    part = "send(message, object_tree, clientapp_runtime)"
+    require(part in source, f"the loop does not call {part}: see message_guard.py")
+
+
+def test_an_object_that_is_not_there_yet_is_empty():
+    store = import_module("flwr.supercore.object_store").ObjectStoreFactory().store()
+    tree = import_module("flwr.proto.message_pb2").ObjectTree(object_id="0" * 64)
+    store.preregister(1, tree)
+    require(store.get("0" * 64) == b"", "an object to come is not b'': see message_guard.py")
+
+
+def test_a_bundle_is_built_as_flwr_run_builds_it():
+    source = inspect.getsource(import_module("flwr.cli.run.run"))
+    require("build_fab_from_disk(" in source, "flwr run builds otherwise: see app_build.py")

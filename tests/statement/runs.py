@@ -105,7 +105,8 @@ def make_run(
     (run_dir / "config.json").write_text(json.dumps(config))
     (run_dir / "summary.json").write_text(json.dumps({"scoring": scoring}))
     (run_dir / "model.pt").write_bytes(b"a model")
-    provenance = {"settings_sha256": "aa", "validation_sha256": "bb", "code_sha256": "cc"}
+    digests = {"settings_sha256": "aa", "validation_sha256": "bb", "code_sha256": "cc"}
+    provenance = {name: 32 * digest for name, digest in digests.items()}
     (run_dir / "provenance.json").write_text(json.dumps(provenance))
     if names:
         rows = [{"client_id": key, "name": name} for key, name in names.items()]

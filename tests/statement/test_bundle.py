@@ -14,6 +14,7 @@ from fedif_flower.statement.bundle import (
     parse_budget,
     read_account,
 )
+from fedif_flower.statement.manifest import read_signed
 from fedif_flower.statement.records import read_run
 from tests.statement.runs import make_run
 
@@ -26,7 +27,7 @@ def test_a_statement_is_pages_a_table_json_and_what_checks_them(tmp_path, key):
     assert folder == run_dir / "statement"
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == {
         *("statement.html", "statement.json", "statement.csv", "chain.csv"),
-        *("manifest.json", "manifest.sig"),
+        "manifest.intoto.json",
         *(f"members/00{n}.html" for n in (1, 2, 3)),
     }
     with (folder / "statement.csv").open(newline="") as file:
@@ -34,9 +35,9 @@ def test_a_statement_is_pages_a_table_json_and_what_checks_them(tmp_path, key):
     assert [row["name"] for row in rows] == ["partition 0", "hospital-2", "partition 2"]
     assert [row["amount"] for row in rows] == ["666.67", "333.33", "0.00"]
     assert [row["verdict"] for row in rows] == ["accept", "accept", "quarantine"]
-    manifest = (folder / "manifest.json").read_text()
-    assert "hospital-2" not in manifest
-    assert set(json.loads(manifest)["files"]) > {"clients.csv", "model.pt", "config.json"}
+    signed = read_signed(folder)
+    assert b"hospital-2" not in signed.envelope.payload
+    assert set(signed.statement.files) > {"clients.csv", "model.pt", "config.json"}
 
 
 def test_every_file_of_results_is_signed(tmp_path, key):
@@ -44,7 +45,7 @@ def test_every_file_of_results_is_signed(tmp_path, key):
     for name in (*RESULT_FILES, "flwr.log"):
         if not (run_dir / name).exists() and name != "names.csv":
             (run_dir / name).write_text("{}" if name.endswith(".json") else name)
-    signed = json.loads((make_statement(run_dir, key) / "manifest.json").read_text())["files"]
+    signed = read_signed(make_statement(run_dir, key)).statement.files
     assert {name for name in signed if "/" not in name} == set(RESULT_FILES) - {"names.csv"}
 
 
@@ -63,21 +64,21 @@ def test_a_name_that_a_spreadsheet_would_execute_is_quoted(tmp_path, key):
 def test_an_earlier_statement_is_refused_or_kept(tmp_path, key):
     run_dir = make_run(tmp_path / "run", ROUNDS)
     folder = make_statement(run_dir, key)
-    first = (folder / "manifest.sig").read_bytes()
+    first = (folder / "manifest.intoto.json").read_bytes()
     with pytest.raises(ConfigError, match="members may have been sent it; --again"):
         make_statement(run_dir, key, budget_cents=5)
-    assert (folder / "manifest.sig").read_bytes() == first
+    assert (folder / "manifest.intoto.json").read_bytes() == first
     for _ in range(2):
         make_statement(run_dir, key, budget_cents=5, again=True)
-    assert (run_dir / "statement-1" / "manifest.sig").read_bytes() == first
-    assert (run_dir / "statement-2" / "manifest.json").is_file()
+    assert (run_dir / "statement-1" / "manifest.intoto.json").read_bytes() == first
+    assert (run_dir / "statement-2" / "manifest.intoto.json").is_file()
     assert json.loads((folder / "statement.json").read_text())["budget_cents"] == 5
 
 
 def test_a_folder_that_is_no_statement_is_not_replaced(tmp_path, key):
     run_dir = make_run(tmp_path / "run", ROUNDS)
     folder = make_statement(run_dir, key)
-    (folder / "manifest.json").unlink()
+    (folder / "manifest.intoto.json").unlink()
     with pytest.raises(StorageError, match="is no statement"):
         make_statement(run_dir, key)
     assert (folder / "statement.html").exists()

@@ -25,7 +25,7 @@ def test_the_first_hash_is_of_what_the_run_depends_on(tmp_path):
     run_dir = make_run(tmp_path / "run", ROUNDS)
     before = chain(read_run(run_dir))
     provenance = run_dir / "provenance.json"
-    provenance.write_text(provenance.read_text().replace('"bb"', '"dd"'))
+    provenance.write_text(provenance.read_text().replace("bb", "dd"))
     assert not set(before) & set(chain(read_run(run_dir)))
 
 

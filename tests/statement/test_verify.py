@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.evidence.keys import SigningKey, fingerprint
 from fedif_flower.statement.bundle import make_statement
-from fedif_flower.statement.manifest import file_hash
-from fedif_flower.statement.signing import fingerprint, public_bytes
+from fedif_flower.statement.manifest import ENVELOPE, file_hash, read_signed, statement_of
 from fedif_flower.statement.verify import verify
 from tests.statement.runs import make_run
 
@@ -32,18 +32,21 @@ def copy(signed, tmp_path) -> Path:
     return shutil.copytree(signed, tmp_path / "run")
 
 
-def sign_again(run_dir: Path, key: Ed25519PrivateKey) -> None:
+def sign_again(run_dir: Path, key: SigningKey) -> None:
     """Sign what is there now, as an operator who cheats would."""
-    path = run_dir / "statement" / "manifest.json"
-    content = json.loads(path.read_text())
-    content["files"] = {name: file_hash(run_dir / name) for name in content["files"]}
-    path.write_text(json.dumps(content, indent=2) + "\n")
-    path.with_name("manifest.sig").write_bytes(key.sign(path.read_bytes()))
+    folder = run_dir / "statement"
+    manifest = read_signed(folder).statement.predicate
+    files = {name: file_hash(run_dir / name) for name in manifest.files}
+    again = statement_of(
+        *("model.pt", file_hash(run_dir / "model.pt")),
+        manifest.model_copy(update={"files": files}),
+    )
+    (folder / ENVELOPE).write_bytes(again.envelope().signed_by(key).to_bytes())
 
 
 def test_what_nobody_changed_is_verified(signed, key):
     found = verify(signed)
-    assert found.key == fingerprint(public_bytes(key))
+    assert found.key == fingerprint(key.public_key())
     assert found.not_here == ()
     assert verify(signed, found.key.replace(" ", "")) == found
 
@@ -157,11 +160,11 @@ def test_another_key_is_found_where_the_right_one_is_known(copy, key):
     make_statement(copy, Ed25519PrivateKey.generate(), again=True)
     verify(copy)
     with pytest.raises(StatementError, match="signed by another key"):
-        verify(copy, fingerprint(public_bytes(key)))
+        verify(copy, fingerprint(key.public_key()))
 
 
 def test_a_member_checks_its_own_page(signed, tmp_path):
-    for name in ("manifest.json", "manifest.sig", "members/002.html"):
+    for name in (ENVELOPE, "members/002.html"):
         shutil.copy(signed / "statement" / name, tmp_path)
     page = tmp_path / "002.html"
     assert verify(page).manifest.run == "run"

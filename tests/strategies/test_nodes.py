@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
@@ -144,6 +144,17 @@ def test_a_node_is_called_what_it_was_registered_as():
     silent = NodeDirectory(identify_by_query, timeout=1.0)
     (node, _) = silent.online(Registered(Slow({0: 9}), 2), 2)
     assert (node.partition_id, node.name) == (UNKNOWN_PARTITION, "hospital-2")
+
+
+def test_a_member_s_refusal_is_logged_where_it_is_asked_who_it_is(caplog):
+    class Refusing(Clients):
+        def __call__(self, message: Message, context) -> Message:
+            return Message(Error(6, "refused by the member: \x1b not approved"), reply_to=message)
+
+    directory = NodeDirectory(identify_by_query, timeout=1.0)
+    (node,) = directory.online(LocalGrid(Refusing(), 1), 1)
+    assert node.partition_id == UNKNOWN_PARTITION
+    assert "node 1000 does not answer: refused by the member: ? not approved" in caplog.text
 
 
 def test_an_app_s_own_members_are_called_something_and_asked_nothing():

@@ -1,0 +1,55 @@
+"""``fedif node check``: whether this host can take part, before a run asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+check_cli = typer.Typer(add_completion=False)
+
+
+@check_cli.command("check")
+def node_check(
+    node_config: Annotated[
+        str, typer.Option("--node-config", help="KEY=VALUE ..., as for flower-supernode")
+    ],
+    config: Annotated[
+        list[str] | None,
+        typer.Option("-c", "--run-config", help="KEY=VALUE ... of the run, as for flwr run"),
+    ] = None,
+    server: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink")] = "",
+    ca: Annotated[Path, typer.Option(help="the federation's certificate")] = Path("ca.crt"),
+    policy: Annotated[
+        Path | None, typer.Option(help="your member-policy.toml, if the SuperNode is guarded")
+    ] = None,
+) -> None:
+    """Check data, a batch of training, disk and keys; with --server, its certificate and the clock.
+
+    Ends with status 1 if this host cannot take part.
+    """
+    from rich.table import Table
+
+    from fedif_flower.member.preflight import check_policy, check_server, own_findings, tried
+    from fedif_flower.messages.node_config import NodeConfig
+    from fedif_flower.messages.preflight import ADVICE, Status
+    from fedif_flower.run.config import RunConfig, parse_overrides
+
+    node = NodeConfig.from_node_config(parse_overrides(node_config))
+    clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
+    run = RunConfig.from_run_config({**clients, **parse_overrides(" ".join(config or []))})
+    found = own_findings(run, node, run.masking)
+    if server:
+        found += check_server(server, ca)
+    if policy is not None:
+        found.append(tried("app", lambda: check_policy(policy)))
+    table = Table("check", "status", "found", "to do")
+    for one in found:
+        advice = "" if one.status is Status.OK else ADVICE[one.check]
+        table.add_row(one.check, one.status, escape(one.words), advice)
+    Console().print(table)
+    if any(one.status is Status.FAILED for one in found):
+        raise typer.Exit(1)

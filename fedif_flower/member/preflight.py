@@ -1,0 +1,321 @@
+"""Before a run: whether this member can take part in it, check by check."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import os
+import shutil
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import cast
+
+import torch
+from cryptography import x509
+from flwr.app import ConfigRecord, Context, Message
+
+from fedif_flower.client.data import client_site
+from fedif_flower.client.local import train_task
+from fedif_flower.client.reply import describe_node, named_task
+from fedif_flower.client.trust import require_trusted
+from fedif_flower.devices import select_device, torch_threads
+from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.evidence.keys import read_private_key
+from fedif_flower.masking import read_keeper_key
+from fedif_flower.member.policy import read_member_policy
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import FACTS_KEY, TASK_KEY, read_config
+from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.preflight import (
+    MASKING_KEY,
+    QUESTION,
+    RECORD,
+    Finding,
+    Status,
+    clock_finding,
+    to_record,
+)
+from fedif_flower.storage import require_private
+from fedif_flower.tasks.batches import class_labels, count_examples, read_batches
+from fedif_flower.tasks.config import IMAGES, TaskConfig
+from fedif_flower.tasks.images import settled, task_of_folder
+from fedif_flower.tasks.registry import build_task
+from fedif_flower.tasks.task import Data, Task
+
+LEAST_SPACE, LITTLE_SPACE = 100 * 2**20, 2**30  # Bytes.
+SOON = timedelta(days=30)  # A certificate that ends by then is told.
+_CONNECT_SECONDS = 10.0
+
+
+def describe(message: Message, context: Context, task: Task | None = None) -> Message:
+    """Answer the server's question who this node is and, where it asks, whether it can take part.
+
+    Parameters
+    ----------
+    message : Message
+        Empty, or with a run's instructions.
+    context : Context
+        With the node's config.
+    task : Task, optional
+        The app's own; ``None``: the run config names one.
+    """
+    reply = describe_node(message, context)
+    settings = message.content.config_records.get(QUESTION)
+    if settings is not None:
+        node = NodeConfig.from_node_config(context.node_config)
+        reply.content[RECORD] = to_record(_answer(settings, node, task), time.time())
+    return reply
+
+
+def _answer(settings: ConfigRecord, node: NodeConfig, task: Task | None) -> list[Finding]:
+    config = read_config(settings)
+
+    def of_run() -> Task:
+        require_trusted(config, node)
+        found = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
+        if found.name != settings[TASK_KEY]:
+            raise ConfigError(
+                f"this member's task is {found.name!r}, the server's {settings[TASK_KEY]!r}"
+            )
+        return found
+
+    return check_member(config, node, of_run, cast(str, settings[MASKING_KEY]))
+
+
+def own_findings(config: ClientConfig, node: NodeConfig, masking: str) -> list[Finding]:
+    """Return what this host finds out by itself, without a server.
+
+    Of images of its own it takes classes and size as they are: only the server's question tells
+    whether they fit the others'.
+    """
+
+    def of_host() -> Task:
+        require_trusted(config, node)
+        if config.task == IMAGES and node.num_partitions is None:
+            return task_of_folder(config, str(node.data_dir))
+        return build_task(settled(config))
+
+    return check_member(config, node, of_host, masking)
+
+
+def check_member(
+    config: ClientConfig, node: NodeConfig, task: Callable[[], Task], masking: str
+) -> list[Finding]:
+    """Return what there is to say of a member's data, training, disk and keys.
+
+    Parameters
+    ----------
+    config : ClientConfig
+        The run's.
+    node : NodeConfig
+        The member's.
+    task : callable
+        Returns what is learned; an error of it is a finding.
+    masking : str
+        The run's ``masking``: off, trial or keeper.
+    """
+    loaded: list[tuple[Task, Data]] = []
+
+    def data() -> str:
+        found = task()
+        own = found.load("client_data", client_site(config, node))
+        words = data_words(found, own)
+        loaded.append((found, own))
+        return words
+
+    def training() -> str | Finding:
+        if not loaded:
+            return Finding("training", Status.WARNING, "not tried: there are no data")
+        with torch_threads(config.threads_per_client):
+            return train_one_batch(*loaded[0], config)
+
+    return [
+        tried("data", data),
+        tried("training", training),
+        tried("disk", lambda: check_disk(node)),
+        tried("signing-key", lambda: check_signing_key(node)),
+        tried("masking", lambda: check_masking(node, masking)),
+    ]
+
+
+def tried(check: str, function: Callable[[], str | Finding]) -> Finding:
+    """Return what a check finds: its own finding, its words, or its error."""
+    try:
+        found = function()
+    except Exception as error:  # a task's own code can raise anything
+        name = "" if isinstance(error, ConfigError | DataError) else f"{type(error).__name__}: "
+        return Finding(check, Status.FAILED, f"{name}{error}")
+    return found if isinstance(found, Finding) else Finding(check, Status.OK, found)
+
+
+def data_words(task: Task, data: Data) -> str:
+    """Return what a member's data are.
+
+    Raises
+    ------
+    DataError
+        If there are none, or a label is of no class of the task.
+    """
+    count, labels = count_examples(data), class_labels(data)
+    if count == 0:
+        raise DataError("there are no examples")
+    if labels is not None and task.num_classes and int(labels.max()) >= task.num_classes:
+        raise DataError(
+            f"there is a label {int(labels.max())}; the classes are 0 to {task.num_classes - 1}"
+        )
+    return "batches" if count is None else f"{count} examples"
+
+
+def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
+    """Train a new model on one batch; return that it went well, and nothing of the data.
+
+    Raises
+    ------
+    DataError
+        If the loss is not finite.
+    """
+    model = task.build_model(seed=0)
+    if task.train is not None:
+        return "not tried: the task trains by a function of its own"
+    model.to(select_device(config.device))
+    batch = next(iter(read_batches(task.transformed(data), None, config.batch_size)))
+    once = config.replace(local_epochs=1)
+    loss = train_task(task, model, [batch], once, torch.Generator().manual_seed(0)).loss
+    if not math.isfinite(loss):
+        raise DataError(f"the loss of one batch is {loss}")
+    return "of one batch"
+
+
+def check_disk(node: NodeConfig) -> str | Finding:
+    """Return how much space is left where the node writes.
+
+    Raises
+    ------
+    ConfigError
+        If it is nearly none, or a folder cannot be written to.
+    """
+    named = [folder for folder in (node.statement_dir, node.own_updates_dir) if folder]
+    least = math.inf
+    for folder in [Path(name).expanduser().absolute() for name in named] or [Path.cwd()]:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        if free < LEAST_SPACE or (named and not os.access(there, os.W_OK)):
+            raise ConfigError(f"{folder}: {_mebibytes(free)} free, or it cannot be written to")
+        least = min(least, free)
+    words = f"{_mebibytes(least)} free"
+    return Finding("disk", Status.WARNING, words) if least < LITTLE_SPACE else words
+
+
+def check_signing_key(node: NodeConfig) -> str | Finding:
+    """Return whether the key that the node config names can be read.
+
+    Raises
+    ------
+    ConfigError
+        If it is no private key.
+    """
+    if node.signing_key is None:
+        return "none is named"
+    path = Path(node.signing_key).expanduser()
+    try:
+        read_private_key(path.read_bytes(), f"signing-key = {str(path)!r}")
+    except OSError as error:
+        raise ConfigError(f"signing-key = {str(path)!r}: {error.strerror}") from error
+    try:
+        require_private(path, "signing-key")
+    except ConfigError as error:
+        return Finding("signing-key", Status.WARNING, str(error))
+    return "readable, by its owner alone"
+
+
+def check_masking(node: NodeConfig, masking: str) -> str:
+    """Return whether the run is masked as the member wants it.
+
+    Raises
+    ------
+    ConfigError
+        If the run is masked and the node names no keeper, or the other way.
+    """
+    if node.keeper_key is not None:
+        read_keeper_key(node.keeper_key, "keeper-key")
+        if masking != "keeper":
+            raise ConfigError(
+                f"masking = {masking!r}: this node names a keeper, and takes part in runs with "
+                "masking = 'keeper' alone"
+            )
+        return "a keeper of this member's choice"
+    if masking == "keeper":
+        raise ConfigError("this run is masked: the node config needs keeper-key and signing-key")
+    return f"masking = {masking!r}"
+
+
+def check_policy(path: Path) -> str | Finding:
+    """Return which apps a member's policy lets run.
+
+    Raises
+    ------
+    ConfigError
+        If the policy cannot be read, naming the key.
+    """
+    approved = len(list(read_member_policy(path).apps.approved.glob("*.fab")))
+    words = f"approved apps: {approved}"
+    return words if approved else Finding("app", Status.WARNING, words)
+
+
+def check_server(address: str, ca: Path) -> list[Finding]:
+    """Return what a server's certificate and clock are, as seen from here.
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT`` of the SuperLink.
+    ca : Path
+        The federation's certificate, which alone is trusted.
+    """
+    dates: list[datetime] = []
+
+    def certificate() -> str | Finding:
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdigit()):
+            raise ConfigError(f"server = {address!r}; allowed: HOST:PORT")
+        try:
+            trusted = x509.load_pem_x509_certificates(ca.read_bytes())
+            context = ssl.create_default_context(cafile=str(ca))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"ca = {str(ca)!r} is no certificate: {error}") from error
+        connection = http.client.HTTPSConnection(
+            host, int(port), timeout=_CONNECT_SECONDS, context=context
+        )
+        try:
+            connection.connect()
+            shown = cast(ssl.SSLSocket, connection.sock).getpeercert(binary_form=True)
+            # A guarded server may close on a stranger: then it tells no time.
+            with suppress(OSError, ValueError, http.client.HTTPException):
+                connection.request("HEAD", "/")
+                dates.append(parsedate_to_datetime(connection.getresponse().getheader("date", "")))
+        except OSError as error:
+            raise ConfigError(f"{address} cannot be reached: {error}") from error
+        finally:
+            connection.close()
+        trusted.append(x509.load_der_x509_certificate(shown or b""))
+        end = min(one.not_valid_after_utc for one in trusted)
+        soon = end < datetime.now(UTC) + SOON
+        return Finding(
+            "certificate", Status.WARNING if soon else Status.OK, f"valid until {end:%Y-%m-%d}"
+        )
+
+    def clock() -> str | Finding:
+        if not dates:
+            return Finding("clock", Status.WARNING, "the server told no time")
+        return clock_finding((datetime.now(UTC) - dates[0]).total_seconds())
+
+    return [tried("certificate", certificate), tried("clock", clock)]
+
+
+def _mebibytes(size: float) -> str:
+    return f"{size / 2**20:,.0f} MiB"

@@ -1,0 +1,167 @@
+r"""Differential privacy at the member: noise on what leaves, and what it has cost so far.
+
+A reply's update u, no longer than C, leaves as
+
+.. math:: u + z\,C\,\xi, \qquad \xi \sim N(0, I)
+
+with the noise multiplier z. Two inputs of the member that differ in whether its update is there at
+all (u or 0) are told apart no better than N(0, 1) and N(1/z, 1), and after several replies than
+with :math:`1/z^2 = \sum_t 1/z_t^2`: a composition of Gaussian mechanisms is one, also where each
+reply depends on those before (Dong, Roth, Su: Gaussian differential privacy, 2022, Corollary 2).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
+from fedif_flower.storage import write_atomically
+
+Floats = NDArray[np.float64]
+_FILE = "privacy.json"
+_GRID = 16  # Noisy values are multiples of the noise's length times 2 to the -16, about.
+
+
+class Spent(NamedTuple):
+    """What has left so far: (epsilon, delta)-privacy, after so many replies."""
+
+    epsilon: float
+    delta: float
+    replies: int
+
+
+class PrivacyBudget:
+    """What the replies of a member have cost, of all its runs together.
+
+    It lies in a file of the log's folder, and outlives restarts. The process that holds the log
+    holds it as well.
+
+    Parameters
+    ----------
+    folder : Path
+        The log's.
+    noise_multiplier : float
+        z > 0, of the replies to come.
+    delta : float
+        At which epsilon is stated.
+    most_epsilon : float
+        The budget.
+
+    Raises
+    ------
+    ConfigError
+        If dp-accounting is not installed, or the first reply would cost more than the budget.
+    """
+
+    def __init__(
+        self, folder: Path, *, noise_multiplier: float, delta: float, most_epsilon: float
+    ) -> None:
+        self._path, self._multiplier = folder / _FILE, noise_multiplier
+        self._delta, self._most = delta, most_epsilon
+        cost = epsilon_of({noise_multiplier: 1}, delta)
+        if cost > most_epsilon:
+            raise ConfigError(
+                f"noise-multiplier = {noise_multiplier:g}: one reply costs an epsilon of "
+                f"{cost:.3g} at target-delta = {delta:g}, more than most-epsilon = {most_epsilon:g}"
+            )
+
+    def charge(self, run_id: int) -> Spent:
+        """Write down one more reply; return what all have cost.
+
+        Raises
+        ------
+        RefusedByMemberError
+            If that is more than the budget; then nothing is written.
+        StorageError
+            If it cannot be written, or is damaged.
+        """
+        runs = self._read()
+        runs.setdefault(str(run_id), Counter())[self._multiplier] += 1
+        replies = sum(runs.values(), Counter[float]())
+        epsilon = epsilon_of(replies, self._delta)
+        if epsilon > self._most:
+            raise RefusedByMemberError(
+                "the privacy budget is spent",
+                f"with this reply epsilon would be {epsilon:.4g} at delta {self._delta:g}; "
+                f"most-epsilon = {self._most:g}",
+            )
+        content = {"replies by run and noise multiplier": runs}
+        write_atomically(self._path, json.dumps(content, indent=1) + "\n", mode=0o600)
+        return Spent(epsilon, self._delta, replies.total())
+
+    def _read(self) -> dict[str, Counter[float]]:
+        try:
+            (runs,) = json.loads(self._path.read_text()).values()
+            return {
+                run: Counter({float(z): int(count) for z, count in counts.items()})
+                for run, counts in runs.items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise StorageError(f"{self._path} is damaged: {error!r}") from error
+
+
+def epsilon_of(replies: Mapping[float, int], delta: float) -> float:
+    """Return the epsilon of replies by noise multiplier, at ``delta``.
+
+    Parameters
+    ----------
+    replies : mapping of float to int
+        How many left with which noise multiplier, > 0.
+    delta : float
+        In 0 to 1.
+
+    Raises
+    ------
+    ConfigError
+        If dp-accounting is not installed.
+    """
+    try:
+        from dp_accounting import get_epsilon_gaussian
+    except ImportError as error:
+        raise ConfigError(
+            "noise-multiplier needs the accountant of dp-accounting: "
+            "pip install 'fedif-flower[privacy]'"
+        ) from error
+    precision = sum(count / multiplier**2 for multiplier, count in replies.items())
+    return float(get_epsilon_gaussian(precision**-0.5, delta))
+
+
+def add_noise(values: Floats, std: float) -> Floats:
+    """Return values with Gaussian noise, all multiples of one power of two.
+
+    Parameters
+    ----------
+    values : NDArray
+        Of any shape.
+    std : float
+        The noise's standard deviation > 0.
+    """
+    # Sums of floating-point numbers have gaps that tell what was added to the noise (Mironov:
+    # On significance of the least significant bits for differential privacy, 2012).
+    grid = 2.0 ** (math.floor(math.log2(std)) - _GRID)
+    return np.rint((values + std * secure_normal(values.size).reshape(values.shape)) / grid) * grid
+
+
+def secure_normal(size: int) -> Floats:
+    """Return draws of N(0, 1) from the operating system's cryptographic randomness.
+
+    The noise keeps a secret from a server that sees most of it: where an update is 0, all. From
+    such outputs the state of a generator made for statistics follows, and with it all other noise.
+    """
+    words = np.frombuffer(os.urandom(8 * size), np.uint64)
+    # 63 bits choose how far out, to 9.2 standard deviations; one the sign.
+    tail = ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64  # In 0 to 1/2.
+    magnitude = -cast(Floats, ndtri(tail))
+    return np.where(words & np.uint64(1), magnitude, -magnitude)

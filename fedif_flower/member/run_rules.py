@@ -1,0 +1,180 @@
+"""Which runs a member takes part in, and what their run config may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Self
+
+from pydantic import model_validator
+
+from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.messages.text import printable
+from fedif_flower.settings import RefusedValueError, Scalar, Settings, setting, unknown_key
+
+_RANGE = ("least", "most")
+_NAMES = "a list of strings"
+_DAY = "a date, such as 2026-01-31"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The values of a run-config key that a member accepts.
+
+    Attributes
+    ----------
+    values : tuple of bool, int, float or str
+        One of these; empty: a number within the range.
+    least, most : float, optional
+        The range, both ends included.
+    """
+
+    values: tuple[Scalar, ...] = ()
+    least: float | None = None
+    most: float | None = None
+
+    @classmethod
+    def from_toml(cls, key: str, value: object) -> Accepted:
+        """Read one line of ``[runs.config]``: a value, a list of values, or a range.
+
+        Raises
+        ------
+        ConfigError
+            Naming the key and what is allowed.
+        """
+        if isinstance(value, Scalar):
+            return cls((value,))
+        if isinstance(value, list) and value and all(isinstance(v, Scalar) for v in value):
+            return cls(tuple(value))
+        if isinstance(value, dict) and value:
+            for name, end in value.items():
+                if name not in _RANGE:
+                    raise ConfigError(f"[runs.config] {key}: {unknown_key(name, _RANGE)}")
+                if not _is_number(end):
+                    raise ConfigError(f"[runs.config] {key}: {name} = {end!r}; allowed: a number")
+            return cls((), **value)
+        raise ConfigError(
+            f"[runs.config] {key} = {value!r}; allowed: a value, a list of values, or a range such "
+            "as {least = 1, most = 100}"
+        )
+
+    def allows(self, value: object) -> bool:
+        """Return whether a run may have this value."""
+        if self.values:
+            # True == 1 in Python, but not in a run config.
+            return any(value == v and _is_number(value) == _is_number(v) for v in self.values)
+        return (
+            isinstance(value, int | float)
+            and _is_number(value)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+        )
+
+    def __str__(self) -> str:
+        if self.values:
+            return " or ".join(repr(value) for value in self.values)
+        ends = [("at least", self.least), ("at most", self.most)]
+        return " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
+
+
+@dataclass(frozen=True)
+class AskedRun:
+    """A run as a member sees it before it takes part.
+
+    Attributes
+    ----------
+    name : str
+        The app's publisher and name, as its bundle says.
+    federation : str
+        The federation's id, as the server says.
+    config : mapping of str to bool, int, float or str
+        The run config as the app will get it.
+    overridden : mapping of str to bool, int, float or str
+        Those of its values that are not the app's own.
+    """
+
+    name: str
+    federation: str
+    config: Mapping[str, Scalar]
+    overridden: Mapping[str, Scalar]
+
+
+class RunRules(Settings):
+    """``[runs]``: which runs a member takes part in, and how often. Days are days in UTC."""
+
+    names: list[str] = setting(
+        [],
+        "Apps that it takes part in, as `publisher/name`; empty: any that `[apps]` lets run.",
+        allowed=_NAMES,
+    )
+    federations: list[str] = setting(
+        [], "Ids of the federations that it takes part in; empty: any.", allowed=_NAMES
+    )
+    first_day: date | None = setting(
+        None, "The first day on which it answers; without: no first.", allowed=_DAY
+    )
+    last_day: date | None = setting(
+        None, "The last day on which it answers; without: no last.", allowed=_DAY
+    )
+    most_rounds: int = setting(
+        0, "Rounds, that is, messages of the type `train`, of one run; 0: any number.", ge=0
+    )
+    most_rounds_a_day: int = setting(0, "Rounds of all runs in a day; 0: any number.", ge=0)
+    most_messages_a_day: int = setting(
+        0, "Messages of any type, of all runs, in a day; 0: any number.", ge=0
+    )
+    unknown_keys: bool = setting(
+        False,
+        "Whether a run may change the app's own value of a key that `[runs.config]` does not list.",
+    )
+
+    @model_validator(mode="after")
+    def _begins_before_it_ends(self) -> Self:
+        if self.first_day and self.last_day and self.last_day < self.first_day:
+            raise RefusedValueError("last_day", f"from first_day = {self.first_day} on")
+        return self
+
+    def check_run(self, asked: AskedRun, accepted: Mapping[str, Accepted]) -> None:
+        """Raise RefusedByMemberError unless a member takes part in such a run.
+
+        Parameters
+        ----------
+        asked : AskedRun
+            The run.
+        accepted : mapping of str to Accepted
+            ``[runs.config]``: what each listed key may be, whoever set it.
+        """
+        if self.names and asked.name not in self.names:
+            raise _refusal(f"app {asked.name}", "names", ", ".join(self.names))
+        if self.federations and asked.federation not in self.federations:
+            raise _refusal(
+                f"federation {asked.federation}", "federations", ", ".join(self.federations)
+            )
+        for key, allowed in accepted.items():
+            if key in asked.config and not allowed.allows(value := asked.config[key]):
+                raise RefusedByMemberError(
+                    f"run config {key} = {value!r}; this member accepts {allowed}"
+                )
+        for key, value in {} if self.unknown_keys else asked.overridden.items():
+            if key not in accepted:
+                raise RefusedByMemberError(
+                    f"run config {key} = {value!r}; this member accepts the app's own value only"
+                )
+
+    def check_day(self, today: date) -> None:
+        """Raise RefusedByMemberError on a day on which a member does not answer."""
+        if self.first_day and today < self.first_day:
+            raise RefusedByMemberError(f"this member takes part from {self.first_day} on")
+        if self.last_day and today > self.last_day:
+            raise RefusedByMemberError(f"this member took part until {self.last_day}")
+
+
+def _refusal(what: str, key: str, allowed: str) -> RefusedByMemberError:
+    return RefusedByMemberError(
+        f"{printable(what)} is none that this member takes part in: {key} = {allowed}"
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

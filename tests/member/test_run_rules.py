@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import re
+from datetime import date
+
+import pytest
+
+from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.member.run_rules import Accepted, AskedRun, RunRules
+
+CONFIG = {"rounds": 10, "rate": 0.1, "name": "a", "masked": False}
+
+
+def asked(name="fedif/app", federation="@none/default", **overridden):
+    return AskedRun(name, federation, {**CONFIG, **overridden}, overridden)
+
+
+@pytest.mark.parametrize(
+    ("written", "allowed", "refused"),
+    [
+        (5, [5, 5.0], [4, "5", True]),
+        (["a", "b"], ["a", "b"], ["c", 1]),
+        (True, [True], [False, 1]),
+        ([0, 1], [0, 1], [True, False]),
+        ({"least": 1, "most": 3}, [1, 2.5, 3], [0.9, 4, "2", True, float("nan")]),
+        ({"most": 3}, [-1e9, 3], [3.1]),
+        ({"least": 1}, [1e9], [0, float("nan")]),
+    ],
+)
+def test_a_line_says_which_values_are_accepted(written, allowed, refused):
+    accepted = Accepted.from_toml("key", written)
+    assert [value for value in allowed if not accepted.allows(value)] == []
+    assert [value for value in refused if accepted.allows(value)] == []
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ([], "[runs.config] key = []; allowed: a value, a list"),
+        ([[1]], "[runs.config] key = [[1]]; allowed"),
+        ({}, "[runs.config] key = {}; allowed"),
+        ({"leest": 1}, "[runs.config] key: unknown key 'leest'; did you mean least?"),
+        ({"least": "1"}, "[runs.config] key: least = '1'; allowed: a number"),
+        ({"most": True}, "[runs.config] key: most = True; allowed: a number"),
+        (date(2026, 1, 1), "[runs.config] key = datetime.date(2026, 1, 1); allowed"),
+    ],
+)
+def test_another_line_is_an_error_that_names_the_key(written, reason):
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        Accepted.from_toml("key", written)
+
+
+@pytest.mark.parametrize(
+    ("rules", "run", "reason"),
+    [
+        ({"names": ["x/y"]}, asked(), "app fedif/app is none that this member takes part in: nam"),
+        ({"federations": ["@a/b"]}, asked(), "federation @none/default is none that this member"),
+        ({}, asked(rate=0.6), "run config rate = 0.6; this member accepts at least 0 and at most"),
+        ({}, asked(rounds=11), "run config rounds = 11; this member accepts the app's own value"),
+        ({"unknown_keys": True}, asked(name_="x", rate=9), "run config rate = 9; this member"),
+    ],
+)
+def test_a_run_outside_the_policy_is_refused_by_the_line_s_name(rules, run, reason):
+    accepted = {"rate": Accepted(least=0, most=0.5)}
+    with pytest.raises(RefusedByMemberError, match=re.escape(reason)):
+        RunRules(**rules).check_run(run, accepted)
+
+
+@pytest.mark.parametrize(
+    ("rules", "run"),
+    [
+        ({}, asked()),
+        ({}, asked(rate=0.5)),
+        ({"names": ["x/y", "fedif/app"], "federations": ["@none/default"]}, asked(rate=0)),
+        ({"unknown_keys": True}, asked(rounds=11)),
+    ],
+)
+def test_a_run_within_the_policy_is_not(rules, run):
+    # A key that the app does not have is nobody's.
+    accepted = {"rate": Accepted(least=0, most=0.5), "absent": Accepted((1,))}
+    RunRules(**rules).check_run(run, accepted)
+
+
+def test_the_app_s_own_value_is_checked_like_the_operator_s():
+    with pytest.raises(RefusedByMemberError, match="rounds = 10"):
+        RunRules().check_run(asked(), {"rounds": Accepted(most=9)})
+
+
+def test_the_days_include_both_ends():
+    rules = RunRules(first_day=date(2026, 1, 2), last_day=date(2026, 1, 3))
+    rules.check_day(date(2026, 1, 2))
+    rules.check_day(date(2026, 1, 3))
+    with pytest.raises(RefusedByMemberError, match="from 2026-01-02 on"):
+        rules.check_day(date(2026, 1, 1))
+    with pytest.raises(RefusedByMemberError, match="until 2026-01-03"):
+        rules.check_day(date(2026, 1, 4))
+    with pytest.raises(ConfigError, match=r"last-day = .*; allowed: from first-day = 2026-01-02"):
+        RunRules(**{"first-day": date(2026, 1, 2), "last-day": date(2026, 1, 1)})

@@ -1,0 +1,141 @@
+"""Before the first round real members check themselves, and the operator is told."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from client_app import app as client_app
+from fedif_flower.errors import TrainingFailedError
+from fedif_flower.messages.polling_grid import NODE_UNAVAILABLE
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.preflight import Members
+from fedif_flower.runtime.local_grid import LocalGrid
+from tests.run.resuming import CLIENTS, run, run_config
+
+
+class Remote(LocalGrid):
+    """As real nodes are: what they send has to be looked at."""
+
+    reliable = False
+
+    def __init__(self, client=client_app, **more) -> None:
+        super().__init__(client, CLIENTS, **more)
+        self.questions: list[bool] = []
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        asked = (m for m in messages if m.metadata.message_type == "query")
+        self.questions += ["config" in message.content for message in asked]
+        return super().push_messages(messages)
+
+
+@pytest.fixture(autouse=True)
+def told(caplog):
+    caplog.set_level(logging.INFO, "fedif_flower.run.preflight")
+    return caplog
+
+
+def test_every_member_is_asked_once_and_what_it_found_is_told(tmp_path, told):
+    grid = Remote()
+    run(run_config(tmp_path, num_server_rounds=1), grid)
+    assert grid.questions == [True] * CLIENTS
+    lines = [message for message in told.messages if "data: " in message]
+    assert len(lines) == CLIENTS
+    assert lines[0].startswith("node 1000: data: ") or lines[0].startswith(
+        "partition 0 (node 1000)"
+    )
+    for check in ("data", "training", "signing-key", "masking", "clock"):
+        assert all(f"{check}: " in line for line in lines)
+
+
+def test_simulated_clients_are_not_asked(tmp_path):
+    grid = Remote()
+    grid.simulated = True
+    members = Members(grid)
+    members.ask(grid, None, resumed=False)
+    assert grid.questions == []
+
+
+UNFIT = {2: {"data-dir": "/nowhere", "num-partitions": 3}}  # Fewer parts than clients.
+
+
+def test_a_run_does_not_begin_with_a_member_that_cannot_take_part(tmp_path, told):
+    grid = Remote(node_configs=UNFIT)
+    config = run_config(tmp_path / "runs", num_server_rounds=1)
+    with pytest.raises(TrainingFailedError) as error:
+        run_federation(grid, config)
+    assert str(error.value).startswith("1 of 6 members cannot take part: partition 2 (node 1002): ")
+    assert "data: num-clients = 6, but this node is one of 3 partitions" in str(error.value)
+    assert str(error.value).endswith("start-without = 'unfit' begins all the same")
+    assert not config.run_dir.exists()
+    (line,) = [message for message in told.messages if "data failed: " in message]
+    assert "; to do: put the data where data-dir" in line
+
+
+def test_unless_it_is_told_to(tmp_path, told):
+    config = run_config(tmp_path, num_server_rounds=1, start_without="unfit")
+    run(config, Remote(node_configs=UNFIT))
+    assert any("data failed: " in message for message in told.messages)
+
+
+def test_a_run_that_goes_on_does_so_with_whoever_there_is(tmp_path, told):
+    run(run_config(tmp_path, num_server_rounds=3), Remote(), kill_at=3)
+    run(run_config(tmp_path, num_server_rounds=3, resume="auto"), Remote(node_configs=UNFIT))
+    assert any("data failed: " in message for message in told.messages)
+
+
+def answering(change):
+    def client(message: Message, context):
+        reply = client_app(message, context)
+        if message.metadata.message_type == "query" and context.node_id == 1003:
+            return change(message, reply)
+        return reply
+
+    return client
+
+
+def with_preflight(**values):
+    def change(message: Message, reply: Message) -> Message:
+        content = RecordDict({**reply.content, "preflight": ConfigRecord(values)})
+        return Message(content, reply_to=message)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda message, _: Message(RecordDict(), reply_to=message), "node warning: unreadable"),
+        (with_preflight(data=[1] * 10_000), "node warning: unreadable"),
+        (with_preflight(data="\x1b" * 5_000), "node warning: unreadable"),
+        (with_preflight(time=time.time() + 3600), "clock warning: 3"),
+        (with_preflight(time=float("nan")), ""),
+    ],
+)
+def test_a_hostile_answer_stops_nothing_and_is_bounded(tmp_path, told, change, said):
+    run(run_config(tmp_path, num_server_rounds=1), Remote(answering(change)))
+    about = [m for m in told.messages if "node 1003" in m and "to do: " in m]
+    assert (len(about), all(said in message for message in about)) == (bool(said), True)
+    assert all(len(message) < 1000 and message.isprintable() for message in about)
+
+
+def test_an_app_that_fails_cannot_take_part(tmp_path):
+    def fails(message: Message, reply: Message) -> Message:
+        raise RuntimeError("this member has not approved app 12ab")
+
+    with pytest.raises(TrainingFailedError, match=r"node 1003: node: .*has not approved app"):
+        run_federation(Remote(answering(fails)), run_config(tmp_path, num_server_rounds=1))
+
+
+def test_a_member_that_is_away_holds_nobody_up(tmp_path, told):
+    from flwr.app import Error
+
+    def away(message: Message, reply: Message) -> Message:
+        return Message(Error(NODE_UNAVAILABLE, "gone"), reply_to=message)
+
+    run(run_config(tmp_path, num_server_rounds=1), Remote(answering(away)))
+    assert "node 1003: node warning: no answer in 300 s" in told.text
