@@ -72,7 +72,9 @@ class RunMetrics(Callback):
         self.rounds = Counter("rounds", "Rounds that ended, by outcome", ["outcome"], **own)
         self.round = Gauge("round", "The last round that ended", **own)
         Gauge("rounds_planned", "Rounds there will be", **own).set(config.num_server_rounds)
+        # Before the first one: when the run began, so that a first round without end is seen too.
         self.ended = Gauge("round_ended_timestamp_seconds", "When the last round ended", **own)
+        self.ended.set_to_current_time()
         Gauge("round_timeout_seconds", "How long a round waits", **own).set(config.round_timeout)
         self.phases = Counter("phase_seconds", "Seconds of all rounds, by phase", ["phase"], **own)
         self.training = Gauge("training_seconds", "A member's mean in the last round", **own)
