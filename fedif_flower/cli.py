@@ -16,7 +16,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedif_flower.commands.federation import federation_cli
 from fedif_flower.commands.keeper import keeper_cli
+from fedif_flower.commands.node import node_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 cli.add_typer(keeper_cli, name="keeper")
+cli.add_typer(federation_cli, name="federation")
+cli.add_typer(node_cli, name="node")
 
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
@@ -360,7 +364,8 @@ def finish(complete: bool) -> None:
 
 def parse_config(config: list[str] | None, options: Mapping[str, int | Path | None]) -> RunConfig:
     """Return the defaults with what was given; paths do not depend on the working directory."""
-    from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+    from fedif_flower.run.config import RunConfig, default_run_config
+    from fedif_flower.settings import parse_overrides
 
     settings = default_run_config() | parse_overrides(" ".join(config or []))
     for key, value in options.items():

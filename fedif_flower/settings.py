@@ -7,6 +7,7 @@ its errors and ``docs/configuration.md`` are read off these declarations.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -179,6 +180,37 @@ class Settings(BaseModel):
             (str(field.alias), _default(field), _allowed(field), _words(field))
             for field in cls.model_fields.values()
         ]
+
+
+def parse_overrides(text: str) -> dict[str, Scalar]:
+    """Parse ``KEY=VALUE ...`` as ``flwr run --run-config`` does, but refuse what it would skip.
+
+    Raises
+    ------
+    ConfigError
+        If the text is not a list of pairs, strings being quoted.
+    """
+    pair = re.compile(r"""\s*([\w.-]+)=("[^"]*"|'[^']*'|[^\s"']\S*)(?=\s|$)""")
+    values: dict[str, Scalar] = {}
+    position, text = 0, text.strip()
+    while position < len(text):
+        match = pair.match(text, position)
+        if match is None:
+            raise ConfigError(
+                f"cannot read {text[position:].strip()!r}; expected KEY=VALUE pairs separated by "
+                "spaces, strings in quotes: 'num-server-rounds=5 strategy=\"fedif\"'"
+            )
+        try:
+            values[match[1]] = tomllib.loads(f"value = {match[2]}")["value"]
+        except tomllib.TOMLDecodeError:
+            if not re.fullmatch(r"[A-Za-z_][\w:.+-]*", match[2]):
+                raise ConfigError(
+                    f"{match[1]} = {match[2]}: not a number, true, false or a word; other strings "
+                    "need quotes"
+                ) from None
+            values[match[1]] = match[2]  # A shell took the quotes away.
+        position = match.end()
+    return values
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:

@@ -113,10 +113,18 @@ def write_private(path: Path, content: bytes) -> None:
         If it cannot be written, or is there already.
     """
     make_folder(path.parent)
+    temporary = temporary_sibling(path)
     with writing(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, path)  # Unlike a rename, not over a file that is there.
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
 
 
 def require_private(path: Path, name: str) -> None:

@@ -22,7 +22,8 @@ import fedif_flower
 from fedif_flower import aggregators, attacks, masking, stages, valuation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.devices import torch_threads
-from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.settings import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.sweeps.spec import read_sweep
 from fedif_flower.valuation import shapley

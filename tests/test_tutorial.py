@@ -15,11 +15,12 @@ import pytest
 
 from client_app import app as client_app
 from fedif_flower.devices import torch_threads
-from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.settings import parse_overrides
 from fedif_flower.statement.account import settle
 from fedif_flower.statement.records import read_run
 

@@ -44,3 +44,35 @@ def keeper_log(
         console.print(json.dumps(entry), soft_wrap=True, highlight=False, markup=False)
     found = f"Unchanged: {len(entries)} lines, the last hash is {head}"
     console.print(found, soft_wrap=True, highlight=False)
+
+
+@keeper_cli.command("init")
+def keeper_init(
+    folder: Annotated[Path, typer.Argument(help="the keeper's folder")],
+    hosts: Annotated[list[str], typer.Argument(help="names or addresses the server reaches it by")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say it, and do nothing")] = False,
+) -> None:
+    """Make a keeper's keys, certificate and unit for systemd; what is there already stays."""
+    from fedif_flower.federation.server import make_pair
+    from fedif_flower.federation.steps import Steps
+    from fedif_flower.federation.units import keeper_unit
+    from fedif_flower.runtime.keeper_config import KeeperSettings
+    from fedif_flower.runtime.keeper_store import KeeperStore
+
+    def say(line: str) -> None:
+        Console().print(line, soft_wrap=True, highlight=False, markup=False)
+
+    steps, found = Steps(say, dry_run=dry_run), folder.expanduser().absolute()
+    steps.folder(found)
+    make_pair(found, "keeper", hosts, "the operator of the server", steps)
+    state = found / KeeperSettings().state
+    public = state / "box-key.pub"
+    if public.exists():
+        say(f"kept {public}")
+    else:
+        what = f"{public}: goes to every member; its private half stays"
+        steps.do("make", "made", what, lambda: KeeperStore(state).key())
+    unit = found / "fedif-keeper.service"
+    steps.new(unit, "for systemd: look at User= first", lambda: keeper_unit(found))
+    if public.exists():
+        say(f"public key of this keeper: {public.read_text().strip()}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +17,6 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.collusion import needs_collusion
@@ -241,37 +239,6 @@ def subject_of(settings: Mapping[str, Scalar]) -> str:
 def default_run_config() -> dict[str, Scalar]:
     """Return every key of a run config with its default."""
     return RunConfig.defaults()
-
-
-def parse_overrides(text: str) -> dict[str, Scalar]:
-    """Parse ``KEY=VALUE ...`` as ``flwr run --run-config`` does, but refuse what it would skip.
-
-    Raises
-    ------
-    ConfigError
-        If the text is not a list of pairs, strings being quoted.
-    """
-    pair = re.compile(r"""\s*([\w.-]+)=("[^"]*"|'[^']*'|[^\s"']\S*)(?=\s|$)""")
-    values: dict[str, Scalar] = {}
-    position, text = 0, text.strip()
-    while position < len(text):
-        match = pair.match(text, position)
-        if match is None:
-            raise ConfigError(
-                f"cannot read {text[position:].strip()!r}; expected KEY=VALUE pairs separated by "
-                "spaces, strings in quotes: 'num-server-rounds=5 strategy=\"fedif\"'"
-            )
-        try:
-            values[match[1]] = tomllib.loads(f"value = {match[2]}")["value"]
-        except tomllib.TOMLDecodeError:
-            if not re.fullmatch(r"[A-Za-z_][\w:.+-]*", match[2]):
-                raise ConfigError(
-                    f"{match[1]} = {match[2]}: not a number, true, false or a word; other strings "
-                    "need quotes"
-                ) from None
-            values[match[1]] = match[2]  # A shell took the quotes away.
-        position = match.end()
-    return values
 
 
 def _refuse_unmaskable(config: RunConfig) -> None:

@@ -23,7 +23,7 @@ from rich.markup import escape
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, FedIFError
-from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.preflight import with_free_folder
@@ -33,7 +33,7 @@ from fedif_flower.run.round_progress import RoundProgress
 from fedif_flower.run.rows import headline, read_rows
 from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink
 from fedif_flower.runtime.processes import StopRequest, available_cpus, own_command
-from fedif_flower.settings import AUTO, Scalar
+from fedif_flower.settings import AUTO, Scalar, parse_overrides
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

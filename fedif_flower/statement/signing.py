@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -19,11 +20,13 @@ from fedif_flower.storage import config_folder, require_private, write_private
 
 
 def default_key_path() -> Path:
-    """Return ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower/statement-key.pem``.
+    """Return ``$FEDIF_STATEMENT_KEY``, or ``statement-key.pem`` in the user's configuration.
 
-    Not beside the results: those are handed around.
+    That is ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``. Not beside the results: those are
+    handed around.
     """
-    return config_folder() / "statement-key.pem"
+    named = os.environ.get("FEDIF_STATEMENT_KEY")
+    return Path(named) if named else config_folder() / "statement-key.pem"
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedif_flower.runtime.processes import MarkedProcesses
@@ -164,6 +165,17 @@ class Deployment:
             prefix=self.prefix,
         )
         wait_for("SuperLink", lambda: starts() > before)
+
+    def kill_superlink(self) -> None:
+        """Kill the SuperLink, and wait until the processes of its runs have noticed and ended.
+
+        Flower gives them a session of their own. An app that outlives its SuperLink for a moment
+        may still save a checkpoint, and holds its run's folder.
+        """
+        assert self.superlink is not None
+        helpers = {p.pid for p in psutil.Process(self.superlink.pid).children(recursive=True)}
+        kill_group(self.superlink)
+        wait_for("the end of its apps", lambda: helpers.isdisjoint(self.marked.alive()))
 
     def start_node(
         self,

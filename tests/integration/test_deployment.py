@@ -110,8 +110,7 @@ def story(deployment: Deployment) -> Story:
     wait_for("ada to be back", has_ada_back, timeout=300, pause=1.0)
 
     wait_for("a round after a checkpoint", lambda: completed() % 2 == 1, timeout=300)
-    assert deployment.superlink is not None
-    kill_group(deployment.superlink)
+    deployment.kill_superlink()
     done = completed()
     checkpoint = max(p.name for p in (run_dir / "checkpoints").glob("*.pt"))
     deployment.start_superlink()

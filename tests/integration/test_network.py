@@ -20,6 +20,7 @@ pytestmark = marks
 
 SERVER = "10.213.7.1"
 ROUNDS = 7
+GIVES_UP = 60.0  # Seconds after which the SuperLink itself gives up on a node.
 
 
 class Network:
@@ -104,15 +105,20 @@ def test_a_host_that_is_cut_off_and_reconnected(
         config = {
             "num-clients": 2,
             "fraction-train": 1.0,
-            "num-server-rounds": ROUNDS,
+            "num-server-rounds": 1,
             "local-epochs": 1,
-            # Sooner than the SuperLink, which gives up on a node after a minute.
-            "round-timeout": 30.0,
-            "run-name": "network",
+            "run-name": "measured",
             "device": "cpu",
         }
+        runs = deployment.server / "runs"
+        status, details = deployment.outcome(deployment.submit(REPOSITORY, config))
+        assert status == "finished:completed", details
+        needed = float(read_rows(runs / "measured" / "rounds.csv")[1]["round_seconds"])
+        # On a machine that is quick enough, the round ends before the SuperLink gives up.
+        timeout = 30.0 if 3.0 * needed < 30.0 else max(2.0 * GIVES_UP, 5.0 * needed)
+        config |= {"num-server-rounds": ROUNDS, "round-timeout": timeout, "run-name": "network"}
         run_id = deployment.submit(REPOSITORY, config)
-        run_dir = deployment.server / "runs" / "network"
+        run_dir = runs / "network"
 
         def rows_of(partition_id: int) -> list[dict[str, str]]:
             rows = read_rows(run_dir / "clients.csv")
@@ -128,4 +134,6 @@ def test_a_host_that_is_cut_off_and_reconnected(
         assert summary["rounds"] == ROUNDS
         assert [row["rejection"] for row in rows_of(0)] == [""] * ROUNDS
         assert rows_of(1)[-1]["rejection"] == ""
-        assert any("deadline" in row["rejection"] for row in rows_of(1))
+        assert {row["status"] for row in rows_of(1)} == {"accepted", "away"}
+        if timeout < GIVES_UP:
+            assert any("deadline" in row["rejection"] for row in rows_of(1))

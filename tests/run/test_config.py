@@ -7,7 +7,8 @@ from flwr.common.config import parse_config_args
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.run.config import RunConfig, default_run_config, parse_overrides
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.settings import parse_overrides
 
 PROJECT = Path(__file__).parents[2]
 DEFAULTS = default_run_config()

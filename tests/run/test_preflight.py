@@ -12,12 +12,12 @@ from flwr.app import Context, MessageType, RecordDict
 from client_app import app as client_app
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.run import federation
-from fedif_flower.run.config import RunConfig, parse_overrides
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.preflight import read_config, warn_of_one
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.settings import Scalar
+from fedif_flower.settings import Scalar, parse_overrides
 from fedif_flower.strategies import nodes
 from fedif_flower.sweeps.spec import flatten
 from server_app import app as server_app

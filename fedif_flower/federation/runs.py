@@ -1,0 +1,79 @@
+"""A run of a deployed federation, followed to its end."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.federation.programs import PROJECT
+
+
+class Runner(Protocol):
+    """Where runs go on: Flower's command, or what stands for it."""
+
+    connection: str
+
+    def submit(self, app: Path, run_config: str) -> int:
+        """Begin a run; return its id."""
+
+    def follow(self, run_id: int) -> None:
+        """Show a run's log while it goes on."""
+
+    def runs(self, *arguments: object) -> list[dict[str, Any]]:
+        """Return runs; ``--run-id ID``: that one."""
+
+
+def app_folder(given: Path | None) -> Path:
+    """Return the folder of the app to run: the one given, else the checkout of this package.
+
+    Raises
+    ------
+    ConfigError
+        If it holds no app of Flower.
+    """
+    folder = given or PROJECT
+    try:
+        content = tomllib.loads((folder / "pyproject.toml").read_text())
+        content["tool"]["flwr"]["app"]
+    except (OSError, ValueError, LookupError) as error:
+        raise ConfigError(
+            f"{folder} has no pyproject.toml with an app of Flower: name the app's folder with "
+            "--app"
+        ) from error
+    return folder.absolute()
+
+
+def run_to_end(runner: Runner, app: Path, run_config: str, say: Callable[[str], None]) -> None:
+    """Submit a run and follow it; return once it completed.
+
+    Raises
+    ------
+    TrainingFailedError
+        If it ended in another way, with Flower's words for it.
+    KeyboardInterrupt
+        At Ctrl-C: the run goes on.
+    """
+    run_id = runner.submit(app, run_config)
+    say(f"run {run_id}")
+    name = runner.connection
+    try:
+        while True:
+            # Exit statuses of Flower's own commands say nothing about a run's outcome.
+            runner.follow(run_id)
+            (run,) = runner.runs("--run-id", run_id)
+            status, details = str(run["status"]), str(run["status-details"])
+            if status.startswith("finished:completed"):
+                return
+            if status.startswith("finished:"):
+                raise TrainingFailedError(f"run {run_id}: {status} {details}".rstrip())
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        say(
+            f"run {run_id} goes on; follow it: flwr log {run_id} {name}, end it: "
+            f"flwr stop {run_id} {name}"
+        )
+        raise
