@@ -37,6 +37,7 @@ masked() { # is the keeper among what compose starts?
 }
 
 superlink() {
+  ! masked || export FEDIF_REPLY_BUDGET=2 # A masked reply has 8 bytes for each parameter.
   exec fedif federation superlink -- --isolation process
 }
 

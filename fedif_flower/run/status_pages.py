@@ -65,25 +65,32 @@ class StatusServer:
                 "or end what listens there"
             ) from error
         self.address = _address(host, self._socket.getsockname()[1])
+        self._key = key
         self._open = 0
         self._ready = Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._error: OSError | None = None
         self._thread = Thread(target=self._run, name="status-pages", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         self._ready.wait()
+        if self._loop is None:
+            raise ConfigError(f"{self._key}: {self.address} cannot be served: {self._error}")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(SECONDS)
 
-    def close(self) -> None:
-        """Give the port back of a server that was not entered."""
-        self._socket.close()
-
     def _run(self) -> None:
-        asyncio.run(self._serve())
+        try:
+            asyncio.run(self._serve())
+        except OSError as error:  # Too few descriptors, say.
+            self._error = error
+        finally:
+            self._ready.set()
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()

@@ -112,6 +112,18 @@ def test_the_port_is_free_afterwards_and_no_thread_is_left(server):
         assert ask(again, "/page").status_code == 200
 
 
+def test_a_thread_that_cannot_serve_is_an_error_and_no_wait(monkeypatch):
+    def run(coroutine) -> None:
+        coroutine.close()
+        raise OSError("too many open files")
+
+    server = StatusServer("127.0.0.1", 0, {}, key="metrics-port = 9091")
+    monkeypatch.setattr(status_pages.asyncio, "run", run)
+    with pytest.raises(ConfigError, match=r"metrics-port = 9091: .* too many open files"):
+        server.__enter__()
+    server._socket.close()
+
+
 def test_health_is_503_where_its_state_says_so():
     state: dict[str, object] = {"members": 3}
     page = health_page("keeper", lambda: state)
