@@ -407,10 +407,9 @@ def test_the_commands_of_the_containers_run_as_they_stand_in_a_clean_directory(t
             else:
                 wait_for(f"health of {name}", partial(up.is_healthy, name), 300, pause=1.0)
         assert up.is_healthy("server")  # There is no run.
-        settings = (
-            'num-clients=1 fraction-train=1.0 num-server-rounds=1 local-epochs=1 device="cpu"'
-        )
-        run = up.exec("server", "run", *settings.split(), 'run-name="october"', "log-format=json")
+        settings = "num-clients=1 fraction-train=1.0 num-server-rounds=1 local-epochs=1"
+        more = 'device="cpu"', 'run-name="october"', 'log-format="json"'
+        run = up.exec("server", "run", *settings.split(), *more)
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:] + up.log("server")
         folder = tmp_path / "federation" / "runs" / "october"
         assert json.loads((folder / "summary.json").read_text())["config"]["metrics-port"] > 0
