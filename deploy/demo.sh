@@ -77,42 +77,52 @@ background() { # LOG COMMAND...
 
 step() { echo; echo "== $*"; }
 
+fedif=(python "$repository/simulation.py")
+server="$home/server"
+
 read -r port local0 local1 local2 local3 < <(free_ports 5)
 local_ports=("$local0" "$local1" "$local2" "$local3")
 address="127.0.0.1:$port"
 
 step "data: four folders, one per member"
-python "$repository/simulation.py" export-partitions "$home/data" -c "num-clients=4"
+"${fedif[@]}" export-partitions "$home/data" -c "num-clients=4"
 
-step "certificates and keys"
-"$deploy/federation.sh" ca "$home/server"
-"$deploy/federation.sh" server-certificate "$home/server" localhost
+step "the operator: keys, certificates, an invitation for each hospital"
+"${fedif[@]}" federation init demo localhost --listen "$address" --in "$server"
 for i in 0 1 2 3; do
-  "$deploy/federation.sh" node-key "$home/keys/hospital-$i"
+  "${fedif[@]}" federation invite "hospital-$i" --in "$server"
 done
 
 step "SuperLink on $address, for registered nodes only"
-background "$home/superlink.log" "$deploy/federation.sh" superlink "$home/server" "$address"
+background "$home/superlink.log" "${fedif[@]}" federation superlink --in "$server"
 for _ in $(seq 300); do
   grep -q "Uvicorn running" "$home/superlink.log" && break
   kill -0 "${started[0]}" 2>/dev/null || exit 1
   sleep 0.2
 done
-"$deploy/federation.sh" connect demo "$address" "$home/server/ca.crt"
-"$deploy/federation.sh" register demo "$home"/keys/*.pub
 
-step "four SuperNodes; the labels of number 3 are flipped"
+step "each hospital joins; the labels of number 3 are flipped"
 for i in 0 1 2 3; do
-  config="partition-id=$i data-dir='$home/data/partition-$i' statement-dir='$pages/hospital-$i'"
+  config="statement-dir='$pages/hospital-$i'"
   [ "$i" -ne 3 ] || config="$config attack='label-noise'"
-  background "$home/node-$i.log" "$deploy/federation.sh" supernode "$address" \
-    "$home/server/ca.crt" "$home/keys/hospital-$i" "$config" "${local_ports[$i]}"
+  "${fedif[@]}" node join "$server/invitations/hospital-$i.invitation.toml" -c "$config" \
+    --data-dir "$home/data/partition-$i" --port "${local_ports[$i]}" --in "$home/hospital-$i"
+done
+
+step "the operator lets them in, and they start"
+"${fedif[@]}" federation add-member "$home"/hospital-*/*.answer.toml --in "$server"
+for i in 0 1 2 3; do
+  background "$home/node-$i.log" "${fedif[@]}" node start --in "$home/hospital-$i"
 done
 
 step "a run of $rounds rounds"
-"$deploy/federation.sh" run demo num-clients=4 fraction-train=1.0 "num-server-rounds=$rounds" \
-  local-epochs=1 'attribution="simpson"' 'statement-budget="1000"' round-timeout=120.0 \
-  "output-dir=\"$output\"" 'run-name="deploy-demo"' overwrite=true 'device="cpu"'
+"${fedif[@]}" federation run --in "$server" num-clients=4 fraction-train=1.0 \
+  "num-server-rounds=$rounds" local-epochs=1 'attribution="simpson"' 'statement-budget="1000"' \
+  round-timeout=120.0 "output-dir=\"$output\"" 'run-name="deploy-demo"' overwrite=true 'device="cpu"'
+
+step "what the operator sees, and a backup"
+"${fedif[@]}" federation status --in "$server" || true # which is 1 if there is a warning
+"${fedif[@]}" federation backup --in "$server"
 
 step "the same report as in simulation"
 python -c 'import sys, pathlib
@@ -121,5 +131,5 @@ print_summary(pathlib.Path(sys.argv[1]))' "$output/deploy-demo"
 sed -n '/^## Members/,$p' "$output/deploy-demo/report.md"
 
 step "a signed statement, and for each hospital its own page"
-python "$repository/simulation.py" verify "$output/deploy-demo"
+"${fedif[@]}" verify "$output/deploy-demo"
 ls "$pages"/*/*/statement.html || echo "no node answered in time"

@@ -242,6 +242,8 @@ def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, ob
     if name is None:
         return unknown_key(key, list(aliases.values() if by_alias else aliases))
     field = cls.model_fields[name]
+    if first["type"] == "missing":
+        return spell(f"{name} is missing; allowed: {_allowed(field)}")
     choices = [str(choice) for choice in _extra(field, "choices") or ()]
     near = get_close_matches(str(first["input"]), choices, n=1, cutoff=_ALIKE)
     meant = f" (did you mean {near[0]!r}?)" if near else ""

@@ -100,7 +100,7 @@ def test_the_first_run_ends_as_the_readme_shows(tmp_path):
 def test_the_demo_shows_who_lies(tmp_path):
     script = (REPOSITORY / "deploy" / "demo.sh").read_text().replace("\\\n", "")
     (rounds,) = re.findall(r"ROUNDS:-(\d+)", script)
-    (command,) = re.findall(r"federation.sh\" run demo (.*)", script)
+    (command,) = re.findall(r"federation run --in \S+ (.*)", script)
     settings = " ".join(shlex.split(command.replace("$rounds", rounds)))
     settings = re.sub(r'(output-dir|run-name)="[^"]*"', "", settings)
     run = run_of(settings, tmp_path, {3: {"attack": "label-noise"}})

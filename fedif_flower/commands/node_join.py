@@ -11,7 +11,7 @@ from rich.console import Console
 join_cli = typer.Typer(add_completion=False)
 
 Folder = Annotated[
-    Path, typer.Option("--in", envvar="FEDIF_NODE", help="the node's folder on this host")
+    Path, typer.Option("--in", envvar="FEDIF_MEMBER", help="the node's folder on this host")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")]
 _HERE = Path()

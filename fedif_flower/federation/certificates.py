@@ -65,6 +65,7 @@ def server_certificate(
         host is neither a name nor an address.
     """
     issuer, signer = read_certificate(authority), _read_key(authority_key)
+    names = _alternative_names(hosts)
     if signer.public_key() != issuer.public_key():
         raise ConfigError(f"{authority} is not the certificate of {authority_key}")
     private = _read_key(key)
@@ -73,7 +74,7 @@ def server_certificate(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=False)
         .add_extension(_usage(digital_signature=True), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(_alternative_names(hosts), critical=False)
+        .add_extension(names, critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
             critical=False,

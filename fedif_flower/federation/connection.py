@@ -43,7 +43,7 @@ def reach(address: str, authority: Path, seconds: float = SECONDS) -> Reached:
         connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
         try:
             connection.connect()
-            shown = connection.sock.getpeercert(binary_form=True)
+            shown = connection.sock.getpeercert(binary_form=True) or b""
             connection.request("GET", "/health")
             # A guarded SuperLink tells other hosts only that it is there.
             status = connection.getresponse().status

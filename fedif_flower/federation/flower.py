@@ -21,10 +21,11 @@ class FlowerCommandError(FedIFError):
 
 
 def flower_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for Flower's programs: this installation's come first on its path.
+    """Return an environment in which Flower's programs are found: this installation's.
 
     Packages come from here, not from a registry at every run; the app decides nothing of that.
     """
+    own, path = sysconfig.get_path("scripts"), environment.get("PATH", "")
     defaults = {
         "FLWR_TELEMETRY_ENABLED": "0",
         # How often a host looks for a task, in seconds: part of every round's length.
@@ -34,7 +35,7 @@ def flower_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "PYTHONUNBUFFERED": "1",
-        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), environment.get("PATH", "")]),
+        "PATH": path if own in path.split(os.pathsep) else os.pathsep.join([own, path]),
     }
     return {**defaults, **environment, **fixed}
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import fedif_flower
 from fedif_flower.errors import ConfigError
 from fedif_flower.federation.flower import flower_environment
 
-PROJECT = Path(fedif_flower.__file__).parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,15 @@ def initialize(folder: FederationFolder, wanted: FederationSettings, steps: Step
             f"{folder.configuration} says otherwise: {_difference(folder.settings(), wanted)}; "
             "edit it there (hosts: `fedif federation rotate-certificate HOST...`)"
         )
+    for key, certificate in (
+        (folder.authority_key, folder.authority),
+        (folder.server_key, folder.certificate),
+    ):
+        if certificate.exists() and not key.exists():
+            raise ConfigError(
+                f"{certificate} is there, but {key.name} is not: restore it from a backup, or move "
+                f"{certificate.name} away too"
+            )
     steps.folder(folder.path)
     steps.secret(folder.authority_key, "signs the server's certificates", make_key)
     steps.new(
@@ -69,6 +78,7 @@ def initialize(folder: FederationFolder, wanted: FederationSettings, steps: Step
     steps.new(unit, "for systemd: look at User= first", lambda: superlink_unit(folder.path))
     connect(wanted.name, wanted.local_address, folder.authority, steps)
     if not steps.dry_run:
+        require_handshake(folder.certificate, folder.server_key, folder.authority, wanted.hosts[0])
         steps.say(f"certificate's fingerprint: {authority_fingerprint(folder)}")
         steps.say(f"statement key's fingerprint: {statement_fingerprint(folder)}")
 

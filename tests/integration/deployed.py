@@ -1,4 +1,4 @@
-"""A federation of real processes on loopback, started by the scripts that operators use."""
+"""A federation of real processes on loopback, started by the commands that operators use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sysconfig
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,16 +21,8 @@ from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.watch import if_killed, kill_marked
 
 REPOSITORY = Path(__file__).parents[2]
-SCRIPT = REPOSITORY / "deploy" / "federation.sh"
 NAME = "test"
-TOOLS = ("bash", "openssl", "ssh-keygen")
-# For the modules that use this: operators need these, a machine for tests may lack them.
-marks = [
-    pytest.mark.deployment,
-    pytest.mark.skipif(
-        any(shutil.which(tool) is None for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"
-    ),
-]
+marks = [pytest.mark.deployment]  # For the modules that use this.
 
 
 def search_path() -> str:
@@ -57,16 +49,22 @@ def wait_for(
 class Deployment:
     """A context manager: certificates, a SuperLink, SuperNodes; no process after it.
 
-    Everything lies in ``directory``; ``host`` is the address that others know the SuperLink by;
-    ``prefix`` are the words that let a command run on its host, where that is another.
+    Everything lies in ``directory``; ``host`` is the address that others know the SuperLink by,
+    ``bind`` where it listens; ``prefix`` are the words that let a command run on its host, where
+    that is another.
     """
 
     def __init__(
-        self, directory: Path, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()
+        self,
+        directory: Path,
+        host: str = "127.0.0.1",
+        prefix: tuple[str, ...] = (),
+        bind: str = "127.0.0.1",
     ) -> None:
         self.directory = directory
         self.host = host
         self.prefix = prefix
+        self.bind = bind
         self.port = free_port()
         self.server = directory / "server"
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -89,9 +87,7 @@ class Deployment:
 
     def __enter__(self) -> Deployment:
         self._watch.enter_context(if_killed(kill_marked(self.marked.mark)))
-        self.script("ca", self.server)
-        self.script("server-certificate", self.server, self.host)
-        self.script("connect", NAME, f"127.0.0.1:{self.port}", self.server / "ca.crt")
+        self.federation("init", NAME, self.host, "--listen", f"{self.bind}:{self.port}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,10 +102,34 @@ class Deployment:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
-    def script(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-        result = self.call(SCRIPT, *arguments, prefix=self.prefix)
+    def federation(
+        self, *arguments: object, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Call ``fedif federation`` for this one."""
+        return self.fedif("federation", *arguments, "--in", self.server, check=check)
+
+    def fedif(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        result = self.call("fedif", *arguments, prefix=self.prefix)
         assert result.returncode == 0 or not check, result.stdout + result.stderr
         return result
+
+    def node_folder(self, name: str) -> Path:
+        return self.directory / "nodes" / name
+
+    def key(self, name: str) -> Path:
+        """Return a member's private key."""
+        return self.node_folder(name) / "node.key"
+
+    def join(self, name: str, config: str = "") -> None:
+        """Invite a member, let its host answer, and register its key."""
+        given = re.findall(r"partition-id=(\d+)", config)
+        self.federation("invite", name, *(("--number", *given) if given else ()))
+        invitation = self.server / "invitations" / f"{name}.invitation.toml"
+        folder = self.node_folder(name)
+        self.fedif("node", "join", invitation, "--in", folder, "-c", config, "--no-check")
+        self.federation("add-member", folder / f"{name}.answer.toml")
+        record = tomllib.loads((self.server / "members" / f"{name}.toml").read_text())
+        self.node_ids[name] = int(record["node-id"])
 
     def flwr(self, *arguments: object) -> str:
         result = self.call("flwr", *arguments, prefix=self.prefix)
@@ -152,15 +172,13 @@ class Deployment:
         path = self.directory / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def start_superlink(
-        self, bind: str = "127.0.0.1", environment: Mapping[str, str] | None = None
-    ) -> None:
+    def start_superlink(self, environment: Mapping[str, str] | None = None) -> None:
         def starts() -> int:
             return self.log("superlink").count("Uvicorn running")
 
         before = starts()
         self.superlink = self.start(
-            *("superlink", SCRIPT, "superlink", self.server, f"{bind}:{self.port}"),
+            *("superlink", "fedif", "federation", "superlink", "--in", self.server),
             environment=environment,
             prefix=self.prefix,
         )
@@ -184,17 +202,12 @@ class Deployment:
         *,
         environment: Mapping[str, str] | None = None,
         prefix: tuple[str, ...] = (),
-        register: bool = True,
     ) -> subprocess.Popen[bytes]:
-        """Start a SuperNode; its key is made and registered the first time."""
-        key = self.directory / "keys" / name
-        if not key.exists():
-            self.script("node-key", key)
-            if register:
-                printed = self.script("register", NAME, f"{key}.pub").stdout
-                self.node_ids[name] = int(re.findall(r"\d{9,}", printed)[-1])
-        ca = self.server / "ca.crt"
-        command = (SCRIPT, "supernode", self.address, ca, key, config, free_port())
+        """Start a SuperNode; it joins the first time, with what it says of itself."""
+        if not (self.node_folder(name) / "node.toml").exists():
+            self.join(name, config)
+        command = ("fedif", "node", "start", "--in", self.node_folder(name))
+        command = (*command, "--", "--port", free_port())
         self.nodes[name] = self.start(name, *command, environment=environment, prefix=prefix)
         return self.nodes[name]
 

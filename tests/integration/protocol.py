@@ -40,7 +40,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from tests.integration.deployed import NAME, Deployment
+from tests.integration.deployed import Deployment
 
 HEARTBEAT = 60.0
 Reply = tuple[Message, ObjectTree, dict[str, bytes]]
@@ -165,7 +165,5 @@ def packed(reply: Message) -> Reply:
 
 def join(deployment: Deployment, name: str, source: str | None = None) -> Member:
     """Make a key, let the operator register it, and activate its node."""
-    key = deployment.directory / "keys" / name
-    deployment.script("node-key", key)
-    deployment.script("register", NAME, f"{key}.pub")
-    return Member(deployment.address, deployment.server / "ca.crt", key, source)
+    deployment.join(name)
+    return Member(deployment.address, deployment.server / "ca.crt", deployment.key(name), source)

@@ -121,7 +121,7 @@ class Siege:
         for name in (*HONEST, HOSTILE):
             self.members[name] = member = join(self.deployment, name, NODES_HOME)
             member.client = cast(FleetHttpClient, Patient(member.client))
-        self.hostile_key = self.deployment.directory / "keys" / HOSTILE
+        self.hostile_key = self.deployment.key(HOSTILE)
         self.run_dir = self.deployment.server / "runs" / "siege"
         self.deployment.submit(
             REPOSITORY,
@@ -144,7 +144,7 @@ class Siege:
         wait_for("a round", lambda: len(self._seconds()) > 1, timeout=450.0, pause=PAUSE)
 
     def _start_superlink(self) -> None:
-        limited = ("bash", "-c", f'ulimit -n {self._descriptors}; exec "$@"', "limited")
+        limited = ("sh", "-c", f'ulimit -n {self._descriptors}; exec "$@"', "limited")
         if self._guarded:
             self.deployment.prefix = limited
             self.deployment.start_superlink()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.deployed import REPOSITORY, marks, search_path
 
-pytestmark = marks
+pytestmark = [*marks, pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")]
 
 
 def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from fedif_flower.federation.certificates import hosts_of, read_certificate
 from fedif_flower.run.rows import read_rows
 from fedif_flower.statement.verify import verify
 from tests.integration.damage import damage_partitions
 from tests.integration.deployed import (
+    NAME,
     REPOSITORY,
-    SCRIPT,
     Deployment,
     free_port,
     kill_group,
@@ -55,7 +56,7 @@ def node_config(deployed: Deployment, name: str) -> str:
     """Return what a node says of itself; all but one keep their statements."""
     config = f"partition-id={PARTITIONS[name]} num-partitions=3"
     if name == "cyd":
-        return f"{config} attack='gradient-noise'"
+        return f"{config} attack='gradient-noise' statement-dir=''"
     return f"{config} statement-dir='{deployed.directory / 'statements' / name}'"
 
 
@@ -195,22 +196,61 @@ def test_a_killed_superlink_costs_no_more_than_since_the_last_checkpoint(story: 
 
 
 def test_private_keys_are_private_and_never_overwritten(deployment: Deployment) -> None:
-    key = deployment.directory / "keys" / "ada"
+    key = deployment.key("ada")
     secrets = [key, deployment.server / "ca.key", deployment.server / "server.key"]
     assert [path.stat().st_mode & 0o777 for path in secrets] == [0o600] * 3
     before = [path.read_bytes() for path in secrets]
-    assert deployment.script("node-key", key, check=False).returncode == 1
-    assert deployment.script("ca", deployment.server, check=False).returncode == 1
+    deployment.fedif("node", "key", key)
+    again = ("--listen", f"{deployment.bind}:{deployment.port}")
+    assert "made" not in deployment.federation("init", NAME, deployment.host, *again).stdout
     # A certificate can be renewed, for more names, under the same key.
-    deployment.script("server-certificate", deployment.server, "127.0.0.1", "fl.example.org")
+    served = deployment.server / "server.crt"
+    old = served.read_bytes()
+    deployment.federation("rotate-certificate", "fl.example.org")
     assert [path.read_bytes() for path in secrets] == before
-    shown = subprocess.run(
-        ["openssl", "x509", "-in", deployment.server / "server.crt", "-noout", "-text"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "DNS:fl.example.org" in shown
+    assert "fl.example.org" in hosts_of(read_certificate(served))
+    # The SuperLink has to be started again first.
+    early = deployment.federation("rotate-certificate", "--confirm", check=False)
+    assert early.returncode == 1
+    assert "does not serve" in early.stderr
+    deployment.federation("rotate-certificate", "--back")
+    assert served.read_bytes() == old
+
+
+def test_an_operator_sees_members_runs_and_what_is_wrong(
+    deployment: Deployment, story: Story
+) -> None:
+    seen = json.loads(deployment.federation("status", "--json", check=False).stdout)
+    members = {member["name"]: member for member in seen["members"]}
+    assert {name: int(members[name]["node_id"]) for name in PARTITIONS} == deployment.node_ids
+    assert {name: members[name]["number"] for name in PARTITIONS} == PARTITIONS
+    assert all(members[name]["last_seen"] == "now" for name in PARTITIONS)
+    assert seen["runs"][0]["status"] == "finished:completed"
+    assert (seen["superlink"], seen["warnings"]) == ("", [])
+    assert "ada" in deployment.federation("status", check=False).stdout
+
+
+def test_a_backup_of_a_running_federation_has_its_nodes(
+    deployment: Deployment, story: Story, tmp_path: Path
+) -> None:
+    archive, restored = tmp_path / "backup.tar.gz", tmp_path / "restored"
+    deployment.federation("backup", archive)
+    assert archive.stat().st_mode & 0o777 == 0o600
+    deployment.fedif("federation", "restore", archive, "--in", restored)
+    for name in ("ca.key", "server.key", "statement-key.pem", "members/ada.toml"):
+        assert (restored / name).read_bytes() == (deployment.server / name).read_bytes()
+    assert (restored / "runs" / "story" / "report.md").exists()
+    again = deployment.start(
+        *("restored", "fedif", "federation", "superlink", "--in", restored),
+        *("--", "--port", port := free_port()),
+    )
+    wait_for("the SuperLink restored", lambda: "Uvicorn running" in deployment.log("restored"))
+    address, authority = f"127.0.0.1:{port}", restored / "ca.crt"
+    deployment.fedif("federation", "connect", "restored", address, authority)
+    listed = json.loads(deployment.flwr("supernode", "list", "restored", "--format", "json"))
+    known = {int(node["node-id"]) for node in listed["nodes"]}
+    assert known >= set(deployment.node_ids.values())
+    kill_group(again)
 
 
 def refused(deployment: Deployment, log: str, *options: object) -> subprocess.Popen[bytes]:
@@ -226,10 +266,9 @@ def test_strangers_are_refused(deployment: Deployment, story: Story) -> None:
     before = sorted(deployment.node_ids.values())
     ours = deployment.server / "ca.crt"
     other = deployment.directory / "other"
-    deployment.script("ca", other)
-    deployment.script("node-key", deployment.directory / "keys" / "eve")
-    eve = deployment.directory / "keys" / "eve"
-    ada = deployment.directory / "keys" / "ada"
+    deployment.fedif("federation", "init", "other", deployment.host, "--in", other)
+    eve, ada = deployment.key("eve"), deployment.key("ada")
+    deployment.fedif("node", "key", eve)
     authentic = ("--auth-supernode-private-key",)
     unknown_key = refused(deployment, "unknown-key", "--root-certificates", ours, *authentic, eve)
     no_key = refused(deployment, "no-key", "--root-certificates", ours)
@@ -262,18 +301,17 @@ def test_plain_text_gets_no_answer_on_the_tls_port(deployment: Deployment, story
         assert answer.status == 200
 
 
-def test_the_script_s_own_run_is_honest_about_the_outcome(
+def test_the_command_s_run_is_honest_about_the_outcome(
     deployment: Deployment, story: Story
 ) -> None:
     config = ['num-clients=3 num-server-rounds=1 run-name="bad"', 'data-dir="nowhere"']
-    failed = deployment.script("run", "test", *config, 'dataset="image-folder"', check=False)
+    failed = deployment.federation("run", *config, 'dataset="image-folder"', check=False)
     assert failed.returncode == 1
     assert "finished:failed" in failed.stderr
     assert "nowhere" in failed.stderr
-    unknown = deployment.script("run", "test", "no-such-key=1", check=False)
+    unknown = deployment.federation("run", "no-such-key=1", check=False)
     assert unknown.returncode == 1
     assert not (deployment.server / "runs" / "bad").exists()
-    assert SCRIPT.exists()
 
 
 def test_the_end_of_a_registration_is_told_apart_from_a_crash(deployment: Deployment) -> None:
@@ -287,7 +325,7 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(deployment: Deploy
         "ada to be asked", lambda: deployment.log("ada").count("Receiving: train message") > sent
     )
     os.killpg(deployment.nodes["ada"].pid, signal.SIGSTOP)
-    deployment.flwr("supernode", "unregister", deployment.node_ids["ada"], "test")
+    deployment.federation("remove-member", "ada")
     assert deployment.outcome(run)[0] == "finished:completed"
     rows = read_rows(run_dir / "clients.csv")
     ended = [row for row in rows if row["client_id"] == str(deployment.node_ids["ada"])][-1]

@@ -78,22 +78,21 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Masked]:
         folder.mkdir()
         for name in ("keeper", "keeper-client"):
             write_certificate(folder, name)
-        for name in NAMES:
-            deployed.script("node-key", deployed.directory / "keys" / name)
-        members = "".join(f'{name} = "../keys/{name}.pub"\n' for name in NAMES)
+        for name in NAMES:  # The keeper has to know them before it starts.
+            deployed.fedif("node", "key", deployed.key(name))
+        members = "".join(f'{name} = "{deployed.key(name)}.pub"\n' for name in NAMES)
         toml = f'address = "127.0.0.1:{port}"\n[members]\n{members}{POLICY}'
         (folder / "keeper.toml").write_text(toml)
         keeper = start_keeper(deployed, folder)
         keeper_key = (folder / "keeper-state" / "box-key.pub").read_text().strip()
         deployed.start_superlink()
         for partition_id, name in enumerate(NAMES):
-            key, own = deployed.directory / "keys" / name, deployed.directory / "own" / name
+            own = deployed.directory / "own" / name
             attack = " attack='label-noise'" if name == "dan" else ""
-            register(deployed, name)
             deployed.start_node(
                 name,
                 f"partition-id={partition_id} num-partitions=4 keeper-key='{keeper_key}' "
-                f"signing-key='{key}' own-updates-dir='{own}'{attack}",
+                f"signing-key='{deployed.key(name)}' own-updates-dir='{own}'{attack}",
             )
         deployed.wait_online(len(NAMES))
         of_keeper = {
@@ -116,14 +115,6 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Masked]:
         plain = deployed.outcome(plain_id)
         runs = deployed.server / "runs"
         yield Masked(deployed, folder, runs / "masked", outcome, plain, deployed.run_log(plain_id))
-
-
-def register(deployed: Deployment, name: str) -> None:
-    """Let a node in whose key is there already."""
-    key = deployed.directory / "keys" / name
-    printed = deployed.script("register", "test", f"{key}.pub").stdout
-    digits = [word for word in printed.replace("`", " ").split() if word.isdigit()]
-    deployed.node_ids[name] = int(max(digits, key=len))
 
 
 def test_it_trains_to_where_a_plain_run_does(masked: Masked, tmp_path: Path) -> None:

@@ -90,14 +90,15 @@ def test_a_host_that_is_cut_off_and_reconnected(
     network: Network, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("network")
-    with Deployment(directory, host=SERVER, prefix=network.enter(1)) as deployment:
-        deployment.start_superlink(bind="0.0.0.0")
+    with Deployment(directory, SERVER, network.enter(1), bind="0.0.0.0") as deployment:
+        deployment.start_superlink()
         for number in (2, 3):
             config = f"partition-id={number - 2} num-partitions=2"
             deployment.start_node(f"node-{number}", config, prefix=network.enter(number))
 
         # What operators may do is not for other hosts, members' hosts included.
-        deployment.script("connect", "from-afar", deployment.address, deployment.server / "ca.crt")
+        authority = deployment.server / "ca.crt"
+        deployment.fedif("federation", "connect", "from-afar", deployment.address, authority)
         afar = deployment.call("flwr", "list", "from-afar", prefix=network.enter(2))
         assert afar.returncode != 0
         assert "403" in afar.stdout + afar.stderr

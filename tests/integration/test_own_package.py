@@ -18,7 +18,7 @@ import pytest
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_superlink import LocalSuperLink
 from fedif_flower.scaffold import write_app
-from tests.integration.deployed import REPOSITORY, Deployment, marks
+from tests.integration.deployed import REPOSITORY, Deployment
 
 PACKAGE = "out_there"
 SMALL = {"num-clients": 2, "fraction-train": 1.0, "num-server-rounds": 2, "learning-rate": 0.1}
@@ -181,7 +181,6 @@ def test_flwr_run_of_the_new_app(installed, tmp_path):
 
 
 @pytest.mark.deployment
-@marks[1]
 def test_two_real_nodes(installed, tmp_path):
     with Deployment(tmp_path) as deployment:
         deployment.start_superlink()

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.federation.flower import (
+    Flower,
+    FlowerCommandError,
+    connect,
+    flower_environment,
+)
+from fedif_flower.federation.programs import Program
+from fedif_flower.federation.runs import app_folder, run_to_end
+from tests.federation.folders import Lines
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def flwr(tmp_path, monkeypatch):
+    """Put a program in ``flwr``'s place; return what it was called with."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    called = tmp_path / "called.json"
+
+    def answers(text: str, status: int = 0) -> Path:
+        code = (
+            f"#!{sys.executable}\nimport json, pathlib, sys\n"
+            f"pathlib.Path({str(called)!r}).write_text(json.dumps(sys.argv[1:]))\n"
+            f"print({text!r})\nsys.exit({status})\n"
+        )
+        (programs / "flwr").write_text(code)
+        (programs / "flwr").chmod(0o755)
+        return called
+
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(programs))
+    return answers
+
+
+def test_a_node_is_registered_under_its_name(flwr, tmp_path):
+    called = flwr('\n{"success": true, "node-id": 77}')
+    assert Flower("consortium").register(tmp_path / "x.pub", "hospital-2") == "77"
+    assert json.loads(called.read_text()) == [
+        *("supernode", "register", str(tmp_path / "x.pub"), "consortium"),
+        *("--name", "hospital-2", "--format", "json"),
+    ]
+
+
+def test_nodes_are_listed_by_id(flwr):
+    flwr(json.dumps({"success": True, "nodes": [{"node-id": "5", "status": "online"}]}))
+    assert Flower("consortium").nodes() == {"5": {"node-id": "5", "status": "online"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "match"),
+    [
+        ('{"success": false, "error-message": "no\\n such key"}', 1, "failed: no such key$"),
+        ("it broke", 1, "failed: it broke$"),
+        ("", 1, "failed: it said nothing$"),
+        ("{ no JSON", 0, "failed: { no JSON$"),
+    ],
+)
+def test_what_flower_refuses_is_said_in_its_words(flwr, text, status, match):
+    flwr(text, status)
+    with pytest.raises(FlowerCommandError, match=rf"`flwr supernode list` {match}"):
+        Flower("consortium").nodes()
+
+
+def test_without_flower_it_says_so(flwr, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="'flwr' is not there: install fedif-flower"):
+        Flower("consortium").nodes()
+
+
+def test_an_environment_keeps_what_was_chosen(monkeypatch):
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "/own/bin")
+    found = flower_environment({"PATH": "/usr/bin", "FLWR_TELEMETRY_ENABLED": "1", "A": "b"})
+    assert found["PATH"] == os.pathsep.join(["/own/bin", "/usr/bin"])
+    assert (found["FLWR_TELEMETRY_ENABLED"], found["A"]) == ("1", "b")
+    assert found["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "0.2"
+    before = os.pathsep.join(["/tests/bin", "/own/bin"])
+    assert flower_environment({"PATH": before})["PATH"] == before
+
+
+def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home):
+    (flower_home).mkdir()
+    config = flower_home / "config.toml"
+    config.write_text('[superlink]\ndefault = "x"\n[superlink.x]\naddress = "a:1"')
+    lines = Lines()
+    for _ in range(2):
+        connect("b.c", "b:2", tmp_path / "ca.crt", lines.steps())
+    found = tomllib.loads(config.read_text())["superlink"]
+    assert found["x"] == {"address": "a:1"}
+    assert found["b.c"] == {"address": "b:2", "root-certificates": str(tmp_path / "ca.crt")}
+    assert lines[1].startswith("kept connection 'b.c'")
+    with pytest.raises(ConfigError, match=r"has a connection 'b\.c' to 'b:2', not to 'b:3'"):
+        connect("b.c", "b:3", tmp_path / "ca.crt", lines.steps())
+    config.write_text("[")
+    with pytest.raises(ConfigError, match=r"config\.toml: "):
+        connect("d", "b:3", tmp_path / "ca.crt", lines.steps())
+
+
+class Runs:
+    """A SuperLink on which a run ends when it was followed for the second time."""
+
+    connection = "consortium"
+
+    def __init__(self, status: str, details: str = "", *, interrupted: bool = False) -> None:
+        self.status, self.details, self.interrupted = status, details, interrupted
+        self.followed = 0
+
+    def submit(self, app: Path, run_config: str) -> int:
+        assert (app, run_config) == (PROJECT, "num-server-rounds=1")
+        return 9
+
+    def follow(self, run_id: int) -> None:
+        self.followed += 1
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def runs(self, *arguments: object) -> list[dict[str, str]]:
+        assert arguments == ("--run-id", 9)
+        if self.followed == 1:
+            return [{"status": "running", "status-details": ""}]
+        return [{"status": self.status, "status-details": self.details}]
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+
+def test_a_run_is_followed_to_its_end():
+    lines, runs = Lines(), Runs("finished:completed")
+    run_to_end(runs, PROJECT, "num-server-rounds=1", lines.append)
+    assert lines == ["run 9"]
+    assert runs.followed == 2
+
+
+def test_a_run_that_failed_is_an_error_with_flower_s_words():
+    runs = Runs("finished:failed", "out of memory")
+    with pytest.raises(TrainingFailedError, match="run 9: finished:failed out of memory"):
+        run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
+
+
+def test_ctrl_c_leaves_the_run_alone():
+    lines = Lines()
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(Runs("", interrupted=True), PROJECT, "num-server-rounds=1", lines.append)
+    assert lines.has("run 9 goes on", "flwr log 9 consortium", "flwr stop 9 consortium")
+
+
+def test_the_app_is_this_checkout_or_the_one_that_is_named(tmp_path):
+    assert app_folder(None) == PROJECT
+    (tmp_path / "pyproject.toml").write_text("[tool.flwr.app]\npublisher = 'x'\n")
+    assert app_folder(tmp_path) == tmp_path
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(ConfigError, match="name the app's folder with --app"):
+        app_folder(tmp_path)
+
+
+def test_a_program_takes_this_process_s_place_with_a_mask(tmp_path):
+    code = (
+        "import pathlib, sys\n"
+        "from fedif_flower.federation.programs import Program\n"
+        "import os\n"
+        "shown = 'print(os.getpid(), os.getcwd(), oct(os.umask(0)))'\n"
+        "words = [sys.executable, '-c', f'import os; {shown}']\n"
+        f"print(os.getpid(), {str(tmp_path)!r}, oct(0o77))\n"
+        f"Program(words, dict(os.environ), pathlib.Path({str(tmp_path)!r})).start()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True
+    )
+    first, second = done.stdout.splitlines()
+    assert first == second
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="'no-such-program' is not there"):
+        Program(["no-such-program"], {"PATH": str(tmp_path)}, tmp_path).start()
+    with pytest.raises(ConfigError, match="nowhere: No such file"):
+        Program([sys.executable], {"PATH": ""}, tmp_path / "nowhere").start()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+import fedif_flower.federation.certificates as certificates
+from fedif_flower.federation.connection import UnreachableError, reach
+from fedif_flower.federation.members import add, invite, remove
+from fedif_flower.federation.server import rotate, server_certificate
+from fedif_flower.federation.status import look
+from tests.federation.folders import Lines, Registry, answer_of
+from tests.federation.serving import serving
+
+
+@pytest.fixture
+def registry():
+    return Registry()
+
+
+def seen_while_serving(folder, registry, status=200):
+    with serving(folder, status) as settings:
+        folder.configuration.write_text(settings)
+        return look(folder, registry)
+
+
+def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, monkeypatch):
+    for name in ("ada", "bob", "cyd", "dan"):
+        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().steps())
+    invite(folder, "eve", None, Lines().steps())
+    remove(folder, "dan", registry, Lines().steps())
+    nodes = registry.nodes()
+    nodes["1001"] |= {"status": "offline", "offline-at": "2026-10-01 12:00:00Z"}
+    nodes["1002"] |= {"status": "registered"}
+    monkeypatch.setattr(registry, "nodes", lambda: nodes)
+    seen = seen_while_serving(folder, registry)
+    assert [(m.name, m.state, m.online, m.last_seen) for m in seen.members] == [
+        ("ada", "registered", True, "now"),
+        ("bob", "registered", False, "2026-10-01 12:00:00Z"),
+        ("cyd", "registered", False, "never"),
+        ("dan", "removed", False, "never"),
+        ("eve", "invited", None, None),
+    ]
+    assert (seen.superlink, seen.warnings) == ("", [])
+    assert seen.runs[0]["run-id"] == "7"
+    assert json.loads(json.dumps(seen.to_json()))["members"][0]["node_id"] == "1000"
+
+
+def test_a_superlink_that_does_not_answer_is_a_warning(folder, registry):
+    seen_while_serving(folder, registry)  # From now on that port is nobody's.
+    seen = look(folder, registry)
+    assert seen.superlink.startswith(f"nobody answers at {folder.settings().local_address}")
+    assert seen.warnings == [seen.superlink]
+    assert seen.seconds is None
+
+
+def test_a_superlink_that_is_not_well_is_a_warning(folder, registry):
+    assert "is not well: status 503" in seen_while_serving(folder, registry, 503).superlink
+
+
+def test_a_database_that_lost_its_nodes_is_a_warning(folder, tmp_path, registry):
+    add(folder, answer_of(folder, "ada", tmp_path / "ada"), registry, Lines().steps())
+    seen = seen_while_serving(folder, Registry())
+    assert seen.warnings == ["the SuperLink does not know ada: was its database lost?"]
+
+
+def test_a_certificate_that_ends_soon_is_a_warning(folder, registry, monkeypatch):
+    monkeypatch.setattr(certificates, "SERVER_DAYS", 20)
+    pem = server_certificate(folder.server_key, folder.authority_key, folder.authority, ["a.org"])
+    folder.certificate.write_bytes(pem)
+    seen = seen_while_serving(folder, registry)
+    assert len(seen.warnings) == 1
+    assert seen.warnings[0].startswith("the server's certificate ends in")
+    assert datetime.fromisoformat(seen.certificate_ends).year >= datetime.now(UTC).year
+
+
+def test_an_open_rotation_is_a_warning(folder, registry):
+    with serving(folder) as settings:
+        folder.configuration.write_text(settings)
+        rotate(folder, [], Lines().steps())
+        seen = look(folder, registry)
+    assert len(seen.warnings) == 2
+    assert "does not serve" in seen.warnings[0]
+    assert "a rotation is open" in seen.warnings[1]
+
+
+def test_a_member_reaches_the_server_that_its_invitation_means(folder, tmp_path, monkeypatch):
+    with serving(folder, status=403) as settings:  # As a guarded SuperLink answers other hosts.
+        folder.configuration.write_text(settings)
+        address = folder.settings().address
+        assert reach(address, folder.authority).seconds > 0
+        monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 5)
+        other = tmp_path / "other.crt"
+        other.write_bytes(certificates.authority_certificate(folder.server_key, "other"))
+        with pytest.raises(UnreachableError, match=r"is not the one of .*other\.crt"):
+            reach(address, other)
+    with pytest.raises(UnreachableError, match=f"nobody answers at {address}"):
+        reach(address, folder.authority)
