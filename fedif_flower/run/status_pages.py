@@ -93,8 +93,8 @@ class StatusServer:
             self._ready.set()
 
     async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._answer, sock=self._socket, limit=MOST_HEADER)
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._ready.set()
         await self._stop.wait()
         server.close()
