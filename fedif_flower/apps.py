@@ -19,7 +19,8 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fedif_flower.client.app import task_app
 from fedif_flower.member.preflight import describe
-from fedif_flower.run.logs import show_logs
+from fedif_flower.messages.instructions import round_of
+from fedif_flower.run.logs import about, show_logs
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 
@@ -71,7 +72,7 @@ def server_app(task: Task | None = None) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         """Run the federation that the run config describes."""
-        show_logs()
+        show_logs(str(context.run_config.get("log-format", "")))
         own = {} if task is None else {"task": OWN + task.name}
         simulated = is_simulated(grid)
         if simulated:
@@ -115,5 +116,9 @@ def _flwr_run(given: Mapping[str, Scalar], num_clients: int, simulated: bool) ->
 
 def _with_log(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Show what the package logs, in whatever process answers: Ray's actors do not import this."""
-    show_logs()
-    return call_next(message, context)
+    show_logs(str(context.run_config.get("log-format", "")))
+    known = {"run": context.run_id}
+    if server_round := round_of(message):
+        known["round"] = server_round
+    with about(**known):
+        return call_next(message, context)

@@ -68,10 +68,15 @@ def run(
     cpus_per_client: CpusPerClient = 1,
     gpus_per_client: GpusPerClient = 0.0,
     output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="serve /metrics and /health there (metrics-port)")
+    ] = None,
 ) -> None:
     """Simulate one federation and print its result."""
     # First: what is wrong with a setting is said before anything slow is imported.
-    parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
+    options = {"num-clients": clients, "output-dir": output_dir, "metrics-port": metrics_port}
+    parsed = parse_config(config, options)
+    show_logs(parsed.log_format)
     from fedif_flower.client.app import app
     from fedif_flower.run.report import print_summary, require_last_round
     from fedif_flower.run.resume import as_pairs
@@ -268,8 +273,8 @@ def replay(run_dir: RunDir) -> None:
 
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
-    show_logs()
     try:
+        show_logs()
         cli()
     except FedIFError as error:
         console = Console(stderr=True)

@@ -41,6 +41,7 @@ WRITTEN = [
     REPOSITORY / "README.md",
     REPOSITORY / "CONTRIBUTING.md",
     REPOSITORY / "deploy" / "README.md",
+    REPOSITORY / "deploy" / "compose" / "README.md",
     *sorted(REPOSITORY.glob("examples/*/README.md")),
 ]
 ROOMS = sorted(

@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 REPOSITORY_PAGES = {
     "index.md": "README.md",
     "tutorial/deployment.md": "deploy/README.md",
+    "tutorial/containers.md": "deploy/compose/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }

@@ -20,10 +20,13 @@ def keeper(
 ) -> None:
     """Keep the masks of a federation whose server sees no update; see also: fedif keeper log."""
     if context.invoked_subcommand is None:
+        from fedif_flower.run.logs import show_logs
         from fedif_flower.runtime.keeper_config import read_keeper_config
         from fedif_flower.runtime.keeper_service import serve
 
-        serve(read_keeper_config(policy))
+        config = read_keeper_config(policy)
+        show_logs(config.settings.log_format)
+        serve(config)
 
 
 @keeper_cli.command("log")

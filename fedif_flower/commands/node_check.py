@@ -36,7 +36,8 @@ def node_check(
     from fedif_flower.member.preflight import check_policy, check_server, own_findings, tried
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.preflight import ADVICE, Status
-    from fedif_flower.run.config import RunConfig, parse_overrides
+    from fedif_flower.run.config import RunConfig
+    from fedif_flower.settings import parse_overrides
 
     node = NodeConfig.from_node_config(parse_overrides(node_config))
     clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}

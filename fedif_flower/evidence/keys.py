@@ -82,7 +82,12 @@ def key_id(key: VerifyingKey) -> str:
 
 def fingerprint(key: VerifyingKey) -> str:
     """Return what people compare: the first half of :func:`key_id`, in groups of four."""
-    digits = key_id(key)[:32]
+    return content_fingerprint(public_der(key))
+
+
+def content_fingerprint(content: bytes) -> str:
+    """Return the first half of the SHA-256 of some content, in groups of four."""
+    digits = hashlib.sha256(content).hexdigest()[:32]
     return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
 

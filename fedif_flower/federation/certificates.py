@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.statement.signing import fingerprint
+from fedif_flower.evidence.keys import content_fingerprint
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
@@ -118,7 +118,7 @@ def load_certificate(pem: bytes, name: str) -> x509.Certificate:
 
 def certificate_fingerprint(certificate: x509.Certificate) -> str:
     """Return what people compare of a certificate: 16 bytes of its SHA-256, in groups of four."""
-    return fingerprint(certificate.public_bytes(Encoding.DER))
+    return content_fingerprint(certificate.public_bytes(Encoding.DER))
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.evidence.keys import fingerprint, public_of
 from fedif_flower.federation.certificates import (
     AUTHORITY_DAYS,
     SERVER_DAYS,
@@ -25,7 +26,7 @@ from fedif_flower.federation.folder import FederationFolder, FederationSettings
 from fedif_flower.federation.programs import Program, guarded_program
 from fedif_flower.federation.steps import Steps
 from fedif_flower.federation.units import superlink_unit
-from fedif_flower.statement.signing import fingerprint, load_or_make_key, public_bytes
+from fedif_flower.statement.signing import load_or_make_key
 
 GUARDED_SUPERLINK = "fedif_flower.runtime.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
@@ -97,7 +98,7 @@ def statement_fingerprint(folder: FederationFolder) -> str:
     """Return the fingerprint of the key that signs statements."""
     if not folder.statement_key.exists():
         raise ConfigError(f"{folder.statement_key} is missing: run `fedif federation init` again")
-    return fingerprint(public_bytes(load_or_make_key(folder.statement_key)))
+    return fingerprint(public_of(load_or_make_key(folder.statement_key)))
 
 
 def superlink_program(folder: FederationFolder, options: Sequence[str]) -> Program:

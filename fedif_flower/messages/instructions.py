@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message
 
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.tasks.task import Task
@@ -47,3 +47,10 @@ def instructions(
 def read_config(received: ConfigRecord) -> ClientConfig:
     """Return the settings that the server sent."""
     return ClientConfig.from_json(str(received[CONFIG_KEY]))
+
+
+def round_of(message: Message) -> int | None:
+    """Return the round that a message says it is of, if it does."""
+    records = message.content.config_records.values() if message.has_content() else ()
+    rounds = (record.get(ROUND_KEY) for record in records)
+    return next((number for number in rounds if isinstance(number, int)), None)

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
-from fedif_flower.messages.instructions import ROUND_KEY
+from fedif_flower.messages.instructions import round_of
 from fedif_flower.messages.polling_grid import MESSAGE_UNAVAILABLE, PollingGrid
 
 logger = logging.getLogger(__name__)
@@ -143,15 +143,10 @@ def _unguessable(messages: Iterable[Message]) -> list[Message]:
     sent = list(messages)
     for message in sent:
         # A member's log calls it the round.
-        message.metadata.group_id = f"{_round(message)}{secrets.token_hex(16)}"
+        number = round_of(message)
+        said = "" if number is None else f"{number}, "
+        message.metadata.group_id = f"{said}{secrets.token_hex(16)}"
     return sent
-
-
-def _round(message: Message) -> str:
-    """Return the round that a message says it is of, and what parts it from what follows."""
-    records = message.content.config_records.values() if message.has_content() else ()
-    rounds = (record.get(ROUND_KEY) for record in records)
-    return next((f"{number}, " for number in rounds if isinstance(number, int)), "")
 
 
 def _believable(

@@ -20,6 +20,7 @@ from pydantic import model_validator
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.collusion import needs_collusion
+from fedif_flower.run.logs import FORMATS
 from fedif_flower.run.masking_config import MASKABLE, MaskingConfig
 from fedif_flower.run.trackers import TRACKERS, tracker_names
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
@@ -57,6 +58,33 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         "where curves of each round and member go beside the run's files: `tensorboard` (into the "
         "run's folder), `mlflow` (to `MLFLOW_TRACKING_URI`, else into `output-dir/mlflow.db`)",
         allowed="tensorboard, mlflow, or both with a comma; empty: nowhere",
+        changes_result=False,
+    )
+    metrics_port: int = setting(
+        0,
+        "a port on which the server says its figures while the run goes on, `/metrics` for "
+        "Prometheus and `/health` (needs `fedif-flower[metrics]`); 0: none",
+        ge=0,
+        le=65535,
+        changes_result=False,
+    )
+    metrics_host: str = setting(
+        "127.0.0.1",
+        "the address of that port; whoever reaches it may read the figures",
+        pattern=r"^[^\s/]+$",
+        allowed="an address of this machine; 0.0.0.0 or ::, all of them",
+        changes_result=False,
+    )
+    metrics_members: bool = setting(
+        False,
+        "each member's weight, weight score and replies by name, for at most 1,000 members",
+        changes_result=False,
+    )
+    log_format: str = setting(
+        "text",
+        "how the package's log looks; `json`: a line of JSON for each message. The environment's "
+        "`FEDIF_LOG_FORMAT` comes first",
+        choices=FORMATS,
         changes_result=False,
     )
     round_timeout: float = setting(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.serverapp import Grid
 
 from fedif_flower.attacks import malicious_partitions
+from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import build_local_method
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import ClientNode
@@ -25,6 +28,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.logs import about, note
 from fedif_flower.run.masking import VECTORS_PER_ROUND, build_masking, keeper_title
 from fedif_flower.run.preflight import (
     Members,
@@ -54,6 +58,9 @@ from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.credit import CreditBounds
+
+if TYPE_CHECKING:
+    from fedif_flower.run.metrics import RunMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -202,9 +209,41 @@ def run_federation(
     if needs_collusion(loaded.config):
         names, tied = loaded.validation.parameter_names, loaded.validation.tied_names
         grid = ColludingGrid(grid, loaded.config, names, tied)
-    with hold_directory(loaded.config.run_dir):
+    run_dir = loaded.config.run_dir
+    with about(run=run_dir.name), _measured(loaded.config) as metrics, hold_directory(run_dir):
+        grid = grid if metrics is None else metrics.watched(grid)
         # Nodes are asked who they are before the strategy starts.
-        return _run_federation(screened(grid), loaded, on_row, callbacks, again, members)
+        return _run_federation(screened(grid), loaded, on_row, callbacks, again, members, metrics)
+
+
+@contextmanager
+def _measured(config: RunConfig) -> Iterator[RunMetrics | None]:
+    """Serve the run's figures, if they are asked for.
+
+    Raises
+    ------
+    ConfigError
+        If the package is missing, or the port is taken.
+    """
+    if not config.metrics_port:
+        yield None
+        return
+    try:
+        from fedif_flower.run.metrics import serving
+    except ImportError as error:
+        advice = f"{error}; pip install 'fedif-flower[metrics]'"
+        raise ConfigError(f"metrics-port = {config.metrics_port}: {advice}") from error
+    with serving(config) as metrics:
+        yield metrics
+
+
+class _NotedRound(Callback):
+    """Lets the lines of the log say which round they are about."""
+
+    def admit(self, nodes: Sequence[ClientNode], server_round: int) -> Sequence[ClientNode]:
+        """Note that a round begins."""
+        note(round=server_round)
+        return nodes
 
 
 def _run_federation(
@@ -214,13 +253,14 @@ def _run_federation(
     callbacks: Sequence[Callback],
     again: Again | None,
     members: Members,
+    measured: RunMetrics | None,
 ) -> Path:
     """Run one federation in a directory of its own."""
     config = loaded.config
     settings = {**config.identity(), "data": loaded.fingerprint}
     checkpoints = CheckpointFolder(RunFolder(config.run_dir).checkpoints, settings)
     checkpoint = checkpoints.find(config.resume)
-    masking = build_masking(config)
+    masking = build_masking(config, measured and measured.keeper_answered)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
     # What it refuses is said before anything is written.
@@ -230,11 +270,12 @@ def _run_federation(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
     )
     metrics = loaded.task.metrics
+    told = [tell for tell in (measured and measured.row, on_row) if tell is not None]
     evaluation = ServerEvaluation(loaded.validation, loaded.test, metrics, loaded.triggered)
     recorder = RunRecorder(
         config,
         malicious_marker(config),
-        on_row,
+        lambda row: [tell(row) for tell in told],
         metrics,
         evaluation,
         resumed=checkpoint is not None,
@@ -273,7 +314,9 @@ def _run_federation(
         arrays = run.restore(checkpoint, grid, arrays)
     recorder.folder.provenance.write(origin)
     # Evaluation may take a model back: the recorder is the first to look at it.
-    own: list[Callback] = [recorder]
+    own: list[Callback] = [_NotedRound(), recorder]
+    if measured is not None:
+        own.append(measured)
     if attribution is not None:
         own.append(attribution)
         if config.policy == "quarantine":

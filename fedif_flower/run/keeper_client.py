@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ CONNECT_SECONDS = 5.0
 FIRST_SECONDS = 30.0  # For the policy, which a run asks for before it starts.
 PAUSE = 0.5  # Between two tries, seconds.
 MOST_TEXT = 2**24  # Bytes of an answer in JSON.
+
+OnAnswer = Callable[[str, float], object]
 
 
 class HttpKeeper:
@@ -37,6 +39,8 @@ class HttpKeeper:
         With which this server shows who it is.
     seconds : float
         For one answer, tries and all, > 0.
+    on_answer : callable, optional
+        Called with what was asked and the seconds that the answer took, tries and all.
 
     Raises
     ------
@@ -51,11 +55,13 @@ class HttpKeeper:
         certificate: Path,
         certificate_key: Path,
         seconds: float = 600.0,
+        on_answer: OnAnswer | None = None,
     ) -> None:
         if not url.startswith("https://"):
             raise ConfigError(f"keeper-url = {url!r}; allowed: https://HOST:PORT")
         self.url = url.rstrip("/")
         self._seconds = seconds
+        self._on_answer = on_answer
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -150,10 +156,14 @@ class HttpKeeper:
     ) -> bytearray:
         """Return the body of an answer of at most so many bytes; ask until there is one."""
         seconds = self._seconds if seconds is None else seconds
-        end = time.monotonic() + seconds
+        began = time.monotonic()
+        end = began + seconds
         while True:
             try:
-                return self._ask_once(method, path, body, most, end)
+                answer = self._ask_once(method, path, body, most, end)
+                if self._on_answer is not None:
+                    self._on_answer(path.split("/")[1], time.monotonic() - began)
+                return answer
             except httpx.TransportError as error:
                 if (refused := _not_the_keeper(error)) is not None:
                     raise KeeperError(f"this is not the keeper, {self.url}: {refused}") from error

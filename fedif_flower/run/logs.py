@@ -7,46 +7,109 @@ of theirs applies as to any other package.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+from fedif_flower.errors import require
 
 LOGGER = "fedif_flower"
-_CELL: ContextVar[str] = ContextVar("cell", default="")
+FORMATS = ("text", "json")
+FORMAT_VARIABLE = "FEDIF_LOG_FORMAT"
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+_KNOWN: ContextVar[Mapping[str, object]] = ContextVar("known", default=_NOTHING)
+
+
+class TextFormatter(logging.Formatter):
+    """Makes ``fedif WARNING: [cell] message`` of a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record, with the cell of a grid that it is about before the message."""
+        cell = _KNOWN.get().get("cell")
+        shown = f"[{cell}] " if cell else ""
+        return f"fedif {record.levelname}: {shown}{super().format(record)}"
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes one line of JSON in ASCII of a record, control characters escaped.
+
+    Its keys are ``time`` (UTC, ISO 8601), ``level``, ``logger`` and ``message``, ``run``,
+    ``round`` and ``cell`` where they are known, and ``exception`` where there is one.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as a line."""
+        when = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "time": when.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_KNOWN.get(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
 
 
 class DoorHandler(logging.Handler):
-    """Prints ``fedif WARNING: [cell] message`` to what standard error is at that moment.
+    """Prints records to what standard error is at that moment.
 
     A progress bar and Flower's log upload put something else in place of ``sys.stderr`` for a
     while; a handler that kept the first one would write past them.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record, with the cell of a grid that it is about before the message."""
+        """Print a record."""
         try:
-            cell = f"[{_CELL.get()}] " if _CELL.get() else ""
-            sys.stderr.write(f"fedif {record.levelname}: {cell}{self.format(record)}\n")
+            sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
         except Exception:  # as every handler of Python: logging never ends a program
             self.handleError(record)
 
 
-def show_logs(level: int = logging.INFO) -> None:
-    """Show what the package logs, from this level on; a second call changes nothing."""
+def show_logs(log_format: str = "") -> None:
+    """Show what the package logs, information and worse.
+
+    Parameters
+    ----------
+    log_format : {"", "text", "json"}
+        How a line looks, unless the environment's ``FEDIF_LOG_FORMAT`` says so. Empty: as it is.
+
+    Raises
+    ------
+    ConfigError
+        If that variable is neither ``text`` nor ``json``.
+    """
+    wanted = os.environ.get(FORMAT_VARIABLE, "")
+    require(wanted in ("", *FORMATS), FORMAT_VARIABLE, wanted, ", ".join(FORMATS))
     logger = logging.getLogger(LOGGER)
-    logger.setLevel(level)
-    if not any(isinstance(handler, DoorHandler) for handler in logger.handlers):
-        logger.addHandler(DoorHandler())
+    logger.setLevel(logging.INFO)
+    handler = next((h for h in logger.handlers if isinstance(h, DoorHandler)), None)
+    if handler is None:
+        handler = DoorHandler()
+        handler.setFormatter(TextFormatter())
+        logger.addHandler(handler)
+    if chosen := wanted or log_format:
+        handler.setFormatter(JsonFormatter() if chosen == "json" else TextFormatter())
 
 
 @contextmanager
-def about_cell(name: str) -> Iterator[None]:
-    """Put a cell's name before what this thread logs within."""
-    token = _CELL.set(name)
+def about(**known: object) -> Iterator[None]:
+    """Let what this thread logs within say what it is about: ``run``, ``round``, ``cell``."""
+    token = _KNOWN.set({**_KNOWN.get(), **known})
     try:
         yield
     finally:
-        _CELL.reset(token)
+        _KNOWN.reset(token)
+
+
+def note(**known: object) -> None:
+    """Let what this thread logs from now on, within :func:`about`, say this as well."""
+    _KNOWN.set({**_KNOWN.get(), **known})

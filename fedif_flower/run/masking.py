@@ -9,7 +9,7 @@ from fedif_flower.errors import require
 from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.trial_keeper import trial_masking
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.keeper_client import HttpKeeper
+from fedif_flower.run.keeper_client import HttpKeeper, OnAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +18,10 @@ MOST_KEEPER_SECONDS = 600.0  # For one answer.
 VECTORS_PER_ROUND = 2  # That are asked about: of scores, and of contributions.
 
 
-def build_masking(config: RunConfig) -> Masking | None:
+def build_masking(config: RunConfig, on_answer: OnAnswer | None = None) -> Masking | None:
     """Return who keeps the masks of a run; ``None``: there are none.
+
+    ``on_answer`` is what :class:`HttpKeeper` takes.
 
     Raises
     ------
@@ -39,6 +41,7 @@ def build_masking(config: RunConfig) -> Masking | None:
             certificate=Path(config.keeper_client_certificate).expanduser(),
             certificate_key=Path(config.keeper_client_key).expanduser(),
             seconds=min(config.round_timeout, MOST_KEEPER_SECONDS),
+            on_answer=on_answer,
         )
         masking = Masking(keeper)
     policy = masking.keeper.policy()

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedif_flower.run.status_pages import package_version
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -40,7 +42,7 @@ def provenance(config: RunConfig, data: str, validation: Iterable[Tensor]) -> di
         "validation_sha256": tensors_hash(validation),
         "code_sha256": code_hash(),
         "versions": {
-            "fedif-flower": _version("fedif-flower"),
+            "fedif-flower": package_version(),
             "flwr": version("flwr"),
             "torch": version("torch"),
         },
@@ -68,10 +70,3 @@ def code_hash() -> str:
             digest.update(f"{name.as_posix()} {path.stat().st_size}\n".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except ModuleNotFoundError:  # run from a bundle
-        return ""

@@ -23,6 +23,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import uvicorn
+from flwr.supercore.constant import NodeStatus
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
@@ -30,6 +31,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedif_flower.errors import FedIFError
+from fedif_flower.run.logs import show_logs
 from fedif_flower.runtime.bounded_http import (
     MAX_HEADER_BYTES,
     BoundedProtocol,
@@ -40,6 +42,7 @@ from fedif_flower.runtime.bounded_http import (
 )
 from fedif_flower.runtime.gate import Gate
 from fedif_flower.runtime.guard_limits import GuardLimits
+from fedif_flower.runtime.health import VARIABLE, serving_health
 from fedif_flower.runtime.node_rates import Complaints, NodeRates
 from fedif_flower.runtime.node_requests import (
     COSTS,
@@ -279,9 +282,16 @@ def guarded_server(
     return uvicorn.Server(config), listening
 
 
+def _online(app: Any) -> dict[str, object]:
+    """Return how many nodes are online, which shows that the database answers."""
+    found = app.state.linkstate_factory.state().get_node_info(statuses=[NodeStatus.ONLINE])
+    return {"members-online": len(found)}
+
+
 def main() -> None:
     """Run ``flower-superlink`` with its own arguments, guarded."""
     try:
+        show_logs()
         limits = GuardLimits.from_environment(os.environ)
         limits.most_node_connections()
     except FedIFError as error:
@@ -292,9 +302,10 @@ def main() -> None:
     def run_guarded(app: Any, **options: Any) -> None:
         try:
             server, listening = guarded_server(app, limits, guard, **options)
+            with serving_health("superlink", os.environ.get(VARIABLE, ""), lambda: _online(app)):
+                server.run(sockets=[listening])
         except FedIFError as error:
             sys.exit(f"error: {error}")
-        server.run(sockets=[listening])
         if not server.started:
             sys.exit(3)  # As uvicorn does.
 

@@ -5,7 +5,7 @@ the app replies. Here the member's own file decides
 (:mod:`~fedif_flower.member.policy`, ``docs/member-policy.md``), before an app is started and before
 a reply leaves (:mod:`~fedif_flower.runtime.message_guard`). It cannot stop an app that runs from
 reading what its user may read, or from opening connections of its own: systemd can, see
-``deploy/systemd/fedif-supernode.service``.
+the unit of ``fedif node join``.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.evidence.keys import VerifyingKey, read_public_key
 from fedif_flower.evidence.members import names_by_digest
 from fedif_flower.masking import KeeperPolicy
+from fedif_flower.run.logs import FORMATS
 from fedif_flower.settings import Settings, setting
 
 SECTIONS = ("members", "policy")
@@ -35,6 +36,15 @@ class KeeperSettings(Settings):
     )
     request_seconds: float = setting(
         600.0, "A request must be whole, and its answer taken, within this many seconds.", ge=10
+    )
+    health_address: str = setting(
+        "",
+        "Where `/health` answers, without TLS and to whoever asks; empty: nowhere.",
+        pattern=r"^(.+:\d{1,5})?$",
+        allowed="HOST:PORT, or empty",
+    )
+    log_format: str = setting(
+        "text", "How its log looks: `json` is a line of JSON for each message.", choices=FORMATS
     )
 
     @property

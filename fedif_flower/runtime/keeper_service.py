@@ -36,12 +36,14 @@ from fedif_flower.runtime.bounded_http import (
 )
 from fedif_flower.runtime.gate import Gate
 from fedif_flower.runtime.guard_limits import GuardLimits
+from fedif_flower.runtime.health import serving_health
 from fedif_flower.runtime.keeper_config import KeeperConfig, KeeperSettings
 from fedif_flower.runtime.keeper_store import KeeperStore
 from fedif_flower.runtime.node_rates import Complaints
 
 logger = logging.getLogger(__name__)
 PIECE = 2**20  # Bytes of an answer that are sent at a time.
+HEALTH = "health-address"
 FORGET_SECONDS = 60  # Between looks for rounds that are too old.
 MOST_BOX_TEXT = 2 * MOST_BYTES + 64  # A box and its node in JSON.
 _PATH = re.compile(r"/(open|sketches|products|sum|close)/(\d{1,20})/(\d{1,10})")
@@ -203,7 +205,9 @@ def serve(config: KeeperConfig) -> None:
         )
         logger.info("Members' keeper-key: %s", key.public_key().public_bytes_raw().hex())
         logger.info("The log's last hash: %s", log.head)
-        server.run(sockets=[listening])
+        known = {"members": len(config.members)}
+        with serving_health("keeper", config.settings.health_address, lambda: known, key=HEALTH):
+            server.run(sockets=[listening])
 
 
 def _tls(settings: KeeperSettings) -> ssl.SSLContext:

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedif_flower.devices import fix_threads, torch_threads
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.logs import about_cell
+from fedif_flower.run.logs import about
 from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
 from fedif_flower.sweeps.cells import Cell
@@ -124,7 +124,7 @@ def _run_cell(shared: SharedGrid, cell: Cell, listener: Listener) -> Outcome:
     try:
         shared.check()
         listener.on_start(cell)
-        with about_cell(cell.name):
+        with about(cell=cell.name):
             run_dir = run_federation(shared, cell.config, on_row)
         outcome = Outcome(cell, run_dir, None, clock.seconds)
     except Exception as error:  # the other cells go on

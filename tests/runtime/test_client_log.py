@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedif_flower.run.logs import LOGGER, about_cell
+from fedif_flower.run.logs import LOGGER, about
 from fedif_flower.runtime import client_log
 from fedif_flower.runtime.client_log import RECORD, ClientLog, LoggedApp
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -90,7 +90,7 @@ def test_the_cell_that_asks_is_named(collector, shown_logs, capsys):
         return app(message, context)
 
     grid = RayGrid(app, 2, Threads(work))
-    with about_cell("fedif_seed0"):
+    with about(cell="fedif_seed0"):
         assert len(list(grid.send_and_receive(messages(1000, 1001)))) == 2
     grid.close()
     lines = capsys.readouterr().err.splitlines()

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What a container of compose.yml does, by its role. Each step is a command of `fedif`, and what is
+# there already stays: a container may be started again at any time.
+set -euo pipefail
+umask 077
+mkdir -p "${HOME:=/tmp/home}"
+export HOME
+# Packages come from the image; a host looks for a task five times a second.
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_TELEMETRY_ENABLED=0 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 PYTHONUNBUFFERED=1
+
+setup() { # every key, certificate and setting; for a federation whose parts are all on this host
+  fedif keeper init "$KEEPER" "$KEEPER_HOST"
+  local known=() member
+  ! masked || known=(--keeper-key "$(<"$KEEPER/keeper-state/box-key.pub")")
+  fedif federation init "$FEDERATION" "$SUPERLINK_HOST" --listen "0.0.0.0:$SUPERLINK_PORT" \
+    "${known[@]}"
+  fedif federation keeper-client
+  mkdir -p "$KEEPER/keys" "$FEDIF_FEDERATION/answers"
+  cp "$FEDIF_FEDERATION/keeper-client.crt" "$KEEPER/"
+  cp "$KEEPER/keeper.crt" "$FEDIF_FEDERATION/"
+  for member in $MEMBERS; do
+    fedif federation invite "$member"
+    fedif node join "$FEDIF_FEDERATION/invitations/$member.invitation.toml" \
+      --in "$NODES/$member" --port "$NODE_PORT" --no-check ${NODE_CONFIG:+--config "$NODE_CONFIG"}
+    cp "$NODES/$member/$member.answer.toml" "$FEDIF_FEDERATION/answers/"
+    cp "$NODES/$member/node.key.pub" "$KEEPER/keys/$member.pub"
+  done
+  [ -e "$KEEPER/keeper.toml" ] ||
+    sed -e "s|^address = .*|address = \"0.0.0.0:$KEEPER_PORT\"|" \
+      -e "s|^health-address = .*|health-address = \"$KEEPER_HEALTH\"|" \
+      "$APP/deploy/keeper.toml" >"$KEEPER/keeper.toml"
+}
+
+masked() { # is the keeper among what compose starts?
+  [[ ",${PROFILES:-}," == *,masked,* ]]
+}
+
+superlink() {
+  ! masked || export FEDIF_REPLY_BUDGET=2 # A masked reply has 8 bytes for each parameter.
+  exec fedif federation superlink -- --isolation process
+}
+
+server() { # lets members in, and runs ServerApps when a run is submitted
+  fedif federation add-member "$FEDIF_FEDERATION"/answers/*.answer.toml
+  cd "$FEDIF_FEDERATION"
+  export FEDIF_STATEMENT_KEY="$FEDIF_FEDERATION/statement-key.pem"
+  exec flower-superexec --runtime-api-address "127.0.0.1:$SUPERLINK_PORT" \
+    --root-certificates "$FEDIF_FEDERATION/ca.crt"
+}
+
+run() { # KEY=VALUE...: a run to its end, in the server's container
+  local own=("metrics-port=$METRICS_PORT" "metrics-host=\"$METRICS_HOST\"")
+  ! masked || own+=('masking="keeper"' "keeper-url=\"https://$KEEPER_HOST:$KEEPER_PORT\""
+    "keeper-certificate=\"$FEDIF_FEDERATION/keeper.crt\""
+    "keeper-client-certificate=\"$FEDIF_FEDERATION/keeper-client.crt\""
+    "keeper-client-key=\"$FEDIF_FEDERATION/keeper-client.key\"")
+  exec fedif federation run --app "$APP" "${own[@]}" "$@"
+}
+
+supernode() {
+  exec fedif node start
+}
+
+keeper() {
+  exec fedif keeper --policy "$KEEPER/keeper.toml"
+}
+
+healthy() { # [--or-idle] URL: with --or-idle, a port that is closed is well, too
+  exec python -c '
+import sys, urllib.error, urllib.request
+open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+try:
+    open_url(sys.argv[-1], timeout=5).read()
+except urllib.error.URLError as error:
+    if "--or-idle" not in sys.argv or not isinstance(error.reason, ConnectionRefusedError):
+        sys.exit(str(error))' "$@"
+}
+
+role=${1:-}
+case $role in
+  setup | superlink | server | run | supernode | keeper | healthy) shift && "$role" "$@" ;;
+  *)
+    echo "usage: entrypoint setup|superlink|server|run|supernode|keeper|healthy [ARGUMENT...]" >&2
+    exit 2
+    ;;
+esac

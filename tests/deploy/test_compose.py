@@ -1,0 +1,424 @@
+"""The containers: what their files say, and what their commands do where there is no Docker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import httpx
+import jsonschema
+import pytest
+import yaml
+
+from fedif_flower.run.rows import read_rows
+from fedif_flower.run.status_pages import StatusServer, health_page
+from fedif_flower.runtime.processes import MarkedProcesses
+from tests.integration.deployed import free_port, search_path, wait_for
+from tests.integration.watch import if_killed, kill_marked
+
+REPOSITORY = Path(__file__).parents[2]
+FOLDER = REPOSITORY / "deploy" / "compose"
+ENTRYPOINT = FOLDER / "entrypoint.sh"
+ROLES = ("setup", "superlink", "server", "run", "supernode", "keeper", "healthy")
+needs_bash = pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+
+# What is used of the compose specification, and no more.
+TEXT = {"type": "string"}
+TEXTS = {"type": "array", "items": TEXT, "minItems": 1, "uniqueItems": True}
+DURATION = {"type": "string", "pattern": r"^\d+(s|m)$"}
+
+
+def mapping(**properties: object) -> dict[str, object]:
+    """Return the schema of an object with these keys, others refused."""
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def by_name(value: object) -> dict[str, object]:
+    return {"type": "object", "patternProperties": {r"^[a-z][\w-]*$": value}, **CLOSED}
+
+
+CLOSED = {"additionalProperties": False}
+CONDITIONS = {"enum": ["service_started", "service_healthy", "service_completed_successfully"]}
+SERVICE = mapping(
+    user=TEXT,
+    read_only={"const": True},
+    cap_drop={"const": ["ALL"]},
+    security_opt={"const": ["no-new-privileges:true"]},
+    tmpfs=TEXTS,
+    init={"type": "boolean"},
+    pids_limit={"type": "integer", "minimum": 1},
+    logging=mapping(driver=TEXT, options={"type": "object", "additionalProperties": TEXT}),
+    image=TEXT,
+    build=mapping(context=TEXT, dockerfile=TEXT, target=TEXT, args={"type": "object"}),
+    command=TEXTS,
+    profiles=TEXTS,
+    networks=TEXTS,
+    network_mode=TEXT,
+    ports=TEXTS,
+    environment={"type": "object", "additionalProperties": TEXT},
+    volumes=TEXTS,
+    ulimits={"type": "object", "additionalProperties": {"type": "integer"}},
+    restart={"enum": ["no", "unless-stopped"]},
+    stop_grace_period=DURATION,
+    depends_on=by_name(mapping(condition=CONDITIONS, restart={"type": "boolean"})),
+    healthcheck=mapping(test=TEXTS, interval=DURATION, timeout=DURATION, start_period=DURATION),
+)
+SERVICE["required"] = [
+    *("user", "read_only", "cap_drop", "security_opt", "tmpfs", "image", "command", "restart"),
+]
+COMPOSE = {
+    **mapping(
+        name=TEXT,
+        services=by_name(SERVICE),
+        networks=by_name(mapping(internal={"type": "boolean"})),
+        volumes=by_name(mapping()),
+    ),
+    "patternProperties": {"^x-": {}},
+    "required": ["name", "services", "networks", "volumes"],
+}
+
+
+def compose(**given: str) -> dict:
+    """Return the compose file as compose reads it where the environment has what is given."""
+    text = (FOLDER / "compose.yml").read_text()
+    text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: given.get(found[1], "") or found[2], text)
+    assert "$" not in text
+    return yaml.safe_load(text)
+
+
+def services() -> dict[str, dict]:
+    return compose()["services"]
+
+
+def lines_of_dockerfile() -> list[list[str]]:
+    """Return the instructions, each as its words."""
+    text = (FOLDER / "Dockerfile").read_text()
+    text = re.sub(r"^\s*#.*\n", "", text, flags=re.M)
+    joined = re.sub(r"\\\n\s*", " ", text)
+    return [line.split() for line in joined.splitlines() if line.strip()]
+
+
+def stages() -> dict[str, list[list[str]]]:
+    """Return each stage's instructions by its name."""
+    found: dict[str, list[list[str]]] = {}
+    for words in lines_of_dockerfile():
+        if words[0] == "FROM":
+            assert words[2] == "AS", words
+            current = found.setdefault(words[3], [])
+        elif found:
+            current.append(words)
+    return found
+
+
+def copied(stage: str) -> list[tuple[list[str], str]]:
+    """Return what a stage copies from the checkout, and where to."""
+    found = []
+    for words in stages()[stage]:
+        if words[0] == "COPY" and not any(word.startswith("--from") for word in words):
+            *sources, target = (word for word in words[1:] if not word.startswith("--"))
+            found.append((sources, target))
+    return found
+
+
+# -- the compose file ---------------------------------------------------------------------------
+
+
+def test_the_file_is_valid():
+    jsonschema.Draft202012Validator.check_schema(COMPOSE)
+    jsonschema.validate(compose(), COMPOSE)
+
+
+@pytest.mark.parametrize("wrong", [{"privileged": True}, {"read_only": False}, {"cap_drop": []}])
+def test_the_schema_refuses_what_it_should(wrong):
+    content = compose()
+    content["services"]["keeper"] |= wrong
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(content, COMPOSE)
+
+
+def test_what_is_named_is_there():
+    content = compose()
+    for name, service in services().items():
+        used = {volume.split(":")[0] for volume in service["volumes"]}
+        assert used <= set(content["volumes"]), name
+        assert set(service.get("networks", ())) <= set(content["networks"])
+        for other in service.get("depends_on", {}):
+            assert other in services()
+            wanted = service["depends_on"][other]["condition"]
+            assert ("healthcheck" in services()[other]) == (wanted == "service_healthy")
+        if (mode := service.get("network_mode", "none")) != "none":
+            assert mode.removeprefix("service:") in service["depends_on"]
+        assert service["command"][0] in ROLES
+        if "build" in service:
+            assert service["build"]["target"] in stages()
+            assert (FOLDER / service["build"]["context"]).resolve() == REPOSITORY
+            assert (REPOSITORY / service["build"]["dockerfile"]).is_file()
+    built = {service["image"] for service in services().values() if "build" in service}
+    assert {service["image"] for service in services().values()} == built
+
+
+def test_what_keeps_running_is_restarted_and_looked_at():
+    for name, service in services().items():
+        keeps_running = name != "setup"
+        assert (service["restart"] == "unless-stopped") == keeps_running
+        assert ("healthcheck" in service) == keeps_running
+        if keeps_running:
+            assert service["healthcheck"]["test"][:3] == ["CMD", "entrypoint", "healthy"]
+
+
+def test_each_part_gets_its_own_secrets_and_no_environment_has_one():
+    members = [f"hospital-{i}" for i in range(3)]
+    for name, service in services().items():
+        volumes = {volume.split(":")[0] for volume in service["volumes"]}
+        if name != "setup":
+            own = {"superlink": "federation", "server": "federation"}.get(name, name)
+            assert volumes == {own}
+        for variable in service["environment"]:
+            assert not re.search("SECRET|PASSWORD|TOKEN", variable)
+    assert set(members) <= set(services())
+
+
+def test_only_the_superlink_has_a_port_and_that_on_loopback_unless_told_otherwise():
+    with_ports = {name: s["ports"] for name, s in services().items() if "ports" in s}
+    assert with_ports == {"superlink": ["127.0.0.1:9092:9092"]}
+    told = compose(SUPERLINK_PUBLISHED="0.0.0.0:9092")["services"]["superlink"]["ports"]
+    assert told == ["0.0.0.0:9092:9092"]
+
+
+def test_images_are_pinned_and_none_is_the_latest():
+    for service in services().values():
+        assert re.fullmatch(r"[\w/-]+:\d[\w.-]*", service["image"])
+
+
+# -- the Dockerfile -----------------------------------------------------------------------------
+
+
+def test_the_base_has_a_version():
+    arguments = [words[1] for words in lines_of_dockerfile() if words[0] == "ARG"]
+    (python,) = (word for word in arguments if word.startswith("PYTHON="))
+    assert re.fullmatch(r"PYTHON=3\.\d+\.\d+-slim-\w+", python)
+    bases = [words[1] for words in lines_of_dockerfile() if words[0] == "FROM"]
+    assert set(bases) == {"python:${PYTHON}", "runtime"}
+
+
+def test_every_image_has_a_user_of_its_own_and_its_role():
+    users = [words[1] for words in stages()["runtime"] if words[0] == "USER"]
+    assert users == ["10001:10001"] == [services()["superlink"]["user"]]
+    for name in ("superlink", "server", "supernode", "keeper"):
+        assert not [words for words in stages()[name] if words[0] in ("USER", "RUN", "COPY")]
+        assert stages()[name][-1] == ["CMD", f'["{name}"]']
+
+
+def test_nothing_is_fetched_by_add_and_no_tool_or_host_or_secret_is_left():
+    for words in lines_of_dockerfile():
+        line = " ".join(words)
+        assert words[0] in ("ARG", "FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE") or (
+            words[0] in ("ENTRYPOINT", "CMD") and words[1].startswith("[")
+        )
+        assert "://" not in line
+        assert not re.search(r"apt-get|curl|wget|sudo|--build-arg", line)
+        if words[0] in ("ARG", "ENV"):
+            assert not re.search("SECRET|PASSWORD|TOKEN", line)
+    runtime = "\n".join(" ".join(words) for words in stages()["runtime"])
+    assert "pip install" not in runtime
+    assert runtime.startswith("RUN python -m pip uninstall")
+    assert "/venv/bin/pip uninstall --yes pip" in " ".join(map(" ".join, stages()["build"]))
+
+
+def test_the_context_is_what_is_copied_and_no_more():
+    first, *kept = [
+        line
+        for line in (FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
+        if line and not line.startswith(("#", "**/__pycache__"))
+    ]
+    assert first == "*"
+    sources = {source for stage in ("build", "runtime") for s, _ in copied(stage) for source in s}
+    assert {line.removeprefix("!") for line in kept} == sources
+    assert all((REPOSITORY / source).exists() for source in sources)
+
+
+def test_folders_of_volumes_belong_to_the_user():
+    made = next(" ".join(words) for words in stages()["runtime"] if "install" in words)
+    targets = {v.split(":")[1] for s in services().values() for v in s["volumes"]}
+    assert targets <= set(made.split())
+
+
+# -- the entry point ----------------------------------------------------------------------------
+
+
+def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ENTRYPOINT, *arguments],
+        env={"PATH": search_path(), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@needs_bash
+def test_the_entry_point_knows_its_roles_and_no_other(tmp_path):
+    assert call("bash", HOME=str(tmp_path)).returncode == 2
+    usage = call(HOME=str(tmp_path)).stderr
+    assert re.findall(r"[a-z]+(?=[| ])", usage.partition("entrypoint ")[2]) == list(ROLES)
+
+
+@needs_bash
+def test_health_is_asked_for_by_url(tmp_path):
+    state: dict[str, object] = {}
+    home = {"HOME": str(tmp_path)}
+    with StatusServer("127.0.0.1", 0, {"/health": health_page("x", lambda: state)}, key="") as up:
+        url = f"http://{up.address}/health"
+        assert call("healthy", url, **home).returncode == 0
+        state["status"] = "stalled"
+        assert call("healthy", url, **home).returncode == 1
+        assert call("healthy", "--or-idle", url, **home).returncode == 1
+    assert call("healthy", url, **home).returncode == 1
+    assert call("healthy", "--or-idle", url, **home).returncode == 0
+
+
+# -- all of it, without containers ----------------------------------------------------------------
+
+
+class Containers:
+    """The compose file's commands as processes of this machine, each where its container has it.
+
+    Folders and the app's files are those of a directory; ports and hosts are those of loopback.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.services = compose()["services"]
+        ports = {
+            port: str(free_port()) for port in ("9092", "9093", "9094", "9443", "9444", "9091")
+        }
+        self._replaced = {
+            **{f"/{name}": str(directory / name) for name in ("federation", "keeper", "nodes")},
+            "/app": str(directory / "app"),
+            **ports,
+        }
+        for name in ("federation", "keeper", "nodes", "app"):
+            (directory / name).mkdir(mode=0o700)
+        for sources, target in copied("runtime"):
+            self._copy(sources, target)
+        self.marked = MarkedProcesses({}, variable="FEDIF_TEST_ID")
+
+    def _copy(self, sources: list[str], target: str) -> None:
+        app = self.directory / "app"
+        for source in sources:
+            here, there = REPOSITORY / source, app / target
+            if here.is_dir():
+                shutil.copytree(here, there, ignore=shutil.ignore_patterns("__pycache__"))
+            elif target.endswith("/"):
+                there.mkdir(exist_ok=True)
+                shutil.copy(here, there)
+            else:
+                shutil.copy(here, self.directory / "entrypoint")
+
+    def here(self, text: str) -> str:
+        """Return a text of the compose file with this machine's paths, ports and hosts."""
+        for name, value in self._replaced.items():
+            text = re.sub(rf"(?<![\w/.]){name}\b", value, text)
+        return "127.0.0.1" if text in ("keeper", "superlink") else text
+
+    def environment(self, name: str) -> dict[str, str]:
+        given = {key: self.here(value) for key, value in self.services[name]["environment"].items()}
+        return {
+            **self.marked.environment,
+            "PATH": search_path(),
+            "HOME": str(self.directory / "homes" / name),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            **given,
+        }
+
+    def exec(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.directory / "entrypoint", *map(self.here, command)],
+            env=self.environment(name),
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        with (self.directory / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [self.directory / "entrypoint", *self.services[name]["command"]],
+                env=self.environment(name),
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def is_healthy(self, name: str) -> bool:
+        _, program, *test = self.services[name]["healthcheck"]["test"]
+        assert program == "entrypoint"
+        return self.exec(name, *test).returncode == 0
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def containers(directory: Path) -> Iterator[Containers]:
+    found = Containers(directory)
+    with if_killed(kill_marked(found.marked.mark)):
+        try:
+            yield found
+        finally:
+            left = found.marked.terminate(grace=5.0)
+            assert left == [], f"processes {left} could not be ended"
+
+
+def statuses(rows: list[Mapping[str, str]]) -> list[str]:
+    return [row["status"] for row in rows]
+
+
+@needs_bash
+@pytest.mark.deployment
+def test_the_commands_of_the_containers_run_as_they_stand_in_a_clean_directory(tmp_path):
+    with containers(tmp_path) as up:
+        for _ in range(2):  # As at every `docker compose up`.
+            done = up.exec("setup", *up.services["setup"]["command"])
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert "kept" in done.stdout
+        assert "made" not in done.stdout
+        secrets = [*tmp_path.rglob("*.key"), *tmp_path.rglob("*.pem"), *tmp_path.rglob("box-key")]
+        assert len(secrets) == 9
+        assert not [path for path in secrets if path.stat().st_mode & 0o077]
+        started = {}
+        for name in ("keeper", "superlink", "server", "hospital-0"):
+            started[name] = up.start(name)
+            if name == "server":
+                wait_for("members", lambda: "Starting Flower SuperExec" in up.log("server"), 300)
+            else:
+                wait_for(f"health of {name}", partial(up.is_healthy, name), 300, pause=1.0)
+        assert up.is_healthy("server")  # There is no run.
+        settings = "num-clients=1 fraction-train=1.0 num-server-rounds=1 local-epochs=1"
+        more = 'device="cpu"', 'run-name="october"', 'log-format="json"'
+        run = up.exec("server", "run", *settings.split(), *more)
+        assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:] + up.log("server")
+        folder = tmp_path / "federation" / "runs" / "october"
+        assert json.loads((folder / "summary.json").read_text())["config"]["metrics-port"] > 0
+        assert statuses(read_rows(folder / "clients.csv")) == ["accepted"]
+        lines = [line for line in run.stdout.splitlines() if line.startswith('{"time"')]
+        assert {json.loads(line).get("run") for line in lines} >= {"october"}
+        address = up.here("127.0.0.1:9093")
+        answer = httpx.get(f"http://{address}/health", trust_env=False)
+        assert answer.json()["members-online"] == 1
+        for name in reversed(started):
+            os.killpg(started[name].pid, signal.SIGTERM)
+            started[name].wait(60)
