@@ -61,11 +61,14 @@ def run(
     gpus_per_client: GpusPerClient = 0.0,
     output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
 ) -> None:
-    """Simulate one federation and print its result."""
+    """Simulate one federation and print its result.
+
+    Exit status 0: complete, perhaps with gaps; 1: an error; 3: incomplete.
+    """
     # First: what is wrong with a setting is said before anything slow is imported.
     parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     from fedif_flower.client.app import app
-    from fedif_flower.run.report import print_summary, require_last_round
+    from fedif_flower.run.report import print_summary, require_complete
     from fedif_flower.run.resume import as_pairs
     from fedif_flower.run.round_progress import RoundProgress
     from fedif_flower.runtime.processes import own_command
@@ -82,7 +85,7 @@ def run(
             again=lambda added: own_command("-c", as_pairs(added)),
         )
     print_summary(run_dir, console)
-    require_last_round(run_dir)
+    require_complete(run_dir)
 
 
 @cli.command("list")

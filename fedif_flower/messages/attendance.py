@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -21,21 +22,33 @@ class OnlineNode(Protocol):
 
 
 class Attendance:
-    """Remembers who was online, to tell who is not any more."""
+    """Remembers who was online, to tell who is not any more.
+
+    Attributes
+    ----------
+    left : dict of int to float
+        When the nodes that are offline were last seen, in seconds since 1970.
+    """
 
     def __init__(self) -> None:
         self._labels: dict[int, str] = {}
         self._online: set[int] | None = None
+        self._looked = 0.0
+        self.left: dict[int, float] = {}
 
     def look(self, nodes: Iterable[OnlineNode]) -> None:
         """Log who went away and who came since the last look; the first one logs nothing."""
         online = {node.node_id: label(node.node_id, node.name) for node in nodes}
         earlier, self._online = self._online, set(online)
+        looked, self._looked = self._looked, time.time()
         known = set(self._labels)
         self._labels |= online
         if earlier is None:
             return
+        for node_id in self._online & self.left.keys():
+            del self.left[node_id]
         for node_id in sorted(earlier - self._online):
+            self.left[node_id] = looked
             logger.warning("%s is offline: %s", self._labels[node_id], self._count())
         for node_id in sorted(self._online - earlier):
             returned = "back" if node_id in known else "there"
