@@ -58,9 +58,9 @@ def make_run(
     """Write a run: contributions by partition, a mapping for each round.
 
     ``rejections`` are reasons by round (from 1) and partition, ``statuses`` what became of those
-    that were not refused, ``late`` the rounds in which they were asked. Omega is 0.5, examples are 100 more
-    than the partition. ``credited`` is the share of its contributions that a partition is credited
-    with, 1 where it is not said.
+    that were not refused, ``late`` the rounds in which they were asked. Omega is 0.5, examples are
+    100 more than the partition. ``credited`` is the share of its contributions that a partition is
+    credited with, 1 where it is not said.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     ids = node_ids or {}
