@@ -242,8 +242,11 @@ def member_table(
         What the operator calls members, by client id.
     """
     members: dict[int, list[ClientRow]] = {}
+    # A late reply has a line of its own, in the round in which it came.
+    came = {(row.client_id, row.asked_in) for row in clients if row.asked_in}
     for row in clients:
-        members.setdefault(row.client_id, []).append(row)
+        if (row.client_id, row.round) not in came:
+            members.setdefault(row.client_id, []).append(row)
 
     def rank(rows: Sequence[ClientRow]) -> tuple[float, int, int]:
         last = rows[-1]
