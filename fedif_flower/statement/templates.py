@@ -50,12 +50,12 @@ federation: the operator, who signed with the key at the end of this page{% endi
 <th>Last seen</th>{% if found.members[0].rounds %}<th>Each round</th>{% endif %}</tr></thead><tbody>
 {% for member in found.members -%}
 <tr><td class="name">{{ member.name }}</td>
-<td class="number" data-label="Took part in">{% if member.participation is not none %}{{
+<td class="number">{% if member.participation is not none %}{{
 member.participation | percent }}{% endif %}</td>
-{% for name in counted %}<td class="number" data-label="{{ name | capitalize }}">{{
+{% for name in counted %}<td class="number">{{
 member[name] | some }}</td>{% endfor %}
-<td data-label="Last seen">{{ member.seen }}</td>
-{% if member.rounds %}<td class="wraps" data-label="Each round"><code>{{ member.rounds }}</code>\
+<td>{{ member.seen }}</td>
+{% if member.rounds %}<td class="wraps"><code>{{ member.rounds }}</code>\
 </td>{% endif %}</tr>
 {% endfor -%}
 </tbody></table>
