@@ -142,7 +142,8 @@ class RunRecorder(RunWriter):
         attendance = [checked_row(AttendanceRow, row) for row in lines.get("attendance", ())]
         if [row.round for row in rounds] != list(range(last_round + 1)):
             raise ValueError(f"its records are not those of the rounds 0 to {last_round}")
-        if not all(1 <= row.round <= last_round for row in (*clients, *attendance)):
+        of_members = [row.round for row in clients] + [row.round for row in attendance]
+        if not all(1 <= number <= last_round for number in of_members):
             raise ValueError("its records name clients of rounds that were not run")
         names = {int(key): str(name) for key, name in state.get("names", {}).items()}
         self._started = time.perf_counter() - float(state["seconds"])
