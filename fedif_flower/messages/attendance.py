@@ -22,19 +22,13 @@ class OnlineNode(Protocol):
 
 
 class Attendance:
-    """Remembers who was online, to tell who is not any more.
-
-    Attributes
-    ----------
-    left : dict of int to float
-        When the nodes that are offline were last seen, in seconds since 1970.
-    """
+    """Remembers who was online, to tell who is not any more."""
 
     def __init__(self) -> None:
         self._labels: dict[int, str] = {}
         self._online: set[int] | None = None
         self._looked = 0.0
-        self.left: dict[int, float] = {}
+        self._left: dict[int, float] = {}
 
     def look(self, nodes: Iterable[OnlineNode]) -> None:
         """Log who went away and who came since the last look; the first one logs nothing."""
@@ -45,14 +39,18 @@ class Attendance:
         self._labels |= online
         if earlier is None:
             return
-        for node_id in self._online & self.left.keys():
-            del self.left[node_id]
+        for node_id in self._online & self._left.keys():
+            del self._left[node_id]
         for node_id in sorted(earlier - self._online):
-            self.left[node_id] = looked
+            self._left[node_id] = looked
             logger.warning("%s is offline: %s", self._labels[node_id], self._count())
         for node_id in sorted(self._online - earlier):
             returned = "back" if node_id in known else "there"
             logger.warning("%s is %s: %s", self._labels[node_id], returned, self._count())
+
+    def last_seen(self, node_id: int) -> float | None:
+        """Return when a look last found a node, in seconds since 1970; ``None``: none did."""
+        return self._looked if node_id in (self._online or ()) else self._left.get(node_id)
 
     def waiting(self, node_ids: Iterable[int], seconds: float) -> None:
         """Log who has not answered for so long."""

@@ -96,8 +96,8 @@ class PollingGrid(ForwardingGrid):
         return list(self._late.values())
 
     def last_seen(self, node_id: int) -> float | None:
-        """Return when a node that went offline was last seen, in seconds since 1970, if known."""
-        return self._attendance.left.get(node_id)
+        """Return when a node was last found online, in seconds since 1970, if it ever was."""
+        return self._attendance.last_seen(node_id)
 
     def unregistered(self, node_ids: Iterable[int]) -> set[int]:
         """Return those of the nodes that Flower would pass no message on to.

@@ -69,7 +69,7 @@ class ScreenedGrid(ForwardingGrid):
         return isinstance(self._transport, KeepsLate)
 
     def last_seen(self, node_id: int) -> float | None:
-        """Return when a node that went offline was last seen, in seconds since 1970, if known."""
+        """Return when a node was last found online, in seconds since 1970, if that is known."""
         grid = self._transport
         return grid.last_seen(node_id) if isinstance(grid, PollingGrid) else None
 

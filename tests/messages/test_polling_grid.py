@@ -344,11 +344,11 @@ def test_a_node_that_was_started_again_between_two_rounds_is_free_to_be_asked():
     assert grid.outstanding({1001}) == []
 
 
-def test_who_went_is_known_to_have_been_seen_before(monkeypatch):
+def test_when_a_node_was_last_online_is_known(monkeypatch):
     monkeypatch.setattr("fedif_flower.messages.attendance.time.time", iter(range(10, 99)).__next__)
     both = {1000: "09:00", 1001: "09:00"}
     grid = PollingGrid(Restarting(both, {1000: "09:00"}, both), poll_seconds=0.01)
-    for seen in (None, 10, None):
+    for seen in (10, 10, 12):
         grid.send_and_receive([query(1000)])
         assert grid.last_seen(1001) == seen
     assert grid.last_seen(7) is None
