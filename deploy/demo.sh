@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A whole federation on this machine, as in deploy/README.md: certificates, an authenticated
-# SuperLink, four SuperNodes with data folders of their own, one of them with flipped labels.
+# SuperLink, four SuperNodes with data folders of their own, one of them with flipped labels. One is
+# late, and its reply counts; another goes away, and the report says so.
 # Results stay in $OUTPUT/deploy-demo, the pages that members get in $OUTPUT/deploy-demo-pages
 # (default: runs); everything else is removed.
 # Exit status 0: the run completed.
@@ -9,11 +10,11 @@ set -euo pipefail
 deploy=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(dirname "$deploy")
 command -v flwr >/dev/null || PATH="$repository/.venv/bin:$PATH"
-rounds=${ROUNDS:-5}
+rounds=${ROUNDS:-9}
 mkdir -p "${OUTPUT:=$repository/runs}"
 output=$(cd "$OUTPUT" && pwd)
 pages="$output/deploy-demo-pages"
-rm -rf "$pages" # of an earlier demo, signed by another key
+rm -rf "$pages" "$output/deploy-demo" # of an earlier demo, signed by another key
 home=$(mktemp -d "${TMPDIR:-/tmp}/fedif-demo.XXXXXX")
 export FLWR_HOME="$home/flower" XDG_CONFIG_HOME="$home/config" FEDIF_DEMO="$home"
 export PYTHONPATH="$repository"
@@ -79,6 +80,34 @@ step() { echo; echo "== $*"; }
 
 fedif=(python "$repository/simulation.py")
 server="$home/server"
+# Python reads it before an app: on this node they wait as long as there is a file "hold".
+mkdir "$home/slow"
+cat >"$home/slow/sitecustomize.py" <<END
+import os, sys, time
+class Held:
+    def find_spec(self, name, path=None, target=None):
+        while name == "fedif_flower" and os.path.exists("$home/slow/hold"):
+            time.sleep(0.2)
+if any(word.endswith("flwr-clientapp") for word in sys.orig_argv):
+    sys.meta_path.insert(0, Held())
+END
+
+replied() { # PARTITION STATUS: whether clients.csv has such a line
+  [ -f "$output/deploy-demo/clients.csv" ] &&
+    awk -F, -v p="$1" -v s="$2" '$2 == p && $14 == s {found = 1} END {exit !found}' \
+      "$output/deploy-demo/clients.csv"
+}
+
+late_and_missing() { # GROUP: hospital 1 is late once, then the processes of hospital 0 end
+  until replied 1 accepted; do sleep 0.2; done
+  touch "$home/slow/hold"
+  until replied 1 late; do sleep 0.2; done
+  echo "-- hospital-1 is late"
+  rm "$home/slow/hold"
+  until grep -q "trained on the model of round" "$output/deploy-demo/clients.csv"; do sleep 0.2; done
+  echo "-- a late reply counts; now hospital-0 goes away"
+  kill -9 -- "-$1"
+}
 
 read -r port local0 local1 local2 local3 < <(free_ports 5)
 local_ports=("$local0" "$local1" "$local2" "$local3")
@@ -117,13 +146,18 @@ done
 step "the operator lets them in, and they start"
 "${fedif[@]}" federation add-member "$home"/hospital-*/*.answer.toml --in "$server"
 for i in 0 1 2 3; do
+  [ "$i" -ne 1 ] || export PYTHONPATH="$home/slow:$repository"
   background "$home/node-$i.log" "${fedif[@]}" node start --in "$home/hospital-$i"
+  export PYTHONPATH="$repository"
+  [ "$i" -ne 0 ] || leaver=${started[0]}
 done
 
-step "a run of $rounds rounds"
+step "a run of $rounds rounds, which wait for three of four"
+late_and_missing "$leaver" &
 "${fedif[@]}" federation run --in "$server" num-clients=4 fraction-train=1.0 \
   "num-server-rounds=$rounds" local-epochs=1 'attribution="simpson"' 'statement-budget="1000"' \
-  round-timeout=120.0 "output-dir=\"$output\"" 'run-name="deploy-demo"' overwrite=true 'device="cpu"'
+  round-timeout=120.0 round-quorum=0.6 late-rounds=9 least-participation=0.2 \
+  "output-dir=\"$output\"" 'run-name="deploy-demo"' overwrite=true 'device="cpu"'
 
 step "what the operator sees, and a backup"
 "${fedif[@]}" federation status --in "$server" || true # which is 1 if there is a warning

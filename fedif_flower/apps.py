@@ -62,7 +62,7 @@ def server_app(task: Task | None = None) -> ServerApp:
     from fedif_flower.run.federation import run_federation
     from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.preflight import read_config
-    from fedif_flower.run.report import require_last_round
+    from fedif_flower.run.report import require_complete
     from fedif_flower.run.stale_superlink import require_own_code
     from fedif_flower.statement.page_delivery import deliver, state_and_deliver
     from fedif_flower.strategies.nodes import is_simulated
@@ -86,7 +86,7 @@ def server_app(task: Task | None = None) -> ServerApp:
         logger.info("Report: %s", RunFolder(run_dir).report)
         state_and_deliver(grid, config, run_dir)
         # Flower reports a run as failed only if its ServerApp raises.
-        require_last_round(run_dir)
+        require_complete(run_dir)
 
     return app
 

@@ -72,13 +72,16 @@ def run(
         int | None, typer.Option(help="serve /metrics and /health there (metrics-port)")
     ] = None,
 ) -> None:
-    """Simulate one federation and print its result."""
+    """Simulate one federation and print its result.
+
+    Exit status 0: complete, perhaps with gaps; 1: an error; 3: incomplete.
+    """
     # First: what is wrong with a setting is said before anything slow is imported.
     options = {"num-clients": clients, "output-dir": output_dir, "metrics-port": metrics_port}
     parsed = parse_config(config, options)
     show_logs(parsed.log_format)
     from fedif_flower.client.app import app
-    from fedif_flower.run.report import print_summary, require_last_round
+    from fedif_flower.run.report import print_summary, require_complete
     from fedif_flower.run.resume import as_pairs
     from fedif_flower.run.round_progress import RoundProgress
     from fedif_flower.runtime.processes import own_command
@@ -95,7 +98,7 @@ def run(
             again=lambda added: own_command("-c", as_pairs(added)),
         )
     print_summary(run_dir, console)
-    require_last_round(run_dir)
+    require_complete(run_dir)
 
 
 @cli.command("list")

@@ -35,6 +35,12 @@ class TrainingFailedError(FedIFError):
     """Too many clients failed for too many rounds in a row."""
 
 
+class IncompleteRunError(FedIFError):
+    """A run came to its end, but too little of what it asked for came."""
+
+    exit_code = 3
+
+
 class CheckpointError(FedIFError):
     """A checkpoint is damaged, or belongs to another configuration."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -26,20 +27,30 @@ class Attendance:
     def __init__(self) -> None:
         self._labels: dict[int, str] = {}
         self._online: set[int] | None = None
+        self._looked = 0.0
+        self._left: dict[int, float] = {}
 
     def look(self, nodes: Iterable[OnlineNode]) -> None:
         """Log who went away and who came since the last look; the first one logs nothing."""
         online = {node.node_id: label(node.node_id, node.name) for node in nodes}
         earlier, self._online = self._online, set(online)
+        looked, self._looked = self._looked, time.time()
         known = set(self._labels)
         self._labels |= online
         if earlier is None:
             return
+        for node_id in self._online & self._left.keys():
+            del self._left[node_id]
         for node_id in sorted(earlier - self._online):
+            self._left[node_id] = looked
             logger.warning("%s is offline: %s", self._labels[node_id], self._count())
         for node_id in sorted(self._online - earlier):
             returned = "back" if node_id in known else "there"
             logger.warning("%s is %s: %s", self._labels[node_id], returned, self._count())
+
+    def last_seen(self, node_id: int) -> float | None:
+        """Return when a look last found a node, in seconds since 1970; ``None``: none did."""
+        return self._looked if node_id in (self._online or ()) else self._left.get(node_id)
 
     def waiting(self, node_ids: Iterable[int], seconds: float) -> None:
         """Log who has not answered for so long."""

@@ -63,6 +63,7 @@ class PollingGrid(ForwardingGrid):
         self._sweep_seconds = sweep_seconds
         self._attendance = Attendance()
         self._late: dict[str, Message] = {}
+        self._late_since: dict[int, str] = {}  # When their nodes came online, as they were sent.
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -94,6 +95,21 @@ class PollingGrid(ForwardingGrid):
         }
         return list(self._late.values())
 
+    def last_seen(self, node_id: int) -> float | None:
+        """Return when a node was last found online, in seconds since 1970, if it ever was."""
+        return self._attendance.last_seen(node_id)
+
+    def unregistered(self, node_ids: Iterable[int]) -> set[int]:
+        """Return those of the nodes that Flower would pass no message on to.
+
+        It would to one that is merely offline.
+        """
+        asked = list(node_ids)
+        # They are good for a second: nobody has to answer them.
+        messages = [Message(RecordDict(), i, MessageType.QUERY, ttl=1.0) for i in asked]
+        sent = self.push_messages(messages) if messages else ()
+        return {node_id for node_id, i in zip(asked, sent, strict=False) if not i}
+
     def arrivals(
         self, messages: Iterable[Message], timeout: float | None, closing: Closing
     ) -> Iterator[Message]:
@@ -111,9 +127,13 @@ class PollingGrid(ForwardingGrid):
         if closing.keeps:  # A question between rounds leaves late replies to the next one.
             round_.waiting |= self._late
         # Only now: a node that was started before this has the message still to come.
-        activations = self._activations() if round_.waiting else {}
+        now = self._activations() if round_.waiting else {}
         closing.begin(timeout, time.monotonic)
-        return self._arrivals(round_, activations, closing)
+        since = now
+        if closing.keeps and self._late:
+            since = now | self._late_since
+            self._give_up_lost(round_, since, now)  # Started again since an earlier round.
+        return self._arrivals(round_, since, closing)
 
     def _arrivals(
         self, round_: _Round, activations: dict[int, str], closing: Closing
@@ -127,7 +147,7 @@ class PollingGrid(ForwardingGrid):
                 self._attendance.waiting(missing, now - began)
                 due += REPORT_SECONDS
             if time.monotonic() - looked >= self._restart_seconds:
-                self._give_up_lost(round_, activations)
+                self._give_up_lost(round_, activations, self._activations())
                 looked = time.monotonic()
                 yield from round_.taken()
                 continue
@@ -142,6 +162,8 @@ class PollingGrid(ForwardingGrid):
             self._sweep(round_)
         if closing.keeps:
             self._late = dict(round_.waiting)
+            nodes = {message.metadata.dst_node_id for message in self._late.values()}
+            self._late_since = {i: at for i, at in activations.items() if i in nodes}
         yield from round_.taken()
 
     def _activations(self) -> dict[int, str]:
@@ -150,9 +172,8 @@ class PollingGrid(ForwardingGrid):
         self._attendance.look(nodes)
         return {node.node_id: node.last_activated_at for node in nodes}
 
-    def _give_up_lost(self, round_: _Round, before: dict[int, str]) -> None:
+    def _give_up_lost(self, round_: _Round, before: dict[int, str], now: dict[int, str]) -> None:
         """Take the messages to nodes that were started again out of those waiting."""
-        now = self._activations()
         for message_id, message in list(round_.waiting.items()):
             node_id = message.metadata.dst_node_id
             if node_id not in now or now[node_id] == before.get(node_id, now[node_id]):
@@ -160,11 +181,6 @@ class PollingGrid(ForwardingGrid):
             if not self._look(round_, message_id, self._poll_seconds):
                 reason = "the node was started again before it answered"
                 round_.take(message_id, _refusal(message, reason, NODE_UNAVAILABLE))
-
-    def _is_registered(self, node_id: int) -> bool:
-        """Tell whether Flower would pass a message on to a node: it would, if that is offline."""
-        # It is good for a second: nobody has to answer it.
-        return all(self.push_messages([Message(RecordDict(), node_id, MessageType.QUERY, ttl=1.0)]))
 
     def _sweep(self, round_: _Round) -> None:
         """Look for all that is missing once more, whatever the others do meanwhile."""
@@ -198,7 +214,7 @@ class PollingGrid(ForwardingGrid):
         code = reply.error.code if reply.has_error() else None
         if code not in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
             return reply
-        if not self._is_registered(message.metadata.dst_node_id):
+        if self.unregistered([message.metadata.dst_node_id]):
             return _ended(message)
         return Message(Error(NODE_UNAVAILABLE, reply.error.reason), reply_to=message)
 

@@ -68,6 +68,16 @@ class ScreenedGrid(ForwardingGrid):
         """Whether a reply that is missing when a round closes can come later."""
         return isinstance(self._transport, KeepsLate)
 
+    def last_seen(self, node_id: int) -> float | None:
+        """Return when a node was last found online, in seconds since 1970, if that is known."""
+        grid = self._transport
+        return grid.last_seen(node_id) if isinstance(grid, PollingGrid) else None
+
+    def unregistered(self, node_ids: Iterable[int]) -> set[int]:
+        """Return the nodes whose registration ended, as far as that can be known."""
+        grid = self._transport
+        return grid.unregistered(node_ids) if isinstance(grid, PollingGrid) else set()
+
     def close_by(self, closing: Closing) -> None:
         """Let ``closing`` say until when the replies to the next messages are waited for."""
         self._closing = closing

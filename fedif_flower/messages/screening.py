@@ -96,8 +96,13 @@ class Screening:
 
     @property
     def num_failed(self) -> int:
-        """Clients that failed or did not answer (as opposed to: answered nonsense)."""
-        return sum(reply.status != "refused" for reply in self.refused)
+        """Clients that failed or did not answer in time (as opposed to: answered nonsense)."""
+        return sum(reply.status not in ("refused", "late") for reply in self.refused)
+
+    @property
+    def num_late(self) -> int:
+        """Clients that may still answer: the round closed before they did."""
+        return sum(reply.status == "late" for reply in self.refused)
 
 
 class Workspace:

@@ -20,9 +20,11 @@ from pydantic import model_validator
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.collusion import needs_collusion
+from fedif_flower.run.completeness import CompletenessRule
 from fedif_flower.run.logs import FORMATS
 from fedif_flower.run.masking_config import MASKABLE, MaskingConfig
 from fedif_flower.run.trackers import TRACKERS, tracker_names
+from fedif_flower.sections import setting_of
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
 from fedif_flower.strategies.registry import STRATEGIES
@@ -100,6 +102,7 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         choices=("nobody", "unfit"),
         changes_result=False,
     )
+    least_participation: float = setting_of(CompletenessRule, "least_participation")
     checkpoint_every: int = setting(
         10,
         "rounds between checkpoints, the last two of which are kept; 0: none",

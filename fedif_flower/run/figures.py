@@ -57,8 +57,8 @@ def summarize(
         "accepted": sum(row.accepted for row in rounds),
         "rejected": sum(row.rejected for row in rounds),
         "failed": sum(row.failed for row in rounds),
-        "failed_rounds": sum(map(is_failed, rounds)),
-        "last_round_failed": bool(rounds) and is_failed(rounds[-1]),
+        "failed_rounds": sum(row.is_failed for row in rounds),
+        "last_round_failed": bool(rounds) and rounds[-1].is_failed,
         "unnamed_members": len(
             {row.client_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
         ),
@@ -86,12 +86,6 @@ def _metrics(rounds: list[RoundRow], metrics: Sequence[Metric]) -> dict[str, Any
                 "validation": validation[-1],
             }
     return {"metrics": found} if found else {}
-
-
-def is_failed(row: RoundRow) -> bool:
-    """Return whether a round left the model as it was, or most of its clients failed."""
-    asked = row.accepted + row.rejected + row.failed
-    return row.round_failed or 2 * row.failed > asked
 
 
 def detection_auc(clients: Iterable[ClientRow]) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.rows import ClientRow, RoundRow, csv_text, read_rows
+from fedif_flower.run.rows import AttendanceRow, ClientRow, RoundRow, csv_text, read_rows
 from fedif_flower.storage import write_atomically, writing
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.quarantine import Decision
@@ -24,6 +24,7 @@ RESULT_FILES = (
     "names.csv",
     "rounds.csv",
     "clients.csv",
+    "attendance.csv",
     "attribution.csv",
     "attribution_rounds.csv",
     "quarantine.csv",
@@ -144,6 +145,8 @@ class RunFolder:
         comes last: where it is, the run is complete.
     rounds, clients : Table
         A line for each round (:class:`RoundRow`), and for each client in it (:class:`ClientRow`).
+    attendance : Table
+        A line wherever a member came, left or was paused (:class:`AttendanceRow`).
     attribution, attributed_rounds : Table
         What each client contributed to each round, and what the round gained.
     quarantine, names, asked : Table
@@ -161,6 +164,7 @@ class RunFolder:
         of_rounds = [field.name for field in fields(RoundRow) if field.name != "metrics"]
         self.rounds = Table(self.path / "rounds.csv", of_rounds)
         self.clients = Table(self.path / "clients.csv", _names(ClientRow))
+        self.attendance = Table(self.path / "attendance.csv", _names(AttendanceRow))
         credit = (*_ATTRIBUTION, *_names(MemberCredit))
         self.attribution = Table(self.path / "attribution.csv", credit)
         self.attributed_rounds = Table(self.path / "attribution_rounds.csv", _ATTRIBUTED_ROUND)

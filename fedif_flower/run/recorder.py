@@ -17,11 +17,18 @@ import torch
 from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.completeness import CompletenessRule, configured_rule
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.figures import describe_machine, summarize
 from fedif_flower.run.journal import Lines
 from fedif_flower.run.report import run_title, write_report
-from fedif_flower.run.rows import ClientRow, RoundRow, checked_row, rows_between
+from fedif_flower.run.rows import (
+    AttendanceRow,
+    ClientRow,
+    RoundRow,
+    checked_row,
+    rows_between,
+)
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.storage import write_atomically
@@ -86,6 +93,11 @@ class RunRecorder(RunWriter):
         """The last round there will be."""
         return self.config.num_server_rounds
 
+    @property
+    def rule(self) -> CompletenessRule:
+        """When the run counts as complete."""
+        return configured_rule(self.config.to_mapping())
+
     def is_due(self, server_round: int) -> bool:
         """Tell whether a round's model is to be evaluated: the last one's always is."""
         return super().is_due(server_round) or server_round == self.last_round
@@ -106,9 +118,11 @@ class RunRecorder(RunWriter):
         """Return the lines of the rounds after one, up to another, by table."""
         rounds = rows_between(self.rounds, after, last_round)
         clients = rows_between(self.clients, after, last_round)
+        attendance = rows_between(self.attendance, after, last_round)
         return {
             "rounds": [dict(vars(row)) for row in rounds],
             "clients": [dict(vars(row)) for row in clients],
+            "attendance": [dict(vars(row)) for row in attendance],
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,13 +139,15 @@ class RunRecorder(RunWriter):
         """
         rounds = [checked_row(RoundRow, row) for row in lines["rounds"]]
         clients = [checked_row(ClientRow, row) for row in lines.get("clients", ())]
+        attendance = [checked_row(AttendanceRow, row) for row in lines.get("attendance", ())]
         if [row.round for row in rounds] != list(range(last_round + 1)):
             raise ValueError(f"its records are not those of the rounds 0 to {last_round}")
-        if not all(1 <= row.round <= last_round for row in clients):
+        of_members = [row.round for row in clients] + [row.round for row in attendance]
+        if not all(1 <= number <= last_round for number in of_members):
             raise ValueError("its records name clients of rounds that were not run")
         names = {int(key): str(name) for key, name in state.get("names", {}).items()}
         self._started = time.perf_counter() - float(state["seconds"])
-        self.rounds, self.clients = rounds, clients
+        self.rounds, self.clients, self.attendance = rounds, clients, attendance
         self._replace()
         self._add_names(names)
 
@@ -150,6 +166,9 @@ class RunRecorder(RunWriter):
             **summarize(self.rounds, self.clients, self.metrics),
             "scoring": self.scoring.to_record() if self.scoring else None,
         }
+        reported = replace(self.reported, attributed=attributed or ())
+        if reported.completeness is not None:
+            summary["completeness"] = reported.completeness.to_record()
         summary["seconds"] = round(time.perf_counter() - self._started, 3)
         summary["machine"] = describe_machine(self.config.device)
         if attributed is not None:
@@ -157,6 +176,6 @@ class RunRecorder(RunWriter):
                 name: math.fsum(getattr(found, name) for found in attributed)
                 for name in ("decrease", "attributed", "remainder")
             }
-        write_report(self.folder, replace(self.reported, attributed=attributed or ()), summary)
+        write_report(self.folder, reported, summary)
         self.folder.summary.write(summary)
         return summary

@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedif_flower.errors import TrainingFailedError
+from fedif_flower.errors import IncompleteRunError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION
+from fedif_flower.run.completeness import LETTERS, NOT_ASKED, Completeness
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import plot_attribution, plot_progress, plot_scores
@@ -45,6 +46,8 @@ class ReportedRun:
         How weight scores come about.
     attributed : sequence of RoundAttribution
         The rounds, where they were attributed.
+    completeness : Completeness, optional
+        Whether what it asked for came.
     """
 
     title: str
@@ -55,6 +58,7 @@ class ReportedRun:
     names: Mapping[int, str] = field(default_factory=dict)
     scoring: Scoring | None = None
     attributed: Sequence[RoundAttribution] = ()
+    completeness: Completeness | None = None
 
 
 def write_report(folder: RunFolder, run: ReportedRun, summary: Mapping[str, Any]) -> None:
@@ -78,6 +82,8 @@ def write_report(folder: RunFolder, run: ReportedRun, summary: Mapping[str, Any]
         lines += ["![weight scores over rounds](weight-scores.png)", ""]
     contributed = sums_by_client(run.attributed) if run.attributed else None
     lines += member_table(clients, contributed, run.scoring, run.names)
+    if run.completeness is not None:
+        lines += completeness_table(run.completeness)
     write_atomically(folder.report, "\n".join(lines) + "\n")
 
 
@@ -102,6 +108,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             "{accepted} / {rejected} / {failed}".format(**summary),
         ),
         ("rounds", str(summary["rounds"])),
+        ("completeness", summary.get("completeness", {}).get("verdict", _UNKNOWN)),
         *troubles(summary),
     ]
     return [row for row in rows if row[1] != _UNKNOWN]
@@ -136,6 +143,24 @@ def require_last_round(run_dir: Path) -> None:
         )
 
 
+def require_complete(run_dir: Path) -> None:
+    """Raise an error unless a run came to a good end.
+
+    Raises
+    ------
+    TrainingFailedError
+        If its last round failed.
+    IncompleteRunError
+        If too little of what it asked for came.
+    """
+    require_last_round(run_dir)
+    found = RunFolder(run_dir).summary.read().get("completeness", {})
+    if found.get("verdict") == "incomplete":
+        raise IncompleteRunError(
+            f"the run is incomplete: {' '.join(found['reasons'])} Results: {run_dir}"
+        )
+
+
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
     """Print a completed run's table and where its report lies."""
     console, folder = console or Console(), RunFolder(run_dir)
@@ -147,6 +172,10 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
     for name, value in summary_rows(summary):
         table.add_row(name, value)
     console.print(table)
+    if found := summary.get("completeness"):
+        told = f"{found['verdict'].capitalize()}: {' '.join(found['reasons'])}"
+        style = None if found["verdict"] == "complete" else "yellow"
+        console.print(told, style=style, soft_wrap=True, markup=False, highlight=False)
     console.print(f"Report: {folder.report}", soft_wrap=True, highlight=False)
 
 
@@ -213,8 +242,11 @@ def member_table(
         What the operator calls members, by client id.
     """
     members: dict[int, list[ClientRow]] = {}
+    # A late reply has a line of its own, in the round in which it came.
+    came = {(row.client_id, row.asked_in) for row in clients if row.asked_in}
     for row in clients:
-        members.setdefault(row.client_id, []).append(row)
+        if (row.client_id, row.round) not in came:
+            members.setdefault(row.client_id, []).append(row)
 
     def rank(rows: Sequence[ClientRow]) -> tuple[float, int, int]:
         last = rows[-1]
@@ -260,6 +292,26 @@ def member_table(
             "marked": "malicious" if last.malicious else "",
         }
         lines.append(_line([cells[column] for column in columns]))
+    return lines
+
+
+def completeness_table(found: Completeness) -> list[str]:
+    """Return a Markdown section: the verdict, each member's requests, and its rounds as letters."""
+    columns = ["member", "asked", "answered", "late", "missing", "refused", "paused", "offline"]
+    columns += ["took part in", "last seen"]
+    lines = ["", "## Completeness", "", *wrap(found.headline, 100), ""]
+    lines += [_line(columns), _line(["---"] * len(columns))]
+    for member in found.members:
+        counts = (getattr(member, name) for name in columns[1:8])
+        share = "" if member.participation is None else f"{100 * member.participation:.0f} %"
+        name = member.name.replace("|", "\\|")
+        lines.append(_line([name, *map(str, counts), share, member.seen]))
+    if drawn := [member for member in found.members if member.rounds]:
+        width = max(len(member.name) for member in drawn)
+        meanings = ", ".join(f"{letter} {what}" for what, letter in LETTERS.items())
+        lines += ["", *wrap(f"Each round: {meanings}, {NOT_ASKED} not asked.", 100), "", "```"]
+        lines += [f"{member.name:{width}}  {member.rounds}" for member in drawn]
+        lines += ["```"]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The lines of ``rounds.csv`` and ``clients.csv``."""
+"""The lines of ``rounds.csv``, ``clients.csv`` and ``attendance.csv``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import csv
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fedif_flower.messages.screening import Status
+from fedif_flower.strategies.presence import Change, Presence
 
 
 @dataclass(frozen=True)
 class RoundRow:
     """A line of ``rounds.csv``; seconds are wall time, ``train_seconds`` the mean per client.
 
-    ``failed`` counts clients; ``round_failed`` says that the round left the model as it was,
-    and ``reason`` why. ``attack_success`` is the share of test images with a backdoor's
+    ``failed`` counts clients, ``late`` those whose reply may come in a later round, and ``online``
+    all that were there when the round began; ``round_failed`` says that the round left the model
+    as it was, and ``reason`` why. ``attack_success`` is the share of test images with a backdoor's
     trigger that get its target class. ``losses`` are those of a descent, at its start and after
     each step taken. ``metrics`` are those of the task by column, such as
     ``test_mean_absolute_error``.
@@ -41,7 +44,15 @@ class RoundRow:
     reason: str = ""
     attack_success: float | None = None
     losses: str = ""
+    late: int = 0
+    online: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the round left the model as it was, or most of its clients failed."""
+        asked = self.accepted + self.rejected + self.failed
+        return self.round_failed or 2 * self.failed > asked
 
     @property
     def headline(self) -> str:
@@ -59,7 +70,8 @@ class ClientRow:
     """A line of ``clients.csv``: one client in one round.
 
     ``status`` is what became of it, ``rejection`` why it is not ``"accepted"``.
-    ``claimed_examples`` are those that it reported, where it counts for fewer.
+    ``claimed_examples`` are those that it reported, where it counts for fewer. ``asked_in`` is the
+    round in which it was asked, where that is an earlier one.
     """
 
     round: int
@@ -78,6 +90,28 @@ class ClientRow:
     status: Status
     rejection: str
     note: str = ""
+    asked_in: int | None = None
+
+
+@dataclass(frozen=True)
+class AttendanceRow:
+    """A line of ``attendance.csv``: what a member is from a round on, until its next line.
+
+    ``at`` says since when, in UTC: of one that is gone, when it was last seen; empty: not known.
+    """
+
+    round: int
+    partition_id: int
+    client_id: int
+    presence: Presence
+    at: str = ""
+
+    @classmethod
+    def of(cls, server_round: int, change: Change) -> AttendanceRow:
+        """Return the line of a change that a round found."""
+        at = "" if change.at is None else f"{datetime.fromtimestamp(change.at, UTC):%F %T}"
+        node = change.node
+        return cls(server_round, node.partition_id, node.client_id, change.presence, at)
 
 
 def headline(columns: Mapping[str, Any]) -> str:
@@ -92,7 +126,7 @@ def headline(columns: Mapping[str, Any]) -> str:
     return ""
 
 
-_Row = TypeVar("_Row", RoundRow, ClientRow)
+_Row = TypeVar("_Row", RoundRow, ClientRow, AttendanceRow)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

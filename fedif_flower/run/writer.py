@@ -9,10 +9,16 @@ from pathlib import Path
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.completeness import (
+    DEFAULT_RULE,
+    Completeness,
+    CompletenessRule,
+    completeness,
+)
 from fedif_flower.run.figures import summarize
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import ReportedRun, write_report
-from fedif_flower.run.rows import ClientRow, RoundRow
+from fedif_flower.run.rows import AttendanceRow, ClientRow, RoundRow
 from fedif_flower.run.server_evaluation import Evaluated, ServerEvaluation, metric_name
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
@@ -25,7 +31,10 @@ OnRow = Callable[[RoundRow], None]
 
 
 class RunWriter(Callback):
-    """Writes ``rounds.csv`` and ``clients.csv`` as rounds come in, and ``report.md`` at the end.
+    """Writes tables as rounds come in, and ``report.md`` at the end.
+
+    ``rounds.csv`` has a line for each round, ``clients.csv`` for each client in it, and
+    ``attendance.csv`` wherever a member came, left or was paused.
 
     The lines are readable after a crash; the report has a picture of the accuracies and one of the
     weight scores. Pass it as one of a strategy's ``callbacks``. Accuracy and loss are also written
@@ -57,6 +66,8 @@ class RunWriter(Callback):
         The lines of ``rounds.csv``.
     clients : list of ClientRow
         The lines of ``clients.csv``.
+    attendance : list of AttendanceRow
+        The lines of ``attendance.csv``.
     names : dict of int to str
         What the operator calls members, by client id.
 
@@ -69,6 +80,7 @@ class RunWriter(Callback):
     files: Sequence[str] = (
         "rounds.csv",
         "clients.csv",
+        "attendance.csv",
         "names.csv",
         "accuracy.png",
         "metric.png",
@@ -101,6 +113,7 @@ class RunWriter(Callback):
         self._evaluated = Evaluated()
         self.rounds: list[RoundRow] = []
         self.clients: list[ClientRow] = []
+        self.attendance: list[AttendanceRow] = []
         self.names: dict[int, str] = {}
         try:
             self._begin()
@@ -132,6 +145,16 @@ class RunWriter(Callback):
         return None if self._strategy is None else self._strategy.scoring
 
     @property
+    def rule(self) -> CompletenessRule:
+        """When the run counts as complete."""
+        return DEFAULT_RULE
+
+    @property
+    def completeness(self) -> Completeness:
+        """Whether what was asked for so far came."""
+        return completeness(self.rounds, self.clients, self.attendance, self.names, self.rule)
+
+    @property
     def reported(self) -> ReportedRun:
         """What the report tells of the rounds so far."""
         return ReportedRun(
@@ -142,6 +165,7 @@ class RunWriter(Callback):
             self.metrics,
             self.names,
             self.scoring,
+            completeness=self.completeness,
         )
 
     def on_start(self, strategy: RunningStrategy) -> None:
@@ -160,6 +184,10 @@ class RunWriter(Callback):
         ]
         self.clients.extend(rows)
         self.folder.clients.append(map(vars, rows))
+        if changes := [AttendanceRow.of(report.server_round, c) for c in report.changes]:
+            self.attendance.extend(changes)
+            self.folder.attendance.append(map(vars, changes))
+            self._add_names({c.node.client_id: c.node.name for c in report.changes if c.node.name})
         self._add_names({c.node.client_id: c.node.name for c in report.clients if c.node.name})
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
@@ -217,6 +245,8 @@ class RunWriter(Callback):
         self.folder.rounds.append(row.columns() for row in self.rounds)
         self.folder.clients.begin()
         self.folder.clients.append(map(vars, self.clients))
+        self.folder.attendance.begin()
+        self.folder.attendance.append(map(vars, self.attendance))
 
     def _add_names(self, names: Mapping[int, str]) -> None:
         """Write what members are called, where that is new."""

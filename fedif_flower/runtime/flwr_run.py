@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.preflight import with_free_folder
-from fedif_flower.run.report import print_summary
+from fedif_flower.run.report import print_summary, require_complete
 from fedif_flower.run.resume import as_pairs, farewell
 from fedif_flower.run.round_progress import RoundProgress
 from fedif_flower.run.rows import headline, read_rows
@@ -174,8 +174,10 @@ def execute(launch: Launch, console: Console) -> None:
                 raise LaunchError(f"`flwr run` failed: {superlink.last_words()}")
             status, details = superlink.outcome()
             if status != "finished:completed":
-                if summary.is_new():  # it came to its end, and its last round failed
+                if summary.is_new():  # it came to its end, and was no good
                     print_summary(launch.run_dir, console)
+                    with contextlib.suppress(TrainingFailedError):  # Flower knows it.
+                        require_complete(launch.run_dir)
                 reason = _reason(details, superlink.printed())
                 raise LaunchError(reason or f"Flower reports {status!r}")
     if not summary.is_new():
@@ -260,7 +262,10 @@ def run(
     output_dir: Annotated[str | None, typer.Option(help="where results go")] = None,
     run_name: Annotated[str | None, typer.Option(help="their folder there")] = None,
 ) -> None:
-    """Simulate one federation through `flwr run`; exit with 0 only if it completed."""
+    """Simulate one federation through `flwr run`; exit with 0 only if it completed.
+
+    Exit status 3: it came to its end, but is incomplete.
+    """
     overrides = parse_overrides(" ".join(config or []))
     options = {"num-clients": clients, "output-dir": output_dir, "run-name": run_name}
     overrides |= {key: value for key, value in options.items() if value is not None}
@@ -282,7 +287,7 @@ def main() -> None:
         typer.run(run)
     except FedIFError as error:
         Console(stderr=True).print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
-        raise SystemExit(error.exit_code if isinstance(error, Interrupted) else 1) from None
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from fedif_flower.run.completeness import Completeness, MemberTurns
 from fedif_flower.statement.records import UNKNOWN_PARTITION, Part, Reply, RunRecords
 from fedif_flower.statement.twins import have_twins
 from fedif_flower.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
@@ -47,6 +48,8 @@ class MemberAccount:
         What pages call it.
     asked, taken_part, refused, away : int
         Rounds: in all, with an accepted reply, with a refused one, without any.
+    late : int
+        Of those that it took part in: with a reply that came after the round.
     revoked_in : int, optional
         The round in which the operator ended its registration.
     examples : float, optional
@@ -88,6 +91,7 @@ class MemberAccount:
     taken_part: int
     refused: int
     away: int
+    late: int
     revoked_in: int | None
     examples: float | None
     contribution: float
@@ -114,6 +118,7 @@ class Account:
     brought more than half of what was gained, which is ``decisive``. ``unpaid`` says why nobody
     has a share; it is empty where shares hold. ``uncredited`` is what of the contributions lies
     beyond the bounds, ``nobody_share`` and ``nobody_cents`` what is paid to nobody.
+    ``completeness`` is that of the whole run, whichever rounds count.
     """
 
     rounds: int
@@ -130,6 +135,7 @@ class Account:
     nobody_share: float = 0.0
     nobody_cents: int | None = None
     unpaid: str = ""
+    completeness: Completeness | None = None
     members: tuple[MemberAccount, ...] = field(default_factory=tuple)
 
     @property
@@ -182,6 +188,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         replies[reply.client_id].append(reply)
     names = labels(records)
     by_class = _by_class(records)
+    turns = {member.client_id: member for member in records.judged().members}
     equal = equal_parts(records)
     accounts = [
         _member(
@@ -189,6 +196,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
             records.members[client_id],
             names[client_id],
             replies[client_id],
+            turns.get(client_id),
             totals[i],
             _pair(found, i),
             None if decisive is None else math.fsum(others[:, i]) + 0.0,
@@ -220,6 +228,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         nobody_share=float(nobody),
         nobody_cents=cents[-1],
         unpaid=unpaid,
+        completeness=records.completeness,
         members=tuple(sorted(accounts, key=lambda m: (-m.contribution, m.client_id))),
     )
 
@@ -389,6 +398,7 @@ def _member(
     partition_id: int,
     name: str,
     replies: Sequence[Reply],
+    turns: MemberTurns | None,
     contribution: float,
     between: tuple[float, float] | None,
     other_rounds: float | None,
@@ -403,9 +413,8 @@ def _member(
     equal_part: float,
     usual: Beyond,
 ) -> MemberAccount:
-    away = sum(reply.away for reply in replies)
-    refused = sum(reply.status == "refused" for reply in replies)
-    taken_part = len(replies) - away - refused
+    refused = turns.refused if turns else 0
+    taken_part = turns.usable if turns else 0
     scores = [r.weight_score for r in replies if r.weight_score is not None]
     claims = [r.num_examples for r in replies if r.num_examples is not None]
     refusals = Counter(reply.rejection for reply in replies if reply.rejection)
@@ -413,10 +422,11 @@ def _member(
         client_id=client_id,
         partition_id=partition_id,
         name=name,
-        asked=len(replies),
+        asked=turns.asked if turns else 0,
         taken_part=taken_part,
         refused=refused,
-        away=away,
+        away=turns.missing if turns else 0,
+        late=turns.late if turns else 0,
         revoked_in=replies[-1].round if replies and replies[-1].status == "revoked" else None,
         examples=max(claims, default=None),
         contribution=contribution,

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.evidence.keys import SigningKey, public_der, public_of
+from fedif_flower.run.completeness import Completeness, MemberTurns
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.rows import csv_text
@@ -195,6 +196,10 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
     """
     content: dict[str, Any] = json.loads(text)
     names = {int(key): name for key, name in content.pop("names").items()}
+    complete = content.pop("completeness")
+    turns = tuple(MemberTurns(**values) for values in complete.pop("members"))
+    reasons = tuple(complete.pop("reasons"))
+    found = Completeness(**complete, reasons=reasons, members=turns)
     members = []
     for values in content.pop("members"):
         del values["page"]
@@ -204,7 +209,7 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
         values["by_class"] = tuple(values["by_class"])
         values["refusals"] = tuple((reason, count) for reason, count in values["refusals"])
         members.append(MemberAccount(**values))
-    return Account(**content, members=tuple(members)), names
+    return Account(**content, completeness=found, members=tuple(members)), names
 
 
 def account_csv(account: Account) -> str:

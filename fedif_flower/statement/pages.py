@@ -13,6 +13,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined, pass_context
 from jinja2.runtime import Context
 
 from fedif_flower.evidence.keys import fingerprint
+from fedif_flower.run.completeness import LETTERS, NOT_ASKED
 from fedif_flower.statement import pictures, summary, templates
 from fedif_flower.statement.account import MIN_ROUNDS, RESAMPLES, Account, MemberAccount
 from fedif_flower.statement.manifest import Manifest
@@ -48,6 +49,13 @@ _MASKS = (
     "keeper's log, which its operator can confirm: {last}. Cosines behind credits are known to a "
     "few percent. With its own updates each member can recompute its own contribution: fedif "
     "verify --mine."
+)
+_COUNTED = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
+_LETTERS = (
+    "Least participation first: usable replies over requests, and rounds that a member could not "
+    "be asked in. Each round: "
+    + ", ".join(f"{letter} {what}" for what, letter in LETTERS.items())
+    + f", {NOT_ASKED} not asked."
 )
 _OMEGA = (
     "The strategy's own score of a member after its last round. It does not add up, and says "
@@ -124,6 +132,8 @@ def _render(
             key=fingerprint(manifest.signer),
             version=records.provenance.get("versions", {}).get("fedif-flower", ""),
             verdict_rules=RULES,
+            counted=_COUNTED,
+            letters_words=_LETTERS,
             interval_words=_INTERVAL,
             spread_words=_SPREAD,
             credit_words=_credit_words(records),

@@ -12,7 +12,9 @@ from typing import Any, TypeVar, cast, get_args
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.screening import Status
+from fedif_flower.run.completeness import Completeness, completeness, configured_rule
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
+from fedif_flower.run.rows import AttendanceRow, checked_row
 from fedif_flower.strategies.scoring import Scoring
 
 UNKNOWN_PARTITION = -1
@@ -66,11 +68,16 @@ class Reply:
     num_examples: float | None
     status: Status
     rejection: str
+    asked_in: int | None
 
-    @property
-    def away(self) -> bool:
-        """Whether no reply came, as opposed to one that was refused."""
-        return self.status in ("failed", "away", "late", "revoked")
+
+@dataclass(frozen=True)
+class RoundLine:
+    """A line of ``rounds.csv``: how many members were online, and whether the round failed."""
+
+    round: int
+    online: int
+    is_failed: bool
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,10 @@ class RunRecords:
         Members of rounds that are left out: partition by client id.
     masking : mapping, optional
         Who kept the masks, and the last hash of that keeper's log, if updates were masked.
+    lines, attendance : tuple of RoundLine, of AttendanceRow
+        How many members were there, and who was not.
+    completeness : Completeness
+        Whether what the whole run asked for came.
     """
 
     folder: RunFolder
@@ -109,6 +120,14 @@ class RunRecords:
     scoring: Scoring | None = None
     earlier: Mapping[int, int] = field(default_factory=dict)
     masking: Mapping[str, Any] | None = None
+    lines: tuple[RoundLine, ...] = ()
+    attendance: tuple[AttendanceRow, ...] = ()
+    completeness: Completeness | None = None
+
+    def judged(self) -> Completeness:
+        """Return whether what was asked for in these rounds came."""
+        rule = configured_rule(self.config)
+        return completeness(self.lines, self.replies, self.attendance, self.names, rule)
 
     @property
     def name(self) -> str:
@@ -152,6 +171,7 @@ class RunRecords:
             rounds=self.rounds[first_round - 1 :],
             parts=tuple(part for part in self.parts if part.round >= first_round),
             replies=tuple(reply for reply in self.replies if reply.round >= first_round),
+            lines=tuple(line for line in self.lines if line.round >= first_round),
             earlier=self.members,
         )
 
@@ -205,7 +225,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     ):
         if strange := of_rounds - set(numbers):
             raise ConfigError(f"{table.path}: this run has no round {min(strange)}")
-    return RunRecords(
+    records = RunRecords(
         folder=folder,
         config=folder.config.read(),
         provenance=folder.provenance.read(),
@@ -215,7 +235,10 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         names=dict(names),
         scoring=_scoring(summary),
         masking=folder.masking.read() if folder.masking.path.is_file() else None,
+        lines=_parse(folder.rounds, _round_line),
+        attendance=_parse(folder.attendance, _attendance),
     )
+    return replace(records, completeness=records.judged())
 
 
 def read_names(path: Path) -> dict[int, str]:
@@ -291,7 +314,19 @@ def _reply(row: Mapping[str, str]) -> Reply:
         num_examples=_finite(row["num_examples"]) if row["num_examples"] else None,
         status=_status(row["status"]),
         rejection=row["rejection"],
+        asked_in=int(row["asked_in"]) if row["asked_in"] else None,
     )
+
+
+def _round_line(row: Mapping[str, str]) -> RoundLine:
+    counts = [int(row[name]) for name in ("accepted", "rejected", "failed")]
+    failed = bool(int(row["round_failed"])) or 2 * counts[2] > sum(counts)
+    return RoundLine(int(row["round"]), int(row["online"]), failed)
+
+
+def _attendance(row: Mapping[str, str]) -> AttendanceRow:
+    numbers = {name: int(row[name]) for name in ("round", "partition_id", "client_id")}
+    return checked_row(AttendanceRow, {**row, **numbers})
 
 
 def _status(text: str) -> Status:

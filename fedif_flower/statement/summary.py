@@ -21,6 +21,8 @@ def for_consortium(account: Account, nats: Nats) -> Iterator[tuple[str, str]]:
         Writes a contribution.
     """
     paid = [member for member in account.members if member.share > 0]
+    if account.completeness and account.completeness.verdict != "complete":
+        yield _capital(account.completeness.verdict), " ".join(account.completeness.reasons)
     yield "Gain", _gain(account)
     if account.unpaid:
         yield _unpaid(account)
@@ -66,6 +68,8 @@ def for_member(account: Account, member: MemberAccount, nats: Nats) -> Iterator[
         of = f"{money(member.cents or 0)} of {money(account.budget_cents)}"
     else:
         of = f"a share of {percent(member.share)}"
+    if account.completeness and account.completeness.verdict == "incomplete":
+        yield "Incomplete", "Too little of what this run asked its members for came."
     yield _unpaid(account) if account.unpaid else ("Paid", f"You get {of}.")
     if member.contribution == 0:
         did = "Your updates changed nothing."
@@ -87,7 +91,7 @@ def for_member(account: Account, member: MemberAccount, nats: Nats) -> Iterator[
             "Your interval includes 0: with other rounds you might have contributed nothing.",
         )
     verdict = member.verdict
-    told = f"{verdict.reason[0].upper()}{verdict.reason[1:]}."
+    told = f"{_capital(verdict.reason)}."
     if verdict.level == "accept":
         yield "Accepted", told
     else:
@@ -125,6 +129,10 @@ def percent(share: float) -> str:
 def loss(value: float) -> str:
     """Return a validation loss."""
     return f"{value:.3f}" if value >= 0.1 else f"{value:.3g}"
+
+
+def _capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def _listed(names: Sequence[str]) -> str:

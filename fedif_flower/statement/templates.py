@@ -40,6 +40,30 @@ federation: the operator, who signed with the key at the end of this page{% endi
 {% elif member.away %}{{ member.away }} away{% endif %}
 {%- endmacro %}
 
+{% macro completeness(found) -%}
+<section>
+<h2>Completeness</h2>
+<p><b>{{ found.headline }}</b></p>
+<div class="wide">
+<table><thead><tr><th>Member</th><th class="number">Took part in</th>\
+{% for name in counted %}<th class="number">{{ name | capitalize }}</th>{% endfor %}\
+<th>Last seen</th>{% if found.members[0].rounds %}<th>Each round</th>{% endif %}</tr></thead><tbody>
+{% for member in found.members -%}
+<tr><td class="name">{{ member.name }}</td>
+<td class="number">{% if member.participation is not none %}{{
+member.participation | percent }}{% endif %}</td>
+{% for name in counted %}<td class="number">{{
+member[name] | some }}</td>{% endfor %}
+<td>{{ member.seen }}</td>
+{% if member.rounds %}<td class="wraps"><code>{{ member.rounds }}</code>\
+</td>{% endif %}</tr>
+{% endfor -%}
+</tbody></table>
+</div>
+<p>{{ letters_words }}</p>
+</section>
+{%- endmacro %}
+
 {% macro withheld(member) -%}
 {% if member.withheld >= 0.0005 %}; {{ member.withheld | percent }}{% if member.withheld_cents
 is not none %} ({{ member.withheld_cents | money }}){% endif %} withheld{% endif %}
@@ -213,6 +237,8 @@ parts.withheld(member) }}</span>{% endif %}</td></tr>
 {% if omega_words %}<td></td>{% endif %}<td></td><td></td></tr></tfoot>
 </table>
 </div>
+{% if account.completeness and account.completeness.members %}{{
+parts.completeness(account.completeness) }}{% endif %}
 <section class="keep">
 <h2>What was gained</h2>
 <figure>{{ curve }}<figcaption>Validation loss over the rounds, in nats.</figcaption></figure>
@@ -251,7 +277,8 @@ MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
 <small>of it lies within the bounds: see below{{ parts.withheld(member) }}</small></dd></div>{%
 endif %}
 <div><dt>Rounds</dt><dd>{{ member.taken_part }} of {{ member.asked }}
-<small>taken part, of those you were asked in{% if parts.absence(member) %}; {{
+<small>taken part, of those you were asked in{% if member.late %}; {{ member.late }} late{% endif
+%}{% if parts.absence(member) %}; {{
 parts.absence(member) }}{% endif %}</small></dd></div>
 <div><dt>Examples</dt><dd>{{ member.examples | count }}
 <small>that you said you trained on</small></dd></div>

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
-from fedif_flower.messages.screening import AcceptedReply, Screening, Status
+from fedif_flower.messages.screening import AcceptedReply, LateWork, Screening, Status
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation
+from fedif_flower.strategies.presence import Change
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,8 @@ class ClientReport:
 
     ``status`` is what became of it, ``rejection`` why it is not ``"accepted"``; ``note`` says what
     is odd about a client or its reply that was accepted nevertheless. ``claimed_examples`` are
-    those that it reported, where it counts for fewer.
+    those that it reported, where it counts for fewer. ``asked_in`` is the round in which it was
+    asked, where that is an earlier one.
     """
 
     node: ClientNode
@@ -42,13 +45,16 @@ class ClientReport:
     weight: float | None = 0.0
     note: str = ""
     claimed_examples: float | None = None
+    asked_in: int | None = None
 
 
 @dataclass(frozen=True)
 class RoundReport:
     """One round, accepted clients first; ``reason`` says why it failed.
 
-    ``losses`` are the validation losses at the start of a descent and after each step taken.
+    ``num_late`` counts those whose replies may come in a later round, ``num_online`` all that were
+    there when it began; ``changes`` say of whom that is news. ``losses`` are the validation losses
+    at the start of a descent and after each step taken.
     """
 
     server_round: int
@@ -62,6 +68,9 @@ class RoundReport:
     evaluations: int
     reason: str = ""
     losses: tuple[float, ...] = ()
+    num_late: int = 0
+    num_online: int = 0
+    changes: tuple[Change, ...] = ()
 
 
 def client_line(server_round: int, client: ClientReport) -> dict[str, Any]:
@@ -82,6 +91,7 @@ def client_line(server_round: int, client: ClientReport) -> dict[str, Any]:
         "status": client.status,
         "rejection": client.rejection,
         "note": client.note,
+        "asked_in": client.asked_in,
     }
 
 
@@ -96,6 +106,8 @@ def round_line(report: RoundReport) -> dict[str, Any]:
         "accepted": report.num_accepted,
         "rejected": report.num_rejected,
         "failed": report.num_failed,
+        "late": report.num_late,
+        "online": report.num_online,
         "evaluations": report.evaluations,
         "round_failed": report.failed,
         "reason": report.reason,
@@ -110,17 +122,27 @@ def round_report(
     reason: str = "",
     round_seconds: float,
     aggregation_seconds: float,
+    late: Mapping[int, LateWork] = MappingProxyType({}),
+    num_online: int = 0,
+    changes: tuple[Change, ...] = (),
 ) -> RoundReport:
-    """Return the report of a round; ``reason`` says why it failed, if it did."""
+    """Return the report of a round; ``reason`` says why it failed, if it did.
+
+    ``late`` is what members were asked in earlier rounds, by node.
+    """
     refused = [
         ClientReport(reply.node, reply.status, reply.reason, note=reply.node.note)
         for reply in screening.refused
     ]
+    clients = [*accepted_reports(screening.accepted, aggregation), *refused]
+    for i, client in enumerate(clients) if late else ():
+        if (work := late.get(client.node.node_id)) is not None:
+            clients[i] = replace(client, asked_in=work.server_round)
     return RoundReport(
         server_round=server_round,
-        clients=(*accepted_reports(screening.accepted, aggregation), *refused),
+        clients=tuple(clients),
         num_accepted=len(screening.accepted),
-        num_rejected=len(screening.refused) - screening.num_failed,
+        num_rejected=len(screening.refused) - screening.num_failed - screening.num_late,
         num_failed=screening.num_failed,
         failed=bool(reason),
         round_seconds=round_seconds,
@@ -128,6 +150,9 @@ def round_report(
         evaluations=aggregation.evaluations if aggregation else 0,
         reason=reason,
         losses=aggregation.losses if aggregation else (),
+        num_late=screening.num_late,
+        num_online=num_online,
+        changes=changes,
     )
 
 

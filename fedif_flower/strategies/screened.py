@@ -59,6 +59,7 @@ from fedif_flower.strategies.history import History
 from fedif_flower.strategies.local_vector import LocalVector
 from fedif_flower.strategies.nodes import NodeDirectory
 from fedif_flower.strategies.pace import Outstanding
+from fedif_flower.strategies.presence import Change, RollCall
 from fedif_flower.strategies.reports import log_remarks, round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.sampling import sample_clients
@@ -172,6 +173,8 @@ class ScreenedStrategy(FlowerFedAvg):
         self.outstanding = Outstanding(setup.pace)
         self._closing = setup.pace.closing(0, ())
         self._late: Mapping[int, LateWork] = {}
+        self._roll = RollCall()
+        self._changes: tuple[Change, ...] = ()
         self._online: list[ClientNode] = []
         self._asked: dict[int, ClientNode] = {}
         self._asked_to_evaluate: tuple[int, ...] = ()
@@ -387,6 +390,8 @@ class ScreenedStrategy(FlowerFedAvg):
         free = self.failures.available(nodes, server_round, needed)
         idle = [node for node in free if node.node_id not in self._late]
         chosen = admitted(self.callbacks, idle, server_round, needed)
+        paused, barred = _without(nodes, free), _without(idle, chosen)
+        self._changes += self._roll.call(grid, self.nodes, nodes, paused=paused, barred=barred)
         sampled = self.select(chosen, server_round) if chosen else []
         self._asked = {node.node_id: node for node in sampled}
         self._closing = self.setup.pace.closing(len(sampled), self._late)
@@ -436,7 +441,11 @@ class ScreenedStrategy(FlowerFedAvg):
             reason=outcome.reason,
             round_seconds=started - self._started,
             aggregation_seconds=time.perf_counter() - started,
+            late=self._late,
+            num_online=len(self._online),
+            changes=self._changes,
         )
+        self._changes = ()
         log_remarks(report)
         tell((self.history, *self.callbacks), outcome.step, report)
         if not blamed:
@@ -555,7 +564,7 @@ class ScreenedStrategy(FlowerFedAvg):
         if len(accepted) < self.setup.min_valid_replies:
             reason = f"{len(accepted)} valid replies, {self.setup.min_valid_replies} needed"
             # Where nonsense is all that came, the model that was sent may be why.
-            nonsense = not accepted and screening.num_failed < len(screening.refused)
+            nonsense = not accepted and any(r.status == "refused" for r in screening.refused)
             return self._failed(server_round, reason, suspect=nonsense, level=logging.WARNING)
         try:
             updates = round_updates(
@@ -594,6 +603,14 @@ class ScreenedStrategy(FlowerFedAvg):
 
 
 ScreenedStrategy.__signature__ = constructor_signature(ScreenedStrategy)
+
+
+def _without(nodes: Sequence[ClientNode], kept: Sequence[ClientNode]) -> list[ClientNode]:
+    """Return the nodes that are not among others, which are some of them."""
+    if len(kept) == len(nodes):
+        return []
+    ids = {node.node_id for node in kept}
+    return [node for node in nodes if node.node_id not in ids]
 
 
 def _why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:

@@ -84,6 +84,7 @@ class Arena:
             "checkpoint-every": 0,
             # The hostile one is to have a turn in every round, whatever it did before.
             "max-paused-turns": 0,
+            "least-participation": 0.0,
         }
         run_id = self.deployment.submit(REPOSITORY, config)
         played = Played(self.deployment.server / "runs" / name, self.timeout)

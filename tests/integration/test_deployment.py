@@ -48,6 +48,7 @@ RUN_CONFIG = {
     "attribution": "simpson",
     "statement-budget": "100",
     "run-name": "story",
+    "least-participation": 0.0,  # Who is killed misses as many rounds as it takes to come back.
     "device": "cpu",
 }
 
@@ -331,6 +332,7 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(deployment: Deploy
     ended = [row for row in rows if row["client_id"] == str(deployment.node_ids["ada"])][-1]
     assert ended["status"] == "revoked"
     assert ended["rejection"] == "the operator ended its registration"
+    assert "registration ended" in (run_dir / "report.md").read_text()
     page = (run_dir / "statement" / "statement.html").read_text()
     assert f"revoked in round {ended['round']}" in page
     kill_group(deployment.nodes["ada"])

@@ -42,6 +42,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
             # Seven of eight err in every round, and each is to send all its kinds.
             "max-failed-rounds": ROUNDS + 1,
             "max-paused-turns": 0,
+            "least-participation": 0.0,
             "device": "cpu",
         }
         run_id = deployment.submit(REPOSITORY, config)

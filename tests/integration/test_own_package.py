@@ -198,6 +198,7 @@ def test_two_real_nodes(installed, tmp_path):
             "strategy": "smallest-loss",
             "num-server-rounds": 1,
             "run-name": "named",
+            "least-participation": 0.0,
         }
         run_id = deployment.submit(REPOSITORY, run_config)
         status, details = deployment.outcome(run_id)

@@ -304,3 +304,62 @@ def test_a_question_between_rounds_leaves_late_replies_to_the_next_one():
     answered = [r.metadata.src_node_id for r in grid.send_and_receive([query(1000)], timeout=60)]
     assert answered == [1000]
     assert len(grid.outstanding({1002})) == 1
+
+
+def miss_a_round(*activations: dict[int, str]) -> tuple[PollingGrid, list[Message]]:
+    """Return a grid on which 1001 missed its round, and what came in the next one."""
+    grid = PollingGrid(Restarting(*activations), poll_seconds=0.01, restart_seconds=60.0)
+    replies: list[Message] = []
+    for messages in ([query(1000), query(1001)], [query(1000)]):
+        replies.clear()
+        closing = Closing(quorum=1, keeps=True)
+        for reply in grid.arrivals(messages, 60, closing):
+            replies.append(reply)
+            if reply.has_content():
+                closing.count()
+    return grid, replies
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("09:00", "09:00"),  # It is at work.
+        ("", "09:05"),  # It was away when it was sent the message, and has it still to come.
+        ("09:00", ""),  # It is offline: the SuperLink says so itself.
+    ],
+)
+def test_a_late_reply_is_waited_for_while_it_can_come(first, second):
+    def online(at: str) -> dict[int, str]:
+        return {1000: "09:00"} | ({1001: at} if at else {})
+
+    grid, replies = miss_a_round(online(first), online(second))
+    assert [reply.metadata.src_node_id for reply in replies] == [1000]
+    assert len(grid.outstanding({1001})) == 1
+
+
+def test_a_node_that_was_started_again_between_two_rounds_is_free_to_be_asked():
+    grid, replies = miss_a_round({1000: "09:00", 1001: "09:00"}, {1000: "09:00", 1001: "09:05"})
+    lost = next(reply for reply in replies if reply.metadata.src_node_id == 1001)
+    assert lost.error.reason == "the node was started again before it answered"
+    assert grid.outstanding({1001}) == []
+
+
+def test_when_a_node_was_last_online_is_known(monkeypatch):
+    monkeypatch.setattr("fedif_flower.messages.attendance.time.time", iter(range(10, 99)).__next__)
+    both = {1000: "09:00", 1001: "09:00"}
+    grid = PollingGrid(Restarting(both, {1000: "09:00"}, both), poll_seconds=0.01)
+    for seen in (10, 10, 12):
+        grid.send_and_receive([query(1000)])
+        assert grid.last_seen(1001) == seen
+    assert grid.last_seen(7) is None
+
+
+def test_whose_registration_ended_is_told_from_who_is_offline():
+    class Rejecting(LocalGrid):
+        def push_messages(self, messages):
+            ids = super().push_messages(messages)
+            return ["", *ids[1:]]
+
+    grid = PollingGrid(Rejecting(Clients(), 2))
+    assert grid.unregistered([1000, 1001]) == {1000}
+    assert grid.unregistered([]) == set()

@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedif_flower.errors import ConfigError, StorageError, TrainingFailedError
+from fedif_flower.errors import (
+    ConfigError,
+    IncompleteRunError,
+    StorageError,
+    TrainingFailedError,
+)
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.figures import detection_auc, summarize
 from fedif_flower.run.recorder import RunRecorder
-from fedif_flower.run.report import print_summary, require_last_round, troubles
+from fedif_flower.run.report import print_summary, require_complete, require_last_round, troubles
 from fedif_flower.run.rows import read_rows
+from fedif_flower.strategies.presence import Change
 from fedif_flower.strategies.reports import ClientReport, RoundReport
 
 PROJECT = Path(__file__).parents[2]
@@ -58,10 +64,10 @@ def measured(
     }
 
 
-def recorded(tmp_path: Path) -> RunRecorder:
+def recorded(tmp_path: Path, rejected: str = "NaN, of course") -> RunRecorder:
     recorder = RunRecorder(run_config(tmp_path), lambda node: node.partition_id % 2 == 1)
     recorder.on_metrics(0, measured(2.0, 0.1, 2.0, 0.1))
-    recorder.on_round(report(1, {0: 0.3, 1: 0.0, 2: 0.2}, rejected="NaN, of course"))
+    recorder.on_round(report(1, {0: 0.3, 1: 0.0, 2: 0.2}, rejected=rejected))
     recorder.on_metrics(1, measured(1.0, 0.6, 1.0, 0.5))
     recorder.on_round(report(2, {0: 0.4, 1: 0.1, 3: 0.35}))
     recorder.on_metrics(2, measured(0.5, 0.8, 0.5, 0.7))
@@ -87,7 +93,7 @@ def test_a_new_run_replaces_results_and_nothing_else(tmp_path):
     (recorder.run_dir / "mine.txt").write_text("mine")
     RunRecorder(recorder.config, lambda node: False)
     names = {path.name for path in recorder.run_dir.iterdir()}
-    assert names == {"config.json", "rounds.csv", "clients.csv", "mine.txt"}
+    assert names == {"config.json", "rounds.csv", "clients.csv", "attendance.csv", "mine.txt"}
     assert read_rows(recorder.run_dir / "rounds.csv") == []
 
 
@@ -127,6 +133,7 @@ def test_report_is_complete_and_summary_comes_last(tmp_path, capsys):
         "config.json",
         "rounds.csv",
         "clients.csv",
+        "attendance.csv",
         "summary.json",
         "model.pt",
         "accuracy.png",
@@ -202,11 +209,65 @@ def test_failed_rounds_and_unnamed_members_are_counted_and_shown(tmp_path, capsy
         require_last_round(recorder.run_dir)
 
 
+def gone_after_a_round(tmp_path, **overrides) -> RunRecorder:
+    """Three members, of which one is offline from round 2 of 5 on."""
+    settings = {"num-server-rounds": 5, **overrides}
+    recorder = RunRecorder(run_config(tmp_path, **settings), lambda node: False)
+    recorder.on_metrics(0, {})
+    for number in range(1, 6):
+        told = report(number, {0: 0.3, 1: 0.1, 2: 0.2} if number == 1 else {0: 0.3, 1: 0.1})
+        gone = Change(ClientNode(2, 102, name="ada"), "offline", 1.5e9)
+        changes = (gone,) if number == 2 else ()
+        recorder.on_round(dataclasses.replace(told, num_online=2, changes=changes))
+        recorder.on_metrics(number, {})
+    return recorder
+
+
+def test_a_run_that_lost_a_member_is_incomplete_and_ends_so(tmp_path, capsys):
+    recorder = gone_after_a_round(tmp_path)
+    summary = recorder.finish({"w": torch.zeros(1)})
+    told = (
+        "1 of 3 members took part in less than 50 % of their turns: ada (20 %; last seen: round 1, "
+        "2017-07-14 02:40:00 UTC)."
+    )
+    assert summary["completeness"]["verdict"] == "incomplete"
+    assert summary["completeness"]["reasons"] == [told]
+    print_summary(recorder.run_dir)
+    assert f"Incomplete: {told}" in capsys.readouterr().out
+    page = (recorder.run_dir / "report.md").read_text()
+    assert f"Incomplete: {told}" in " ".join(page.split())
+    assert "+oooo" in page
+    (line,) = read_rows(recorder.run_dir / "attendance.csv")
+    assert (line["round"], line["presence"]) == ("2", "offline")
+    with pytest.raises(IncompleteRunError, match="ada") as error:
+        require_complete(recorder.run_dir)
+    assert error.value.exit_code == 3
+
+
+def test_how_much_may_be_missing_is_a_setting(tmp_path):
+    recorder = gone_after_a_round(tmp_path, **{"least-participation": 0.2})
+    summary = recorder.finish({"w": torch.zeros(1)})
+    assert summary["completeness"]["verdict"] == "complete with gaps"
+    require_complete(recorder.run_dir)
+
+
+def test_a_run_that_goes_on_knows_who_was_gone(tmp_path):
+    recorder = gone_after_a_round(tmp_path)
+    lines = recorder.lines(-1, 4)
+    resumed = RunRecorder(recorder.config, lambda node: False, resumed=True)
+    resumed.load_state_dict(recorder.state_dict(), lines, 4)
+    assert resumed.attendance == recorder.attendance
+    assert len(read_rows(recorder.run_dir / "attendance.csv")) == 1
+    lines["attendance"][0]["presence"] = "asleep"
+    with pytest.raises(ValueError, match="presence = 'asleep'"):
+        resumed.load_state_dict(recorder.state_dict(), lines, 4)
+
+
 def test_nothing_is_said_where_all_went_well(tmp_path):
-    recorder = recorded(tmp_path)
+    recorder = recorded(tmp_path, rejected="")
     summary = recorder.finish({"w": torch.zeros(1)})
     assert troubles(summary) == []
-    require_last_round(recorder.run_dir)
+    require_complete(recorder.run_dir)
 
 
 def test_names_are_kept_beside_the_records_and_in_the_report(tmp_path):

@@ -72,6 +72,14 @@ def test_who_was_away_is_not_refused():
     assert "away" not in table(refused)[0]
 
 
+def test_a_late_reply_is_one_round():
+    late = replace(row(1, 1001), status="late", rejection="no reply before the round closed")
+    came = replace(row(1, 1001), round=3, asked_in=1)
+    columns, (line,) = table(late, came)
+    assert line[columns.index("rounds")] == "1"
+    assert "away" not in columns or line[columns.index("away")] == "0"
+
+
 def test_nobody_is_marked_where_nobody_is_malicious():
     assert "marked" not in table(row(0, 1000))[0]
     assert "marked" in table(row(0, 1000), replace(row(1, 1001), malicious=True))[0]

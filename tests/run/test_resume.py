@@ -21,6 +21,7 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.resume import ResumableRun, as_pairs
 from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from tests.run.resuming import CLIENTS, run, run_config
@@ -145,6 +146,32 @@ def test_a_resumed_run_goes_on_without_nodes_that_do_not_come_back(tmp_path):
     asked = sorted(message.metadata.dst_node_id for message in messages)
     assert asked == [1000, 1001, 1002, 1004, 1005]
     assert [node.node_id for node in second.strategy.nodes.known] == list(range(1000, 1006))
+
+
+def test_a_buffered_run_goes_on_and_asks_its_members_anew(tmp_path):
+    def clocked() -> ClockedGrid:
+        return ClockedGrid(client_app, CLIENTS, lambda partition: 1.0 + 3.0 * partition)
+
+    own = {"rounds": "buffered", "buffer_size": 2, "num_server_rounds": 8, "attack": "none"}
+    config = run_config(tmp_path, **own, attribution="simpson", resume="auto")
+    killed = run(config, clocked(), kill_at=5)
+    under_way = [r for r in read_rows(killed / "clients.csv") if r["status"] == "late"]
+    assert under_way
+    run_dir = run(config, clocked())
+    assert [row["round"] for row in read_rows(run_dir / "rounds.csv")] == [str(t) for t in range(9)]
+    rows = read_rows(run_dir / "clients.csv")
+    of_round = {t: [row for row in rows if row["round"] == str(t)] for t in range(1, 9)}
+    usable = {t: [r for r in found if r["status"] == "accepted"] for t, found in of_round.items()}
+    assert {t: len(found) for t, found in usable.items()} == dict.fromkeys(range(1, 9), 2)
+    # The checkpoint was made after round 4: in round 5 nobody is at work.
+    assert len(of_round[5]) == CLIENTS
+    assert {row["asked_in"] for row in of_round[5]} == {""}
+    assert any(row["asked_in"] for t in (6, 7, 8) for row in usable[t])
+    rounds = read_rows(run_dir / "attribution_rounds.csv")
+    fell = float(rounds[0]["loss_before"]) - float(rounds[-1]["loss_after"])
+    parts = [float(row["contribution"]) for row in read_rows(run_dir / "attribution.csv")]
+    remainder = sum(float(row["remainder"]) for row in rounds)
+    assert sum(parts) + remainder == pytest.approx(fell, rel=1e-6)
 
 
 def test_damaged_last_checkpoint_falls_back_and_still_gives_the_same_bits(tmp_path):
@@ -317,6 +344,7 @@ sys.path.insert(0, {project!r})
 from tests.run.resuming import CLIENTS, run_config
 from client_app import app
 from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.run.resuming import CLIENTS, Killed, run, run_config
 from pathlib import Path

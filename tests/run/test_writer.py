@@ -64,7 +64,7 @@ def test_an_earlier_writers_files_are_replaced_and_nothing_else(tmp_path):
     (tmp_path / "summary.json").write_text("a run's")
     RunWriter(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"rounds.csv", "clients.csv", "mine.txt", "summary.json"}
+    assert names == {"rounds.csv", "clients.csv", "attendance.csv", "mine.txt", "summary.json"}
     assert read_rows(tmp_path / "rounds.csv") == []
 
 

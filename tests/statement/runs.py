@@ -6,8 +6,10 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 
+from fedif_flower.run.rows import AttendanceRow
 from fedif_flower.statement.records import USUAL
 
 CLIENT_COLUMNS = (
@@ -26,6 +28,7 @@ CLIENT_COLUMNS = (
     "status",
     "rejection",
     "note",
+    "asked_in",
 )
 ROUND_COLUMNS = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 
@@ -49,13 +52,15 @@ def make_run(
     node_ids: Mapping[int, int] | None = None,
     credited: Mapping[int, float] | None = None,
     scoring: Mapping[str, object] | None = None,
+    attendance: Sequence[Mapping[str, object]] = (),
+    late: Mapping[tuple[int, int], int] | None = None,
 ) -> Path:
     """Write a run: contributions by partition, a mapping for each round.
 
     ``rejections`` are reasons by round (from 1) and partition, ``statuses`` what became of those
-    that were not refused. Omega is 0.5, examples are 100 more
-    than the partition. ``credited`` is the share of its contributions that a partition is credited
-    with, 1 where it is not said.
+    that were not refused, ``late`` the rounds in which they were asked. Omega is 0.5, examples are
+    100 more than the partition. ``credited`` is the share of its contributions that a partition is
+    credited with, 1 where it is not said.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     ids = node_ids or {}
@@ -73,6 +78,7 @@ def make_run(
                 who
                 | {"malicious": 0, "weight_score": 0.5, "weight": 1 / len(values)}
                 | {"num_examples": float(100 + partition), "status": "accepted"}
+                | {"asked_in": (late or {}).get((number, partition), "")}
             )
             classes = {f"contribution_class_{k}": value / by_class for k in range(by_class)}
             part = who | {"coefficient": 1 / len(values), "contribution": value} | classes
@@ -100,7 +106,10 @@ def make_run(
     columns += ["credited", *USUAL, *(f"contribution_class_{k}" for k in range(by_class))]
     write_rows(run_dir / "attribution.csv", columns, parts)
     write_rows(run_dir / "attribution_rounds.csv", ROUND_COLUMNS, rounds)
-    (run_dir / "rounds.csv").write_text("round\n0\n")
+    counts = dict.fromkeys(("accepted", "rejected", "failed", "round_failed", "online"), 0)
+    lines = [{"round": 0}, *({"round": row["round"], "online": 0} for row in rounds)]
+    write_rows(run_dir / "rounds.csv", ["round", *counts], [counts | line for line in lines])
+    write_rows(run_dir / "attendance.csv", [f.name for f in fields(AttendanceRow)], attendance)
     config = {"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"}
     (run_dir / "config.json").write_text(json.dumps(config))
     (run_dir / "summary.json").write_text(json.dumps({"scoring": scoring}))

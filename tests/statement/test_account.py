@@ -80,7 +80,7 @@ def test_credit_is_read_from_the_records(tmp_path):
 def test_refusals_and_absence_are_told_apart(tmp_path):
     away = {(1, 1): "no reply before the deadline", (2, 1): "client error 2: out of memory"}
     refused = {(1, 2): "array 'w' is not finite", (2, 2): "array 'w' is not finite"}
-    rounds, reasons = [{0: 1.0}, {0: 1.0, 1: 0.0}], away | refused
+    rounds, reasons = [{0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.0}], away | refused
     statuses = {(1, 1): "away", (2, 1): "failed"}
     found = by_name(account(tmp_path, rounds, rejections=reasons, statuses=statuses))
     absent, nonsense = found["partition 1"], found["partition 2"]
@@ -89,6 +89,26 @@ def test_refusals_and_absence_are_told_apart(tmp_path):
     assert nonsense.refusals == (("array 'w' is not finite", 2),)
     assert nonsense.contribution == 0.0
     assert nonsense.verdict.level == "quarantine"
+
+
+def test_a_late_reply_is_one_request(tmp_path):
+    run_dir = make_run(tmp_path / "run", [{0: 1.0}, {0: 1.0, 1: 0.5}], late={(2, 1): 1})
+    (late,) = (m for m in settle(read_run(run_dir)).members if m.partition_id == 1)
+    assert (late.asked, late.taken_part, late.late, late.away) == (1, 1, 1, 0)
+
+
+def test_completeness_is_of_the_whole_run_whichever_rounds_count(tmp_path):
+    silent = {(t, 1): "no reply before the deadline" for t in (1, 2, 3)}
+    statuses = dict.fromkeys(silent, "away")
+    rounds = [{0: 1.0}, {0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.5}]
+    records = read_run(make_run(tmp_path / "run", rounds, rejections=silent, statuses=statuses))
+    found = settle(records.since(4))
+    assert [(m.name, m.asked, m.away) for m in found.members if m.partition_id == 1] == [
+        ("partition 1", 1, 0)
+    ]
+    assert found.completeness is not None
+    assert found.completeness.verdict == "incomplete"
+    assert found.completeness.members[0].rounds == "---+"
 
 
 def test_the_end_of_a_registration_is_no_crash(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.page import MAX_PAGE_BYTES, refuse_page
 from fedif_flower.statement.bundle import make_statement
 from fedif_flower.statement.pictures import decimals_for, nats
@@ -166,6 +166,36 @@ def test_pages_begin_with_a_summary_and_say_whom_to_ask(tmp_path, key):
     assert "Ask whoever ran this federation" in later
     assert "One round decided" not in later
     verify(run_dir)
+
+
+def test_the_statement_of_an_incomplete_run_says_so_first(tmp_path, key):
+    silent = {(t, 2): "no reply before the deadline" for t in range(1, 7)}
+    statuses = dict.fromkeys(silent, "away")
+    gone = {"round": 6, "partition_id": 2, "client_id": 2, "presence": "offline"}
+    gone |= {"at": "2026-01-01 09:30:05"}
+    run_dir = make_run(
+        tmp_path / "run",
+        [{0: 0.5, 1: 0.25}] * 6,
+        names=NAMES,
+        rejections=silent,
+        statuses=statuses,
+        attendance=[gone],
+    )
+    folder = make_statement(run_dir, key)
+    page = text_of((folder / "statement.html").read_text())
+    _, _, in_short = page.partition(" members. Made ")
+    told = "Klinikum (never answered; last seen: round 5, 2026-01-01 09:30:05 UTC)"
+    assert in_short.partition(". ")[2].startswith("Incomplete. 1 of 3 members took part in")
+    assert f"less than 50 % of their turns: {told}." in page
+    assert "------" in page
+    own = text_of(next(folder.rglob("001.html")).read_text())
+    assert "Incomplete. Too little of what this run asked its members for came." in own
+    assert "Klinikum" not in own
+    verify(run_dir)
+    lines = (run_dir / "attendance.csv").read_text()
+    (run_dir / "attendance.csv").write_text(lines.replace("offline", "there"))
+    with pytest.raises(StatementError, match=r"attendance\.csv was changed"):
+        verify(run_dir)
 
 
 def test_a_revoked_member_is_told_from_one_that_was_away(tmp_path, key):

@@ -49,7 +49,7 @@ def test_a_round_closes_with_its_quorum_and_who_is_slower_is_late():
     assert weight == [0.5, 0.5]
     assert statuses(report) == {0: "accepted", 1: "accepted", 2: "late"}
     assert grid.now == 2.0
-    assert (report.num_accepted, report.num_failed) == (2, 1)
+    assert (report.num_accepted, report.num_failed, report.num_late) == (2, 0, 1)
 
 
 def test_a_share_and_grace():
@@ -65,6 +65,8 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     assert statuses(reports[4]) == {0: "accepted", 1: "late", 2: "accepted"}
     late = next(c for c in reports[4].clients if c.node.partition_id == 2)
     assert late.note == "trained on the model of round 1"
+    assert late.asked_in == 1
+    assert {client.asked_in for client in reports[4].clients if client is not late} == {None}
     assert grid.now == 9.5
     shortened = 8.0 / math.sqrt(5.0) / 2
     assert weight == pytest.approx([2.0 + 0.5 + shortened, 2.0 + shortened], rel=1e-6)

@@ -1,0 +1,109 @@
+"""Who is there and who is not: what becomes of members that a round does not ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flwr.serverapp import Grid
+
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.screened_grid import ScreenedGrid
+from fedif_flower.strategies.nodes import NodeDirectory
+
+# A member that is there is asked, or can be; it is offline; its registration ended; it is paused
+# after errors; a callback, such as a quarantine, does not admit it.
+Presence = Literal["there", "offline", "revoked", "paused", "not admitted"]
+MOST_NEW = 10_000  # Of more members at once nobody is told to be there: their number says it.
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a member is from a round on.
+
+    ``at`` says since when, in seconds since 1970: of one that is gone, when it was last seen, and
+    ``None`` where nobody knows.
+    """
+
+    node: ClientNode
+    presence: Presence
+    at: float | None
+
+
+class RollCall:
+    """Notes which members are there when a round begins, and tells what changed.
+
+    That a simulated member is there is not told: there are as many as the run has clients.
+    """
+
+    def __init__(self) -> None:
+        self._online: Sequence[ClientNode] = ()
+        self._there: dict[int, ClientNode] = {}
+        self._gone: set[int] = set()
+        self._held: dict[int, tuple[ClientNode, Presence]] = {}
+        self._called: float | None = None
+
+    def call(
+        self,
+        grid: Grid,
+        directory: NodeDirectory,
+        online: Sequence[ClientNode],
+        *,
+        paused: Iterable[ClientNode] = (),
+        barred: Iterable[ClientNode] = (),
+    ) -> tuple[Change, ...]:
+        """Return what changed since the last call.
+
+        Parameters
+        ----------
+        grid : Grid
+            The way to the members.
+        directory : NodeDirectory
+            Who was ever seen; asked where ``online`` is another object than before.
+        online : sequence of ClientNode
+            Those that are there.
+        paused, barred : iterable of ClientNode
+            Those of them that are not asked: after errors, or since a callback does not admit them.
+        """
+        now = time.time()
+        changes: list[Change] = []
+        if online is not self._online:
+            changes += self._look(grid, directory, online, now)
+        held: dict[int, tuple[ClientNode, Presence]] = {
+            **{node.client_id: (node, "paused") for node in paused},
+            **{node.client_id: (node, "not admitted") for node in barred},
+        }
+        for client_id, (node, presence) in held.items():
+            if self._held.get(client_id, (node, "there"))[1] != presence:
+                changes.append(Change(node, presence, now))
+        for client_id, (node, _) in self._held.items():
+            if client_id not in held and client_id not in self._gone:
+                changes.append(Change(node, "there", now))
+        self._held, self._called = held, now
+        return tuple(changes)
+
+    def _look(
+        self, grid: Grid, directory: NodeDirectory, online: Sequence[ClientNode], now: float
+    ) -> list[Change]:
+        there = {node.client_id: node for node in online if not node.is_simulated}
+        absent = [n for n in directory.known if not n.is_simulated and n.client_id not in there]
+        new = [node for node in absent if node.client_id not in self._gone]
+        watching = grid if isinstance(grid, ScreenedGrid) else None
+        ended = watching.unregistered(n.node_id for n in new) if watching and new else set()
+        changes = []
+        for node in new:
+            presence: Presence = "revoked" if node.node_id in ended else "offline"
+            seen = watching.last_seen(node.node_id) if watching else None
+            if seen is None and node.client_id in self._there:
+                seen = self._called
+            changes.append(Change(node, presence, seen))
+        came = [node for client_id, node in there.items() if client_id not in self._there]
+        back = self._gone & there.keys()
+        if len(came) > MOST_NEW:
+            came = [node for node in came if node.client_id in back]
+        changes += [Change(node, "there", now) for node in came]
+        self._gone = (self._gone - back) | {node.client_id for node in new}
+        self._online, self._there = online, there
+        return changes
