@@ -153,7 +153,9 @@ def rotate(folder: FederationFolder, more_hosts: Sequence[str], steps: Steps) ->
     steps.new(folder.previous_certificate, "the certificate so far", lambda: old)
     steps.replace(folder.certificate, f"good for {SERVER_DAYS} days", pem)
     steps.replace(
-        folder.configuration, "with its hosts", settings_text(settings.replace(hosts=hosts))
+        folder.configuration,
+        "with its hosts",
+        settings_text(settings.model_copy(update={"hosts": hosts})),
     )
     steps.say("restart the SuperLink, then: fedif federation rotate-certificate --confirm")
 
