@@ -26,7 +26,7 @@ from fedif_flower.evidence.keys import content_fingerprint
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
 _BEFORE = timedelta(days=1)  # A member's clock may be slow.
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey  # RSA: of an authority made by openssl.
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*")
 
@@ -196,7 +196,7 @@ def _usage(
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     names: list[x509.GeneralName] = []
-    for host in dict.fromkeys([*_LOOPBACK, *hosts]):
+    for host in dict.fromkeys([*LOOPBACK, *hosts]):
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:

@@ -10,9 +10,11 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.evidence.keys import fingerprint, public_of
 from fedif_flower.federation.certificates import (
     AUTHORITY_DAYS,
+    LOOPBACK,
     SERVER_DAYS,
     authority_certificate,
     certificate_fingerprint,
+    hosts_of,
     make_key,
     pinned_certificate,
     read_certificate,
@@ -152,16 +154,11 @@ def rotate(folder: FederationFolder, more_hosts: Sequence[str], steps: Steps) ->
     old = folder.certificate.read_bytes()
     steps.new(folder.previous_certificate, "the certificate so far", lambda: old)
     steps.replace(folder.certificate, f"good for {SERVER_DAYS} days", pem)
-    steps.replace(
-        folder.configuration,
-        "with its hosts",
-        settings_text(settings.model_copy(update={"hosts": hosts})),
-    )
     steps.say("restart the SuperLink, then: fedif federation rotate-certificate --confirm")
 
 
 def confirm_rotation(folder: FederationFolder, steps: Steps) -> None:
-    """Remove the certificate before, once the SuperLink has been seen to serve the new one.
+    """Remove the certificate before, and note the hosts of the new one, once that is served.
 
     Raises
     ------
@@ -170,10 +167,15 @@ def confirm_rotation(folder: FederationFolder, steps: Steps) -> None:
     ConfigError
         If it serves another certificate.
     """
-    served = reach(folder.settings().local_address, folder.authority).certificate
+    settings = folder.settings()
+    served = reach(settings.local_address, folder.authority).certificate
     if served != read_certificate(folder.certificate):
         raise ConfigError(f"the SuperLink does not serve {folder.certificate} yet: restart it")
     steps.say(f"the SuperLink serves {folder.certificate}")
+    own = [host for host in hosts_of(served) if host not in LOOPBACK]
+    hosts = list(dict.fromkeys([*settings.hosts, *own]))
+    text = settings_text(settings.replace(hosts=hosts))
+    steps.replace(folder.configuration, f"hosts: {', '.join(hosts)}", text)
     steps.remove(folder.previous_certificate, "the one after it works")
 
 

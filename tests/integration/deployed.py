@@ -22,6 +22,8 @@ from tests.integration.watch import if_killed, kill_marked
 
 REPOSITORY = Path(__file__).parents[2]
 NAME = "test"
+# So many times as long as usual, on a machine that has much else to do.
+PATIENCE = float(os.environ.get("FEDIF_TEST_PATIENCE", "1"))
 marks = [pytest.mark.deployment]  # For the modules that use this.
 
 
@@ -39,6 +41,7 @@ def free_port() -> int:
 def wait_for(
     what: str, condition: Callable[[], object], timeout: float = 120.0, pause: float = 0.1
 ) -> object:
+    timeout *= PATIENCE
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout:g} s"
