@@ -64,6 +64,7 @@ class PollingGrid(ForwardingGrid):
         self._attendance = Attendance()
         self._late: dict[str, Message] = {}
         self._late_since: dict[int, str] = {}  # When their nodes came online, as they were sent.
+        self._late_pulls: dict[str, Future[list[Message]]] = {}  # Those being fetched already.
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -126,6 +127,8 @@ class PollingGrid(ForwardingGrid):
         round_.fresh = set(round_.waiting)
         if closing.keeps:  # A question between rounds leaves late replies to the next one.
             round_.waiting |= self._late
+            # A reply can be fetched once: one that a round began to fetch is in its hands.
+            round_.pulls |= {i: p for i, p in self._late_pulls.items() if i in self._late}
         # Only now: a node that was started before this has the message still to come.
         now = self._activations() if round_.waiting else {}
         closing.begin(timeout, time.monotonic)
@@ -162,6 +165,7 @@ class PollingGrid(ForwardingGrid):
             self._sweep(round_)
         if closing.keeps:
             self._late = dict(round_.waiting)
+            self._late_pulls = {i: p for i, p in round_.pulls.items() if i in self._late}
             nodes = {message.metadata.dst_node_id for message in self._late.values()}
             self._late_since = {i: at for i, at in activations.items() if i in nodes}
         yield from round_.taken()

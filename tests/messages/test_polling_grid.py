@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -287,6 +288,31 @@ def test_a_reply_that_misses_its_round_is_found_in_a_later_one():
     assert grid.outstanding({1002}) == []
 
 
+def test_a_reply_that_was_being_fetched_when_its_round_closed_is_not_lost():
+    closed = threading.Event()
+
+    class Loaded(LocalGrid):
+        """Fetching from node 1000 takes until the round is closed; a reply is there once."""
+
+        def pull_messages(self, message_ids):
+            (message_id,) = message_ids
+            if self._waiting[message_id].metadata.dst_node_id == 1000:
+                replies = super().pull_messages([message_id])
+                closed.wait()
+                return replies
+            return super().pull_messages([message_id])
+
+    grid = PollingGrid(Loaded(Clients(), 2), poll_seconds=0.01)
+    closing = Closing(quorum=1, keeps=True)
+    for reply in grid.arrivals([query(1000), query(1001)], 60, closing):
+        assert reply.metadata.src_node_id == 1001
+        closing.count()
+    closed.set()
+    found = list(grid.arrivals([], 60, Closing(keeps=True)))
+    assert [reply.metadata.src_node_id for reply in found] == [1000]
+    assert found[0].has_content()
+
+
 def test_a_message_to_a_node_that_nobody_waits_for_is_forgotten():
     grid = PollingGrid(Slow(Clients(), 3), poll_seconds=0.01)
     closing = Closing(quorum=1, keeps=True)
@@ -345,7 +371,8 @@ def test_a_node_that_was_started_again_between_two_rounds_is_free_to_be_asked():
 
 
 def test_when_a_node_was_last_online_is_known(monkeypatch):
-    monkeypatch.setattr("fedif_flower.messages.attendance.time.time", iter(range(10, 99)).__next__)
+    clock = SimpleNamespace(time=iter((10, 11, 12)).__next__)
+    monkeypatch.setattr("fedif_flower.messages.attendance.time", clock)
     both = {1000: "09:00", 1001: "09:00"}
     grid = PollingGrid(Restarting(both, {1000: "09:00"}, both), poll_seconds=0.01)
     for seen in (10, 10, 12):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from fedif_flower.messages.client_node import ClientNode
@@ -22,7 +24,7 @@ class Roll:
         self.directory = NodeDirectory(None, 0.0)
         self.roll = RollCall()
         self.now = 0.0
-        monkeypatch.setattr(presence.time, "time", self.tick)
+        monkeypatch.setattr(presence, "time", SimpleNamespace(time=self.tick))
 
     def tick(self) -> float:
         self.now += 1.0
