@@ -106,6 +106,10 @@ def sign(
         str, typer.Option(help="fingerprint that the operator's key must have")
     ] = "",
     members: Members = None,
+    keeper_log: Annotated[
+        Path | None,
+        typer.Option(help="you kept the masks of this run: your log, which it must agree with"),
+    ] = None,
 ) -> None:
     """Verify a statement and add your signature to its manifest: you agree with what it says.
 
@@ -117,7 +121,7 @@ def sign(
     from fedif_flower.statement.signing import load_key
 
     signer = load_key(key)
-    target = sign_statement(path, signer, operator, read_members(members))
+    target = sign_statement(path, signer, operator, read_members(members), keeper_log)
     console = Console()
     console.print(f"Signed by: {fingerprint(public_of(signer))}", highlight=False)
     console.print(f"Send this to the operator: {target.absolute()}", soft_wrap=True)

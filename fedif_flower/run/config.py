@@ -98,7 +98,7 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
     start_without: str = setting(
         "nobody",
         "`nobody`: a run does not begin while a member that is online cannot take part ([what each "
-        "checks](../deploy/README.md#before-the-first-round)); `unfit`: it begins all the same",
+        "checks](operations.md#before-the-first-round)); `unfit`: it begins all the same",
         choices=("nobody", "unfit"),
         changes_result=False,
     )

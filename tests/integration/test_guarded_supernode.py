@@ -33,6 +33,7 @@ RUN_CONFIG = {
     "num-server-rounds": ROUNDS,
     "local-epochs": 2,
     "round-timeout": 300.0,
+    "start-without": "unfit",
     "run-name": "guarded",
     "device": "cpu",
 }

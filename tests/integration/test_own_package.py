@@ -197,6 +197,7 @@ def test_two_real_nodes(installed, tmp_path):
             "malicious-fraction": 0.0,
             "strategy": "smallest-loss",
             "num-server-rounds": 1,
+            "start-without": "unfit",
             "run-name": "named",
             "least-participation": 0.0,
         }

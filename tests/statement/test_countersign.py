@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.errors import ConfigError, FedIFError, StatementError
+from fedif_flower.evidence.chained_log import ChainedLog
 from fedif_flower.evidence.dsse import read_envelope
 from fedif_flower.evidence.keys import fingerprint, key_id
 from fedif_flower.statement.bundle import make_statement
@@ -167,6 +169,34 @@ def test_what_another_tool_wrote_is_merged_and_not_read_as_it_is(run_dir, tmp_pa
     envelope_of(run_dir).write_bytes(envelope.to_bytes().replace(b"\n", b""))
     with pytest.raises(StatementError, match="not written as fedif writes it"):
         verify(run_dir)
+
+
+def test_a_keeper_signs_what_its_log_agrees_with(tmp_path, key):
+    lines: list[str] = []
+    log = ChainedLog(write=lines.append)
+    log.append({"asked": "open"})
+    run_dir = make_run(tmp_path / "run", ROUNDS)
+    masking = run_dir / "masking.json"
+    masking.write_text(json.dumps({"keeper": "https://keeper:9443", "log": log.head}))
+    log.append({"asked": "open", "run": 2})  # The keeper has gone on.
+    make_statement(run_dir, key)
+    file = tmp_path / "log.txt"
+    for text, error in (
+        ("", "log.txt does not hold"),
+        (lines[1], "line 1 of .*log.txt does not follow"),
+        (lines[0].replace("open", "sum"), "line 1 of .*log.txt does not follow"),
+    ):
+        file.write_text(text)
+        with pytest.raises(FedIFError, match=error):
+            sign_statement(run_dir, KEYS["hospital-a"], keeper_log=file)
+    assert names(run_dir) == [OPERATOR]
+    file.write_text("\n".join(lines) + "\n")
+    sign_statement(run_dir, KEYS["hospital-a"], keeper_log=file)
+    assert names(run_dir) == [OPERATOR, "hospital-a"]
+    plain = make_run(tmp_path / "plain", ROUNDS)
+    make_statement(plain, key)
+    with pytest.raises(ConfigError, match="not the folder of a masked run"):
+        sign_statement(plain, KEYS["hospital-a"], keeper_log=file)
 
 
 def test_a_statement_of_an_earlier_version_says_how_to_make_it_anew(run_dir, key):
