@@ -7,7 +7,7 @@ none of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedif_flower.commands.keeper import keeper_cli
+from fedif_flower.commands.watch import watch_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 cli.add_typer(keeper_cli, name="keeper")
+cli.add_typer(watch_cli)
 
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
@@ -60,19 +62,25 @@ def run(
     cpus_per_client: CpusPerClient = 1,
     gpus_per_client: GpusPerClient = 0.0,
     output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="show how it is on a page, as fedif watch does")
+    ] = False,
 ) -> None:
     """Simulate one federation and print its result."""
     # First: what is wrong with a setting is said before anything slow is imported.
     parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     from fedif_flower.client.app import app
+    from fedif_flower.commands.watch import watching
+    from fedif_flower.run.preflight import with_free_folder
     from fedif_flower.run.report import print_summary, require_last_round
     from fedif_flower.run.resume import as_pairs
     from fedif_flower.run.round_progress import RoundProgress
     from fedif_flower.runtime.processes import own_command
     from fedif_flower.runtime.simulation import simulate
 
-    console = Console()
-    with RoundProgress(parsed.num_server_rounds, console) as progress:
+    console, parsed = Console(), with_free_folder(parsed)
+    shown = watching(parsed.run_dir, console) if watch else nullcontext()
+    with shown, RoundProgress(parsed.num_server_rounds, console) as progress:
         run_dir = simulate(
             parsed,
             app,

@@ -151,6 +151,8 @@ class RunFolder:
         whose products with masked updates were asked for.
     masking : JsonFile
         Who kept the masks of a masked run.
+    live : JsonFile
+        What the run is doing now (:class:`~fedif_flower.run.live_state.LiveState`); no result.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -179,6 +181,7 @@ class RunFolder:
         self.asked = Table(self.vectors / "vectors.csv", _ASKED)
         self.statement = self.path / "statement"
         self.undelivered = JsonFile(self.path / "undelivered.json")
+        self.live = JsonFile(self.path / "state.json")
         self.log = self.path / "flwr.log"
 
     def begin(self, replaced: Iterable[str] = RESULT_FILES) -> None:
