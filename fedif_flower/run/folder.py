@@ -187,7 +187,7 @@ class RunFolder:
     def begin(self, replaced: Iterable[str] = RESULT_FILES) -> None:
         """Make the folder, and remove an earlier run's files of these names."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in replaced:
+        for name in (*replaced, self.live.path.name):
             (self.path / name).unlink(missing_ok=True)
 
     def is_complete(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -56,6 +57,7 @@ def render(run: Watched, *, folder: str = "", served: bool = False) -> str:
         left_out=len(run.members) - len(members),
         attention=run.count(*NEED_ATTENTION),
         states={s: w for s, w in STATE_WORDS.items() if run.count(s)},
+        decimals=_decimals(run),
         attributed=any(m.totals.contribution is not None for m in members),
         scored=any(m.totals.weight_score is not None for m in members),
         latest=run.points[: -LATEST_ROUNDS - 1 : -1],
@@ -133,9 +135,16 @@ def moment(seconds: float) -> str:
         return "at no time"
 
 
-def nats(value: float) -> str:
+def nats(value: float, decimals: int) -> str:
     """Return a contribution with its sign, a true minus."""
-    return f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
+    return f"{value:+.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _decimals(run: Watched) -> int:
+    """Return with how many decimals the largest contribution has four digits."""
+    values = (abs(member.totals.contribution or 0.0) for member in run.members)
+    largest = max((value for value in values if math.isfinite(value)), default=0.0)
+    return min(max(3 - math.floor(math.log10(largest)), 0), 6) if largest else 4
 
 
 def lasting(seconds: float) -> str:

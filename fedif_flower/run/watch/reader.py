@@ -123,8 +123,14 @@ class RunReader:
         Raises
         ------
         ConfigError
-            If a file is not what it should be, naming it.
+            If a file is not what it should be, or cannot be read, naming it.
         """
+        try:
+            return self._read(members=members)
+        except OSError as error:
+            raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    def _read(self, *, members: bool) -> Records:
         if members:
             self._read_members()
         folder = self.folder

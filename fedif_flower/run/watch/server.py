@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import anyio.to_thread
 import uvicorn
@@ -137,15 +138,20 @@ class WatchServer:
     async def _file(self, request: Request) -> Response:
         if (refused := self._refusal(request)) is not None:
             return refused
-        name = request.path_params["path"]
-        path = self.folder.path / name
-        # A link may lead out of the folder.
-        inside = path.resolve().is_relative_to(self.folder.path.resolve())
-        if not (_FILES.fullmatch(name) and inside and path.is_file()):
+        path = self._linked(request.path_params["path"])
+        if path is None:
             return PlainTextResponse("There is no such page.", 404, headers=_HEADERS)
         headers = {**_HEADERS, "Content-Security-Policy": _OF_FILES}
         plain = path.suffix in (".md", ".csv", ".json")
         return FileResponse(path, headers=headers, media_type="text/plain" if plain else None)
+
+    def _linked(self, name: str) -> Path | None:
+        """Return the file of this name, if it is one that pages link to."""
+        if not _FILES.fullmatch(name):
+            return None
+        path = (self.folder.path / name).resolve()  # A link may lead out of the folder.
+        inside = path.is_relative_to(self.folder.path.resolve())
+        return path if inside and path.is_file() else None
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to whoever may not see the run; ``None``: this one may."""

@@ -69,6 +69,7 @@ tr { break-inside: avoid; }
 tr > :first-child { padding-left: 0; } tr > :last-child { padding-right: 0; }
 td small, th small { display: block; font-weight: 400; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+thead .number { white-space: normal; hyphens: manual; }
 .members { table-layout: fixed; }
 .members .who { width: 30%; } .members .number { width: 14%; }
 .state { font-weight: 600; }
@@ -149,7 +150,7 @@ TEMPLATE = """{% macro percent(value, decimals=1) -%}
 <td class="number">{{ percent(member.share) }}</td>
 {% if attributed %}<td class="number">{% if totals.contribution is none %}\u2013{% else %}\
 <span{% if totals.contribution < 0 %} class="negative"{% endif %}>\
-{{ totals.contribution | nats }}</span>{% endif %}</td>
+{{ totals.contribution | nats(decimals) }}</span>{% endif %}</td>
 {% endif %}
 {% if scored %}<td class="number score">{% if totals.weight_score is none %}\u2013{% else %}\
 {{ "%.3f" % totals.weight_score }}{% endif %}</td>
@@ -204,8 +205,8 @@ aria-label="rounds that are over">{{ run.last_round }} of {{ run.num_rounds }}</
 <small>{% if run.seconds_per_round is none %}none is over yet{% else %}\
 {{ run.seconds_per_round | lasting }} each, lately{% endif %}</small></dd></div>
 {% if run.end is not none %}
-<div><dt>Ends in about</dt><dd>{{ (run.end - run.now) | lasting }}\
-<small>{{ run.end | moment }}</small></dd></div>
+<div><dt>Ends in about</dt><dd>{{ (run.end - run.now) | lasting if run.end > run.now else
+"a moment" }}<small>{{ run.end | moment }}</small></dd></div>
 {% elif not run.is_running %}
 <div><dt>Last written</dt><dd>{{ (run.now - run.last_sign) | lasting }} ago\
 <small>{{ run.last_sign | moment }}</small></dd></div>
