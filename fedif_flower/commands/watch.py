@@ -24,15 +24,19 @@ def watch(
         str, typer.Option(help="address to listen on; other machines must show a token")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
+    token: Annotated[
+        bool, typer.Option("--token", help="ask this machine for a token too: behind a web server")
+    ] = False,
     write: Annotated[
         Path | None, typer.Option(help="write the page to this file, and serve nothing")
     ] = None,
 ) -> None:
     """Show how a run is on a page: progress, curves, every member, and what to do.
 
-    The page is made of the run's folder alone, while the run goes on and after it, and keeps itself
-    up to date. Only this machine reaches it unless --host says otherwise; then put a web server
-    with TLS in front, since the token is readable on the way without it.
+    The page is made of the run's folder alone, while the run goes on and after it, and keeps
+    itself up to date. Only this machine reaches it, and yours by an SSH tunnel. With --host others
+    do, who show the token that is printed once. It travels in the clear: a web server with TLS in
+    front, and --token here, is better.
     """
     from fedif_flower.errors import ConfigError
     from fedif_flower.run.folder import RunFolder
@@ -47,7 +51,7 @@ def watch(
         return
     from fedif_flower.run.watch.server import WatchServer
 
-    server = WatchServer(folder, host, port)
+    server = WatchServer(folder, host, port, guarded=token)
     announce(server.url, console)
     server.serve()
 

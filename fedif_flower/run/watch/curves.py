@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 Series = Sequence[tuple[int, float]]
 MOST_POINTS = 300  # That a curve is drawn with.
 WIDTH, HEIGHT = 640, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 26
+LEFT, RIGHT, TOP, BOTTOM = 66, 12, 12, 26
 _LARGEST = 1e30  # A model that diverged has no curve.
 
 

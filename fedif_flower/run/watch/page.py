@@ -107,7 +107,8 @@ def _curves(run: Watched) -> list[tuple[str, Markup, dict[str, str]]]:
 def _settings(run: Watched) -> tuple[dict[str, object], dict[str, object]]:
     """Return the settings that were chosen, and those that are as they come."""
     usual = default_run_config()
-    chosen, others = {}, {}
+    chosen: dict[str, object] = {}
+    others: dict[str, object] = {}
     for key, value in run.records.config.items():
         as_it_comes = usual.get(key) in (value, AUTO)
         (others if as_it_comes else chosen)[key] = value

@@ -293,7 +293,8 @@ def _codes(statuses: pa.ChunkedArray) -> NDArray[np.int64]:
     if unknown := set(words) - set(STATUSES):
         raise ConfigError(f"clients.csv: status = {min(map(str, unknown))!r}")
     places = np.array([STATUSES.index(word) for word in words])
-    return places[encoded.indices.to_numpy()]
+    codes: NDArray[np.int64] = places[encoded.indices.to_numpy()]
+    return codes
 
 
 def _last(

@@ -58,6 +58,8 @@ class WatchServer:
         The address to listen on. Where other machines reach it, a token is asked for.
     port : int
         0: any that is free.
+    guarded : bool
+        Ask for a token on this machine as well: behind a web server everybody comes from here.
 
     Attributes
     ----------
@@ -72,9 +74,11 @@ class WatchServer:
         If the address cannot be listened on.
     """
 
-    def __init__(self, folder: RunFolder, host: str = LOOPBACK, port: int = 0) -> None:
+    def __init__(
+        self, folder: RunFolder, host: str = LOOPBACK, port: int = 0, *, guarded: bool = False
+    ) -> None:
         self.folder = folder
-        self.token = "" if is_loopback(host) else secrets.token_urlsafe(32)
+        self.token = secrets.token_urlsafe(32) if guarded or not is_loopback(host) else ""
         self._reader = RunReader(folder)
         self._turn = threading.Lock()
         self._socket = _listening(host, port)

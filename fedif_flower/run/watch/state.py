@@ -275,7 +275,7 @@ class Watched:
             return "paused"
         if live is not None and live.online is not None and client_id not in live.online:
             return "offline"
-        if member.last_status in (None, "accepted"):
+        if member.last_status is None or member.last_status == "accepted":
             newest = member.last_round == self.last_round and member.last_round
             return "answered" if newest else "idle"
         return member.last_status

@@ -233,7 +233,7 @@ asked have answered{% elif live.round %}after round {{ live.round }}{% endif %}<
 {% endfor %}
 </nav>
 {% endif %}
-<h2>To know</h2>
+<h2>What to know</h2>
 {% if remarks %}
 <ul class="remarks">
 {% for remark in remarks %}
@@ -298,7 +298,8 @@ nobody should be paid by it</dd>
 <td class="number">{% if name not in point.figures %}\u2013{% elif name.endswith("_accuracy") %}\
 {{ percent(point.figures[name]) }}{% else %}{{ "%.4g" % point.figures[name] }}{% endif %}</td>
 {% endfor %}
-<td class="number">{{ point.accepted }} / {{ point.asked }}</td>
+<td class="number">{% if point.asked %}{{ point.accepted }} / {{ point.asked }}{% else %}\
+\u2013{% endif %}</td>
 <td class="number seconds">{{ "%.1f" % point.seconds }} s</td></tr>
 {% endfor %}
 </tbody></table>

@@ -40,8 +40,8 @@ def test_a_picture_says_what_it_shows():
         == "test: 100.0 % after round 10; validation: 50.0 % after round 0"
     )
     points = picture.find("polyline").attrib["points"].split()
-    # A half of the axis: 20 rounds are 640 - 52 - 12 = 576 wide, 100 % are 240 - 12 - 26 high.
-    assert points == ["52.0,214.0", "196.0,113.0", "340.0,12.0"]
+    # A half of the axis: 20 rounds are 640 - 66 - 12 = 562 wide, 100 % are 240 - 12 - 26 high.
+    assert points == ["66.0,214.0", "206.5,113.0", "347.0,12.0"]
     marks = [text.text for text in picture.findall("text")]
     assert marks == ["0 %", "50 %", "100 %", "0", "10", "20"]
 

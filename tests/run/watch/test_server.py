@@ -87,8 +87,10 @@ async def test_other_machines_show_a_token_once(folder):
 
 
 async def test_behind_tls_the_cookie_travels_nowhere_else(folder):
-    server = WatchServer(folder, host="0.0.0.0")
-    async with visitor(server) as browser:
+    server = WatchServer(folder, guarded=True)
+    assert server.url == f"http://127.0.0.1:{server.port}/?token={server.token}"
+    async with visitor(server, "watch.example") as browser:
+        assert (await browser.get("/")).status_code == 401
         told = {"x-forwarded-proto": "https"}
         answer = await browser.get("/", params={"token": server.token}, headers=told)
     assert "; secure" in answer.headers["set-cookie"].lower()
