@@ -7,7 +7,7 @@ none of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +21,7 @@ from fedif_flower.commands.federation import federation_cli
 from fedif_flower.commands.keeper import keeper_cli
 from fedif_flower.commands.node import node_cli
 from fedif_flower.commands.statement import Members, print_signers, statement_cli
+from fedif_flower.commands.watch import watch_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 
@@ -34,6 +35,7 @@ cli.add_typer(keeper_cli, name="keeper")
 cli.add_typer(federation_cli, name="federation")
 cli.add_typer(node_cli, name="node")
 cli.add_typer(statement_cli, name="statement")
+cli.add_typer(watch_cli)
 
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
@@ -71,6 +73,9 @@ def run(
     metrics_port: Annotated[
         int | None, typer.Option(help="serve /metrics and /health there (metrics-port)")
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="show how it is on a page, as fedif watch does")
+    ] = False,
 ) -> None:
     """Simulate one federation and print its result.
 
@@ -81,14 +86,17 @@ def run(
     parsed = parse_config(config, options)
     show_logs(parsed.log_format)
     from fedif_flower.client.app import app
+    from fedif_flower.commands.watch import watching
+    from fedif_flower.run.preflight import with_free_folder
     from fedif_flower.run.report import print_summary, require_complete
     from fedif_flower.run.resume import as_pairs
     from fedif_flower.run.round_progress import RoundProgress
     from fedif_flower.runtime.processes import own_command
     from fedif_flower.runtime.simulation import simulate
 
-    console = Console()
-    with RoundProgress(parsed.num_server_rounds, console) as progress:
+    console, parsed = Console(), with_free_folder(parsed)
+    shown = watching(parsed.run_dir, console) if watch else nullcontext()
+    with shown, RoundProgress(parsed.num_server_rounds, console) as progress:
         run_dir = simulate(
             parsed,
             app,

@@ -26,6 +26,7 @@ from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
+from fedif_flower.run.live_state import LiveState
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.logs import about, note
@@ -331,29 +332,31 @@ def _run_federation(
         own.append(KeptUpdates(recorder.folder, after=done))
     if asked is not None:
         own.append(asked)
-    strategy.callbacks += [*own, *trackers, *callbacks, run]
-    try:
-        result = strategy.start(
-            grid=grid,
-            initial_arrays=arrays,
-            num_rounds=run.rounds_left,
-            timeout=config.round_timeout,
-            train_config=instructions(
-                config.part(ClientConfig),
-                loaded.task,
-                run=config.digest(),
-                collusion=needs_collusion(config),
-            ),
-        )
-    except BaseException as error:
-        if isinstance(error, Exception | KeyboardInterrupt):
-            run.stopped()
-        if again is not None:
-            logger.warning("%s", run.farewell(again))
-        raise
-    final = result.arrays if len(result.arrays) else arrays
-    attributed = None if attribution is None else attribution.rounds
-    summary = recorder.finish(final.to_torch_state_dict(), attributed)
+    live = LiveState(recorder.folder)
+    strategy.callbacks += [live, *own, *trackers, *callbacks, run]
+    with live:
+        try:
+            result = strategy.start(
+                grid=grid,
+                initial_arrays=arrays,
+                num_rounds=run.rounds_left,
+                timeout=config.round_timeout,
+                train_config=instructions(
+                    config.part(ClientConfig),
+                    loaded.task,
+                    run=config.digest(),
+                    collusion=needs_collusion(config),
+                ),
+            )
+        except BaseException as error:
+            if isinstance(error, Exception | KeyboardInterrupt):
+                run.stopped()
+            if again is not None:
+                logger.warning("%s", run.farewell(again))
+            raise
+        final = result.arrays if len(result.arrays) else arrays
+        attributed = None if attribution is None else attribution.rounds
+        summary = recorder.finish(final.to_torch_state_dict(), attributed)
     for what, count in troubles(summary):
         logger.warning("%s: %s", what, count)
     return recorder.run_dir

@@ -154,6 +154,8 @@ class RunFolder:
         whose products with masked updates were asked for.
     masking : JsonFile
         Who kept the masks of a masked run.
+    live : JsonFile
+        What the run is doing now (:class:`~fedif_flower.run.live_state.LiveState`); no result.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -183,12 +185,13 @@ class RunFolder:
         self.asked = Table(self.vectors / "vectors.csv", _ASKED)
         self.statement = self.path / "statement"
         self.undelivered = JsonFile(self.path / "undelivered.json")
+        self.live = JsonFile(self.path / "state.json")
         self.log = self.path / "flwr.log"
 
     def begin(self, replaced: Iterable[str] = RESULT_FILES) -> None:
         """Make the folder, and remove an earlier run's files of these names."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in replaced:
+        for name in (*replaced, self.live.path.name):
             (self.path / name).unlink(missing_ok=True)
 
     def is_complete(self) -> bool:

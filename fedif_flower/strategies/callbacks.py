@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from fedif_flower.messages.client_node import ClientNode
@@ -26,6 +27,31 @@ class RunningStrategy(Protocol):
     def scoring(self) -> Scoring | None:
         """How the scores come about that it reports as weight scores; ``None``: not smoothed."""
         ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """Who is asked in a round, and who is not.
+
+    Attributes
+    ----------
+    server_round : int
+        Its number.
+    asked : collection of ClientNode
+        Those that get the model now.
+    at_work : collection of ClientNode
+        Those asked in earlier rounds whose replies still count.
+    online : sequence of ClientNode
+        Everybody who could be reached.
+    paused : collection of int
+        The client ids of those left out after errors, reached or not.
+    """
+
+    server_round: int
+    asked: Collection[ClientNode]
+    at_work: Collection[ClientNode]
+    online: Sequence[ClientNode]
+    paused: Collection[int]
 
 
 class StopTraining(Exception):  # noqa: N818 (as StopIteration: no error)
@@ -53,8 +79,17 @@ class Callback:
         """Return those of the nodes that may be drawn in a round."""
         return nodes
 
+    def on_asked(self, question: Question) -> None:
+        """Be told whom a round is about to ask."""
+
+    def on_reply(self, server_round: int, node: ClientNode, *, failed: bool) -> None:
+        """Be told that a reply of a client came, before it is screened; or an error in its place.
+
+        Told at once, while others are still waited for: it must not take long.
+        """
+
     def on_replies(self, server_round: int) -> None:
-        """Be told that a round's replies are here; the updates of the last step are lost now."""
+        """Be told that a round's replies are read from now on: the last step's updates are lost."""
 
     def on_step(self, step: Step) -> None:
         """Take in the step that a round took; not called for a round that failed."""

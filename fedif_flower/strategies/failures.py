@@ -46,8 +46,7 @@ class MemberFailures:
         self, nodes: Sequence[ClientNode], server_round: int, at_least: int
     ) -> list[ClientNode]:
         """Return the nodes that are not paused; all, if those were fewer than ``at_least``."""
-        # Few members err, however many there are.
-        paused = self._members.where(self._members.column("paused_until") >= server_round)
+        paused = self.paused(server_round)
         free = [n for n in nodes if n.client_id not in paused] if paused else list(nodes)
         if len(free) == len(nodes):
             return free
@@ -55,6 +54,10 @@ class MemberFailures:
             return list(nodes)
         logger.info("round %d: %d nodes paused after errors", server_round, len(nodes) - len(free))
         return free
+
+    def paused(self, server_round: int) -> Collection[int]:
+        """Return the client ids of those left out of a round; few, however many members err."""
+        return self._members.where(self._members.column("paused_until") >= server_round)
 
     def update(
         self,

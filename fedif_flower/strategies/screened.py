@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
@@ -52,7 +52,7 @@ from fedif_flower.messages.vector_workspace import VectorWorkspace
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
 from fedif_flower.sections import require_settings
 from fedif_flower.stages import Stage, Stages
-from fedif_flower.strategies.callbacks import Callback, admitted, tell
+from fedif_flower.strategies.callbacks import Callback, Question, admitted, tell
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
@@ -398,6 +398,11 @@ class ScreenedStrategy(FlowerFedAvg):
         if isinstance(grid, ScreenedGrid):
             grid.close_by(self._closing)
         self.prepare(vectors.params, self.model.named_buffers)
+        at_work = [work.node for work in self._late.values()]
+        paused = self.failures.paused(server_round)
+        question = Question(server_round, sampled, at_work, nodes, paused)
+        for callback in self.callbacks:
+            callback.on_asked(question)
         logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
         config["server-round"] = server_round
         self.workspace.instruct(config, server_round)
@@ -416,7 +421,7 @@ class ScreenedStrategy(FlowerFedAvg):
             callback.on_replies(server_round)
         stream = self._begin_stream(server_round)
         screening = screen_replies(
-            replies,
+            self._told(server_round, replies),
             self._asked,
             self.model.vectors,
             self.workspace,
@@ -532,6 +537,18 @@ class ScreenedStrategy(FlowerFedAvg):
         """Average the metrics of every well-formed evaluation reply."""
         records = screen_evaluations(replies, self._asked_to_evaluate, self.limits)
         return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
+
+    def _told(self, server_round: int, replies: Iterable[Message]) -> Iterator[Message]:
+        """Return replies as they come, and tell the callbacks of each by somebody who was asked."""
+        for reply in replies:
+            sender = reply.metadata.src_node_id
+            work = self._late.get(sender)
+            node = self._asked.get(sender) if work is None else work.node
+            if node is not None:
+                for callback in self.callbacks:
+                    callback.on_reply(server_round, node, failed=reply.has_error())
+            yield reply
+            del reply  # It need not stay in memory until the next is there.
 
     def _begin_stream(self, server_round: int) -> StreamedRound | None:
         """Return what takes the updates of the round that was asked for, if they are summed."""

@@ -60,7 +60,7 @@ def test_a_run_is_complete_once_its_summary_is_whole(tmp_path):
 def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_path):
     folder = RunFolder(tmp_path)
     folder.updates.mkdir()
-    for name in (*reversed(RESULT_FILES), "flwr.log", "updates/round-000002.pt"):
+    for name in (*reversed(RESULT_FILES), "flwr.log", "state.json", "updates/round-000002.pt"):
         (tmp_path / name).write_text("")
     assert folder.results() == [*RESULT_FILES, "updates/round-000002.pt"]
     folder.begin()
@@ -72,7 +72,7 @@ def test_every_file_has_one_name():
     files = vars(RunFolder("run")).values()
     names = {getattr(file, "path", file).name for file in files}
     others = {"checkpoints", "updates", "statement", "undelivered.json", "flwr.log", "run"}
-    others |= {"vectors", "vectors.csv"}
+    others |= {"vectors", "vectors.csv", "state.json"}
     assert names == {*RESULT_FILES, *others}
 
 

@@ -1,0 +1,140 @@
+"""``fedif watch`` and ``fedif runs``: how runs are, at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fedif_flower.run.folder import RunFolder
+    from fedif_flower.run.watch.listed import ListedRun
+
+watch_cli = typer.Typer(add_completion=False)
+
+
+@watch_cli.command()
+def watch(
+    run_dir: Annotated[Path, typer.Argument(help="a run's folder, also one copied from elsewhere")],
+    host: Annotated[
+        str, typer.Option(help="address to listen on; other machines must show a token")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
+    token: Annotated[
+        bool, typer.Option("--token", help="ask this machine for a token too: behind a web server")
+    ] = False,
+    write: Annotated[
+        Path | None, typer.Option(help="write the page to this file, and serve nothing")
+    ] = None,
+) -> None:
+    """Show how a run is on a page: progress, curves, every member, and what to do.
+
+    The page is made of the run's folder alone, while the run goes on and after it, and keeps
+    itself up to date. Only this machine reaches it, and yours by an SSH tunnel. With --host others
+    do, who show the token that is printed once. It travels in the clear: a web server with TLS in
+    front, and --token here, is better.
+    """
+    from fedif_flower.errors import ConfigError
+    from fedif_flower.run.folder import RunFolder
+
+    folder = RunFolder(run_dir)
+    if not any(file.path.is_file() for file in (folder.config, folder.rounds, folder.live)):
+        raise ConfigError(f"{str(run_dir)!r} holds no run: neither config.json nor rounds.csv")
+    console = Console()
+    if write is not None:
+        write_page(folder, write)
+        console.print(f"Page: {write.absolute()}", soft_wrap=True, highlight=False, markup=False)
+        return
+    from fedif_flower.run.watch.server import WatchServer
+
+    server = WatchServer(folder, host, port, guarded=token)
+    announce(server.url, console)
+    server.serve()
+
+
+@watch_cli.command()
+def runs(
+    directory: Annotated[Path, typer.Argument(help="where runs are, at any depth")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON, for programs")] = False,
+) -> None:
+    """List the runs in a folder: whether each goes on, how far it is and how good."""
+    import json
+
+    from fedif_flower.errors import ConfigError
+    from fedif_flower.run.watch.listed import list_runs
+
+    if not directory.is_dir():
+        raise ConfigError(f"{str(directory)!r} is no directory")
+    found = list_runs(directory)
+    if as_json:
+        typer.echo(json.dumps([vars(run) for run in found], indent=2))
+    elif not found:
+        raise ConfigError(f"{str(directory)!r} holds no run")
+    else:
+        _print_table(found)
+
+
+@contextmanager
+def watching(run_dir: Path, console: Console) -> Iterator[None]:
+    """Serve the page of a run while this process carries it out."""
+    from fedif_flower.run.folder import RunFolder
+    from fedif_flower.run.watch.server import WatchServer
+
+    server = WatchServer(RunFolder(run_dir))
+    with server.in_background():
+        announce(server.url, console)
+        yield
+    console.print(f"Watch it again: fedif watch {run_dir}", soft_wrap=True, highlight=False)
+
+
+def announce(url: str, console: Console) -> None:
+    """Say where the page is, and open it where there is a desktop."""
+    import os
+    import sys
+    import webbrowser
+
+    console.print(f"Watch: {url}", soft_wrap=True, highlight=False, markup=False)
+    desktop = sys.platform in ("darwin", "win32") or os.environ.keys() & {
+        "DISPLAY",
+        "WAYLAND_DISPLAY",
+    }
+    if console.is_terminal and desktop:
+        webbrowser.open(url)
+
+
+def write_page(folder: RunFolder, file: Path) -> None:
+    """Write the page of a run as it is now."""
+    import time
+
+    from fedif_flower.run.watch.page import render_file
+    from fedif_flower.run.watch.reader import RunReader
+    from fedif_flower.run.watch.state import Watched
+    from fedif_flower.storage import write_atomically
+
+    run = Watched(RunReader(folder).read(), time.time())
+    write_atomically(file, render_file(run, folder.path, file))
+
+
+def _print_table(found: list[ListedRun]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedif_flower.run.watch.page import lasting
+
+    table = Table()
+    for name in ("run", "state", "strategy", "data"):
+        table.add_column(name, overflow="fold")
+    for name in ("rounds", "test", "age"):
+        table.add_column(name, justify="right")
+    for run in found:
+        table.add_row(
+            *map(escape, (run.run, run.state, run.strategy, run.data)),
+            f"{run.rounds} / {run.num_rounds}",
+            escape(run.figure.removeprefix("test ")),
+            lasting(run.age_seconds),
+        )
+    Console().print(table)

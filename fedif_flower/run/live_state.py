@@ -1,0 +1,127 @@
+"""What a run is doing at this moment, in a small file that whoever watches it reads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+from fedif_flower.errors import StorageError
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.text import printable
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.strategies.callbacks import Callback, Question
+from fedif_flower.strategies.reports import RoundReport
+
+Phase = Literal["starting", "training", "evaluating", "finished", "stopped", "failed"]
+SECONDS_PER_WRITE = 1.0
+SECONDS_PER_SIGN = 10.0  # Of life, while nothing changes.
+MOST_MEMBERS = 10_000  # That the file lists.
+logger = logging.getLogger(__name__)
+
+
+class LiveState(Callback):
+    """Keeps ``state.json`` up to date while a run goes on; entered before it, left after it.
+
+    The file is replaced whole by a thread of its own, at most once a second and at least every
+    ten seconds, so that its age tells whether the run still goes on. It is no record: nothing
+    that a statement signs or a checkpoint holds. A disk that is full does not end the run here.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        Of the run.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._file = folder.live
+        self._lock = threading.Lock()
+        self._changed, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._keep_writing, name="live state", daemon=True)
+        self._answered: list[int] = []
+        self._failed: list[int] = []
+        self._state: dict[str, Any] = {"started": time.time()}
+        self._set("starting")
+
+    def __enter__(self) -> LiveState:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._set("finished")
+        else:
+            failed = isinstance(error, Exception)
+            self._set("failed" if failed else "stopped", reason=printable(error) if failed else "")
+        self._over.set()
+        self._changed.set()
+        self._thread.join()
+        self.write()
+
+    def on_asked(self, question: Question) -> None:
+        """Begin a round."""
+        self._answered, self._failed = [], []
+        self._set(
+            "training",
+            round=question.server_round,
+            since=time.time(),
+            num_asked=len(question.asked),
+            num_answered=0,
+            num_online=len(question.online),
+            asked=_nodes(question.asked),
+            at_work=_nodes(question.at_work),
+            paused=sorted(question.paused)[:MOST_MEMBERS],
+            online=[n.client_id for n in question.online]
+            if len(question.online) <= MOST_MEMBERS
+            else None,
+        )
+
+    def on_reply(self, server_round: int, node: ClientNode, *, failed: bool) -> None:  # noqa: ARG002
+        """Note who answered."""
+        replied = self._failed if failed else self._answered
+        if len(replied) < MOST_MEMBERS:
+            replied.append(node.client_id)
+        self._state["num_answered"] += 1
+        self._changed.set()
+
+    def on_round(self, report: RoundReport) -> None:
+        """Note that the replies are combined."""
+        self._set("evaluating", round=report.server_round)
+
+    def write(self) -> None:
+        """Replace the file now; a disk that refuses is told of in the log."""
+        with self._lock:
+            replies = {"answered": [*self._answered], "failed": [*self._failed]}
+            content = {**self._state, **replies, "time": time.time()}
+        try:
+            self._file.write(content)
+        except StorageError as error:
+            logger.debug("%s", error)
+
+    def _set(self, phase: Phase, **more: object) -> None:
+        with self._lock:
+            self._state |= {"phase": phase, **more}
+        self._changed.set()
+
+    def _keep_writing(self) -> None:
+        while not self._over.is_set():
+            self._changed.clear()
+            self.write()
+            self._over.wait(SECONDS_PER_WRITE)
+            self._changed.wait(SECONDS_PER_SIGN - SECONDS_PER_WRITE)
+
+
+def _nodes(nodes: Collection[ClientNode]) -> list[Mapping[str, object]]:
+    """Return what is told of nodes, of so many at most."""
+    return [
+        {"client_id": node.client_id, "partition_id": node.partition_id, "name": node.name}
+        for node in list(nodes)[:MOST_MEMBERS]
+    ]

@@ -1,0 +1,148 @@
+"""``state.json``: what a run says of itself while it goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+import pytest
+
+from client_app import app as client_app
+from fedif_flower.errors import StorageError
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run import live_state
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.live_state import LiveState
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.callbacks import Callback, Question
+from fedif_flower.strategies.reports import RoundReport
+from tests.run.test_federation import run_config
+
+NODES = [ClientNode(0, 70, name="Graz"), ClientNode(1, 71), ClientNode(2, 72)]
+QUESTION = Question(4, asked=NODES[:2], at_work=NODES[2:], online=NODES, paused={9, 8})
+
+
+def test_it_says_who_was_asked_and_who_answered(tmp_path):
+    live = LiveState(RunFolder(tmp_path))
+    live.on_asked(QUESTION)
+    live.on_reply(4, NODES[0], failed=False)
+    live.on_reply(4, NODES[1], failed=True)
+    live.write()
+    said = RunFolder(tmp_path).live.read()
+    assert said["asked"][0] == {"client_id": 70, "partition_id": 0, "name": "Graz"}
+    assert [node["client_id"] for node in said["at_work"]] == [72]
+    expected = {"phase": "training", "round": 4, "num_asked": 2, "num_answered": 2}
+    expected |= {"num_online": 3, "online": [70, 71, 72], "paused": [8, 9]}
+    expected |= {"answered": [70], "failed": [71]}
+    assert {key: said[key] for key in expected} == expected
+    live.on_round(RoundReport(4, (), 1, 0, 1, False, 1.0, 1.0, 0))
+    live.on_asked(QUESTION)
+    live.write()
+    said = RunFolder(tmp_path).live.read()
+    assert (said["phase"], said["answered"], said["num_answered"]) == ("training", [], 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "reason"),
+    [
+        (None, "finished", None),
+        (StorageError("disk \x1b full"), "failed", "disk ? full"),
+        (KeyboardInterrupt(), "stopped", ""),
+    ],
+)
+def test_its_last_word_is_how_the_run_ended(tmp_path, error, phase, reason):
+    try:
+        with LiveState(RunFolder(tmp_path)):
+            if error is not None:
+                raise error
+    except (StorageError, KeyboardInterrupt):
+        pass
+    said = RunFolder(tmp_path).live.read()
+    assert (said["phase"], said.get("reason")) == (phase, reason)
+
+
+def test_it_is_written_while_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_state, "SECONDS_PER_WRITE", 0.01)
+    folder = RunFolder(tmp_path)
+
+    def wait_for(phase: str) -> None:
+        for _ in range(3000):
+            if folder.live.path.is_file() and folder.live.read()["phase"] == phase:
+                return
+            time.sleep(0.01)
+        raise AssertionError(phase)
+
+    with LiveState(folder) as live:
+        wait_for("starting")
+        live.on_asked(QUESTION)
+        wait_for("training")
+
+
+def test_a_sign_of_life_comes_though_nothing_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_state, "SECONDS_PER_WRITE", 0.01)
+    monkeypatch.setattr(live_state, "SECONDS_PER_SIGN", 0.02)
+    file = RunFolder(tmp_path).live
+    with LiveState(RunFolder(tmp_path)):
+        signs = set()
+        while len(signs) < 3:  # The test's own limit ends it, if none comes.
+            if file.path.is_file():
+                signs.add(file.read()["time"])
+
+
+def test_a_disk_that_refuses_does_not_end_the_run(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    with LiveState(RunFolder(tmp_path / "nowhere")) as live:
+        live.on_asked(QUESTION)
+    assert "cannot write" in caplog.text
+
+
+def test_a_million_members_are_counted_and_not_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_state, "MOST_MEMBERS", 2)
+    live = LiveState(RunFolder(tmp_path))
+    live.on_asked(Question(1, asked=NODES, at_work=[], online=NODES, paused=()))
+    for node in NODES:
+        live.on_reply(1, node, failed=False)
+    live.write()
+    said = RunFolder(tmp_path).live.read()
+    assert (said["num_asked"], len(said["asked"]), said["online"]) == (3, 2, None)
+    assert (said["num_answered"], len(said["answered"])) == (3, 2)
+
+
+class Watcher(Callback):
+    """Writes and reads the state wherever a strategy tells of something."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.seen: list[tuple[str, int]] = []
+
+    def on_asked(self, question):
+        self.seen.append(("asked", len(question.asked)))
+
+    def on_reply(self, server_round, node, *, failed):
+        assert self.folder.is_complete() is False
+        self.seen.append(("reply", node.client_id))
+
+    def on_round(self, report):
+        self.seen.append(("round", report.num_accepted))
+
+
+def test_a_run_leaves_its_state_and_counts_it_to_no_result(tmp_path):
+    config = run_config(tmp_path, num_server_rounds=2, attribution="simpson")
+    watcher = Watcher(RunFolder(config.run_dir))
+    run_dir = run_federation(LocalGrid(client_app, 10), config, callbacks=[watcher])
+    assert [what for what, _ in watcher.seen] == ["asked", *["reply"] * 5, "round"] * 2
+    assert ("asked", 5) in watcher.seen
+    folder = RunFolder(run_dir)
+    said = json.loads((run_dir / "state.json").read_text())
+    assert (said["phase"], said["round"], said["num_answered"]) == ("finished", 2, 5)
+    assert {n["client_id"] for n in said["asked"]} == set(said["answered"])
+    assert "state.json" not in folder.results()
+
+
+def test_a_new_run_in_the_same_place_does_not_keep_the_old_one_s_state(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.live.write({"phase": "finished"})
+    folder.begin()
+    assert not folder.live.path.exists()

@@ -1,0 +1,64 @@
+"""Runs made by hand, as their folders stand there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.folder import RunFolder
+
+NOW = 1_800_000_000.0
+
+
+def client(server_round: int, client_id: int, status: str = "accepted", **more) -> dict[str, Any]:
+    """Return a line of ``clients.csv``."""
+    line = {"round": server_round, "partition_id": client_id % 100, "client_id": client_id}
+    line |= {"malicious": False, "weight": 0.5 if status == "accepted" else 0.0}
+    return {**line, "status": status, "rejection": "" if status == "accepted" else "why", **more}
+
+
+def make_folder(
+    path: Path,
+    clients: Sequence[Mapping[str, Any]] = (),
+    *,
+    accuracies: Sequence[float | None] = (),
+    contributions: Mapping[tuple[int, int], float] | None = None,
+    names: Mapping[int, str] | None = None,
+    live: Mapping[str, Any] | None = None,
+    num_rounds: int = 10,
+    **rounds,
+) -> RunFolder:
+    """Write a run's folder: an accuracy for each round from 0 on, each of 4 s; lines of clients."""
+    path.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(path)
+    config = {"num-server-rounds": num_rounds, "num-clients": 4, "fraction-train": 1.0}
+    folder.config.write(RunConfig.from_run_config(default_run_config() | config).to_mapping())
+    folder.rounds.begin()
+    for number, accuracy in enumerate(accuracies):
+        of_round = [line for line in clients if line["round"] == number]
+        accepted = sum(line["status"] == "accepted" for line in of_round)
+        line = {"round": number, "test_accuracy": accuracy, "test_loss": 1 / (number + 1)}
+        line |= {"round_seconds": 3.0, "aggregation_seconds": 1.0, "round_failed": False}
+        line |= {"accepted": accepted, "rejected": len(of_round) - accepted, "failed": 0}
+        folder.rounds.append([line | {name: v[number] for name, v in rounds.items()}])
+    folder.clients.begin()
+    folder.clients.append(clients)
+    if contributions is not None:
+        folder.begin_attribution(0)
+        folder.attribution.append(
+            {"round": t, "partition_id": 0, "client_id": i, "contribution": v}
+            for (t, i), v in contributions.items()
+        )
+    if names:
+        folder.names.replace({"client_id": i, "name": name} for i, name in names.items())
+    if live is not None:
+        folder.live.write({"time": time.time(), "started": 0.0, "phase": "training", **live})
+    return folder
+
+
+def asked(*client_ids: int, name: str = "") -> list[dict[str, Any]]:
+    """Return members as ``state.json`` lists them."""
+    return [{"client_id": i, "partition_id": i % 100, "name": name} for i in client_ids]

@@ -1,0 +1,143 @@
+"""What an operator is told, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedif_flower.run.watch.remarks import remarks
+from fedif_flower.strategies.quarantine import Decision
+from tests.run.watch.made import NOW, asked, client, make_folder
+from tests.run.watch.test_state import watched
+
+LIVE = {"time": NOW, "since": NOW, "round": 3}
+HONEST = [client(t, i) for t in (1, 2) for i in (1, 2, 3, 4)]
+ACCURACIES = [0.1, 0.5, 0.6]
+
+
+def told(folder, now: float = NOW) -> list[str]:
+    return [remark.text for remark in remarks(watched(folder, now))]
+
+
+def test_nothing_is_said_of_a_run_that_goes_well(tmp_path):
+    assert told(make_folder(tmp_path, HONEST, accuracies=ACCURACIES, live=LIVE)) == []
+
+
+@pytest.mark.parametrize(
+    ("live", "now", "said"),
+    [
+        ({"phase": "failed", "reason": "disk full"}, NOW, "ended with an error: disk full"),
+        ({"phase": "stopped"}, NOW, "Somebody stopped the run"),
+        ({}, NOW + 600, "no sign of life for 10 minutes"),
+    ],
+)
+def test_why_a_run_does_not_go_on(tmp_path, live, now, said):
+    folder = make_folder(tmp_path, HONEST, accuracies=ACCURACIES, live=LIVE | live)
+    (remark,) = remarks(watched(folder, now))
+    assert said in remark.text
+    assert "resume" in remark.todo
+
+
+def test_a_complete_run_whose_last_round_failed(tmp_path):
+    folder = make_folder(tmp_path, HONEST, accuracies=ACCURACIES)
+    folder.summary.write({"last_round_failed": True})
+    assert ["its last round failed" in text for text in told(folder)] == [True]
+
+
+def test_a_run_that_wrote_nothing_yet(tmp_path):
+    folder = make_folder(tmp_path)
+    for file in (folder.rounds, folder.clients):
+        file.path.unlink()
+    assert ["not written anything yet" in text for text in told(folder)] == [True]
+
+
+@pytest.mark.parametrize(("last", "level"), [(2, "bad"), (1, "look")])
+def test_rounds_that_left_the_model_as_it_was(tmp_path, last, level):
+    failed = [number == last for number in range(3)]
+    reasons = ["", "too few", "too few"]
+    folder = make_folder(
+        tmp_path, HONEST, accuracies=ACCURACIES, live=LIVE, round_failed=failed, reason=reasons
+    )
+    (remark,) = remarks(watched(folder))
+    assert remark.level == level
+    assert remark.text.startswith("1 round left the model as it was")
+    assert f"round {last}: too few" in remark.text
+
+
+def test_a_round_in_which_most_replies_do_not_count(tmp_path):
+    lines = [client(2, 1), client(2, 2, "refused"), client(2, 3, "refused")]
+    folder = make_folder(tmp_path, lines, accuracies=ACCURACIES, live=LIVE)
+    assert "In round 2 only 1 of 3 replies counted." in told(folder)
+
+
+def test_an_accuracy_that_fell(tmp_path):
+    def said(last: float) -> list[str]:
+        accuracies = [0.1, 0.5, 0.9, 0.8, 0.8, 0.8, last]
+        return told(make_folder(tmp_path, accuracies=accuracies, live=LIVE))
+
+    assert said(0.86) == []
+    assert said(0.84) == ["The test accuracy is 6.0 points below that of round 2."]
+
+
+def test_a_model_that_diverged(tmp_path):
+    losses = [1.0, 2.0, float("nan")]
+    folder = make_folder(tmp_path, accuracies=ACCURACIES, live=LIVE, test_loss=losses)
+    assert told(folder) == ["The test loss is not finite: the model has diverged."]
+
+
+def test_a_round_that_takes_far_longer_than_usual_names_who_is_waited_for(tmp_path):
+    live = LIVE | {"asked": asked(1, 2, 3), "answered": [1]}
+    names = {2: "Köln", 3: "Graz"}
+    folder = make_folder(tmp_path, HONEST, accuracies=ACCURACIES, live=live, names=names)
+    assert told(folder, NOW + 11) == []  # Usual are 4 s.
+    (text,) = told(folder, NOW + 20)
+    assert text == (
+        "Round 3 has lasted 20 s, 5 times as long as usual. It waits for Köln and Graz."
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("refused", "partition 9 sent only replies that were refused, 3 rounds in a row."),
+        ("failed", "partition 9 sent only errors of its app, 3 rounds in a row."),
+        ("away", "partition 9 did not answer, however often it was asked, 3 rounds in a row."),
+    ],
+)
+def test_a_member_that_gave_nothing_usable_three_times(tmp_path, status, said):
+    lines = [client(t, i) for t in (1, 2, 3) for i in (1, 2, 3)]
+    twice = [*lines, *(client(t, 9, status) for t in (1, 2))]
+    accuracies = [0.1, 0.5, 0.6, 0.7]
+    folder = make_folder(tmp_path, twice, accuracies=accuracies, live=LIVE)
+    assert told(folder) == []
+    folder.clients.append([client(3, 9, status)])
+    assert told(folder) == [said]
+    folder.clients.append([client(4, 9)])
+    assert told(folder) == []
+
+
+def test_who_is_offline_quarantined_or_revoked_is_named(tmp_path):
+    lines = [*HONEST, client(2, 5, "revoked")]
+    folder = make_folder(tmp_path, lines, accuracies=ACCURACIES, live=LIVE | {"online": [1, 2, 4]})
+    folder.quarantine.begin()
+    folder.quarantine.append([vars(Decision(2, 9, 4, 4, "worth -1.00"))])
+    assert told(folder) == [
+        "partition 3 was not connected when this round began.",
+        "partition 4 is left out until round 9: worth -1.00.",
+        "The registration of partition 5 has ended.",
+    ]
+
+
+def test_one_member_with_most_of_the_weight(tmp_path):
+    lines = [client(1, 1, weight=0.8), client(1, 2, weight=0.1), client(1, 3, weight=0.1)]
+    folder = make_folder(tmp_path, lines, accuracies=ACCURACIES[:2], live=LIVE)
+    assert told(folder) == ["partition 1 has 80 % of all weight so far."]
+
+
+def test_members_that_raised_the_loss(tmp_path):
+    lines = [client(t, i) for t in range(1, 6) for i in range(1, 9)]
+    parts = {(5, i): -0.1 if i < 8 else 0.1 for i in range(1, 9)}
+    accuracies = [0.1, *[0.5] * 5]
+    folder = make_folder(tmp_path, lines, accuracies=accuracies, contributions=parts, live=LIVE)
+    (text,) = told(folder)
+    named = ", ".join(f"partition {i}" for i in range(1, 6))
+    assert text == f"The updates of {named} and 2 others raised the validation loss on the whole."
