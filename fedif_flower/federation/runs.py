@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.federation.flower import FlowerCommandError
 from fedif_flower.federation.programs import PROJECT
+
+ATTEMPTS = 10  # Of asking how a run is: a busy host may need a while.
+PAUSE = 3.0
 
 
 class Runner(Protocol):
@@ -54,6 +58,8 @@ def run_to_end(runner: Runner, app: Path, run_config: str, say: Callable[[str], 
     ------
     TrainingFailedError
         If it ended in another way, with Flower's words for it.
+    FlowerCommandError
+        If the SuperLink did not take the run, or has not answered for a while.
     KeyboardInterrupt
         At Ctrl-C: the run goes on.
     """
@@ -64,7 +70,7 @@ def run_to_end(runner: Runner, app: Path, run_config: str, say: Callable[[str], 
         while True:
             # Exit statuses of Flower's own commands say nothing about a run's outcome.
             runner.follow(run_id)
-            (run,) = runner.runs("--run-id", run_id)
+            run = _asked(runner, run_id)
             status, details = str(run["status"]), str(run["status-details"])
             if status.startswith("finished:completed"):
                 return
@@ -77,3 +83,17 @@ def run_to_end(runner: Runner, app: Path, run_config: str, say: Callable[[str], 
             f"flwr stop {run_id} {name}"
         )
         raise
+
+
+def _asked(runner: Runner, run_id: int) -> dict[str, Any]:
+    """Return how a run is, from a SuperLink that may not answer at once."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            (run,) = runner.runs("--run-id", run_id)
+        except FlowerCommandError:
+            if not left:
+                raise
+            time.sleep(PAUSE)
+        else:
+            break
+    return run

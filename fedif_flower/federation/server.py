@@ -174,7 +174,7 @@ def confirm_rotation(folder: FederationFolder, steps: Steps) -> None:
     steps.say(f"the SuperLink serves {folder.certificate}")
     own = [host for host in hosts_of(served) if host not in LOOPBACK]
     hosts = list(dict.fromkeys([*settings.hosts, *own]))
-    text = settings_text(settings.replace(hosts=hosts))
+    text = to_toml(_ABOUT, {**settings.to_mapping(), "hosts": hosts})
     steps.replace(folder.configuration, f"hosts: {', '.join(hosts)}", text)
     steps.remove(folder.previous_certificate, "the one after it works")
 

@@ -150,6 +150,23 @@ def test_a_run_that_failed_is_an_error_with_flower_s_words():
         run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
 
 
+def test_a_superlink_that_does_not_answer_for_a_while_is_asked_again(monkeypatch):
+    runs, failing = Runs("finished:completed"), [True, True, False, True, False]
+    answer = runs.runs
+
+    def asked(*arguments: object) -> list[dict[str, str]]:
+        if failing.pop(0):
+            raise FlowerCommandError("unavailable")
+        return answer(*arguments)
+
+    monkeypatch.setattr(runs, "runs", asked)
+    run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
+    assert failing == []
+    failing += [True] * 99
+    with pytest.raises(FlowerCommandError):
+        run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
+
+
 def test_ctrl_c_leaves_the_run_alone():
     lines = Lines()
     with pytest.raises(KeyboardInterrupt):
