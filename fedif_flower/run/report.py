@@ -108,7 +108,6 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             "{accepted} / {rejected} / {failed}".format(**summary),
         ),
         ("rounds", str(summary["rounds"])),
-        ("completeness", summary.get("completeness", {}).get("verdict", _UNKNOWN)),
         *troubles(summary),
     ]
     return [row for row in rows if row[1] != _UNKNOWN]
