@@ -21,7 +21,7 @@ from fedif_flower.strategies.quarantine import Decision
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 _ACCEPTED = STATUSES.index("accepted")
-_ANSWERS = [STATUSES.index(status) for status in ("accepted", "refused", "failed")]
+_IS_ANSWER = np.array([status in ("accepted", "refused", "failed") for status in STATUSES])
 _CLIENTS = {
     "round": pa.int64(),
     "partition_id": pa.int64(),
@@ -29,7 +29,7 @@ _CLIENTS = {
     "malicious": pa.int64(),
     "weight_score": pa.float64(),
     "weight": pa.float64(),
-    "status": pa.string(),
+    "status": pa.dictionary(pa.int32(), pa.string()),
     "rejection": pa.string(),
 }
 _ATTRIBUTION = {"client_id": pa.uint64(), "contribution": pa.float64()}
@@ -247,7 +247,7 @@ def add_lines(members: dict[int, MemberTotals], lines: pa.Table) -> None:
     weights = np.bincount(who, np.nan_to_num(lines["weight"].to_numpy()), len(ids))
     counts = np.bincount(who * len(STATUSES) + status, minlength=len(ids) * len(STATUSES))
     last = _last(who, len(ids))
-    answer = _last(who, len(ids), np.isin(status, _ANSWERS))
+    answer = _last(who, len(ids), _IS_ANSWER[status])
     usable = _last(who, len(ids), status == _ACCEPTED)
     rejected = _last(who, len(ids), status != _ACCEPTED)
     scored = _last(who, len(ids), ~np.isnan(scores))
@@ -288,7 +288,7 @@ def _by_client(table: pa.Table) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
 
 def _codes(statuses: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return the statuses of lines by their places among all there are."""
-    encoded = statuses.combine_chunks().dictionary_encode()
+    encoded = statuses.unify_dictionaries().combine_chunks()
     words = encoded.dictionary.to_pylist()
     if unknown := set(words) - set(STATUSES):
         raise ConfigError(f"clients.csv: status = {min(map(str, unknown))!r}")
@@ -303,7 +303,7 @@ def _last(
     """Return the last line of each client, or the last chosen one; -1: there is none."""
     found = np.full(num, -1)
     lines = np.arange(len(who)) if chosen is None else np.flatnonzero(chosen)
-    np.maximum.at(found, who[lines], lines)
+    found[who[lines]] = lines  # Of those assigned to one place the last one stays.
     return found
 
 
