@@ -389,6 +389,7 @@ def statuses(rows: list[Mapping[str, str]]) -> list[str]:
 
 @needs_bash
 @pytest.mark.deployment
+@pytest.mark.timeout(1800)
 def test_the_commands_of_the_containers_run_as_they_stand_in_a_clean_directory(tmp_path):
     with containers(tmp_path) as up:
         for _ in range(2):  # As at every `docker compose up`.
