@@ -40,6 +40,8 @@ ACCOUNT, TABLE, PAGE, CHAIN, PAGES = (
 )
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+# Below the run's folder; fit for terminals.
+_Path = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,200}$")]
 _Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
@@ -83,7 +85,7 @@ class Manifest(_Part):
     validation: Sha256
     code: Sha256
     made_with: Sha256
-    files: dict[str, Sha256]
+    files: dict[_Path, Sha256]
 
     @property
     def signer(self) -> VerifyingKey:
@@ -105,7 +107,7 @@ class _Digest(_Part):
 
 
 class _Subject(_Part):
-    name: str
+    name: _Path
     digest: _Digest
 
 
@@ -207,7 +209,8 @@ def statement_in(envelope: Envelope) -> SignedStatement:
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
-        raise EvidenceError(f"its content is no statement: {where}: {wrong['msg']}") from error
+        why = printable(f"{where}: {wrong['msg']}")
+        raise EvidenceError(f"its content is no statement: {why}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise EvidenceError(f"its content is no statement: {error}") from error
     return found
