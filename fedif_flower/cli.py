@@ -274,17 +274,25 @@ def verify(
         Path | None,
         typer.Option(help="a member's own-updates-dir: recompute what its updates contributed"),
     ] = None,
+    members: Annotated[
+        Path | None,
+        typer.Option(help="members' public keys, a folder of NAME.pub: each must have signed"),
+    ] = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
     from fedif_flower.statement.own_updates import check_own
+    from fedif_flower.statement.signatures import read_members
     from fedif_flower.statement.verify import verify as check
 
-    found = check(path, key)
+    found = check(path, key, None if members is None else read_members(members))
     console = Console()
     console.print(f"Unchanged: {path}, made {found.manifest.made}", soft_wrap=True, highlight=False)
     console.print(f"Signed by: {found.key}", highlight=False)
     for name in found.not_here:
         console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
+    for member in found.members:
+        signed = f"{member.signed} of {member.accepted} updates"
+        console.print(f"Signed by {member.name}: {signed}", highlight=False, markup=False)
     if mine is not None:
         own = check_own(path, mine)
         console.print(

@@ -47,8 +47,9 @@ class NodeConfig(Settings):
     )
     signing_key: str | None = setting(
         None,
-        "with `keeper-key`: file with this member's private key, whose public half the keeper "
-        "knows; the one that the SuperNode logs in with will do",
+        "file with this member's private key, with which it signs its updates: the one that the "
+        "SuperNode logs in with will do, and is the one that others have the public half of. With "
+        "`keeper-key`, the keeper has to know it",
         allowed="a string",
     )
     own_updates_dir: str | None = setting(

@@ -92,6 +92,12 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         "more, and the log says at the start how much that is",
         changes_result=False,
     )
+    require_signatures: bool = setting(
+        False,
+        "a reply that its member did not sign is refused: each node needs `signing-key` "
+        "([receipts](receipts.md))",
+        is_new=True,
+    )
     statement_budget: str = setting(
         "",
         "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
+from fedif_flower.messages.signed_replies import ReplyWitness
 from fedif_flower.run.asked_vectors import AskedVectors
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
@@ -32,12 +34,13 @@ from fedif_flower.run.preflight import (
     warn_of_one,
     with_free_folder,
 )
-from fedif_flower.run.provenance import provenance
+from fedif_flower.run.provenance import RUN_ID, provenance
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
 from fedif_flower.run.resume import Again, ResumableRun, require_space
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
+from fedif_flower.run.signatures import SignatureRecords
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.attribution import PathAttribution
@@ -60,7 +63,10 @@ MOST_EXAMPLES = 10_000_000
 
 
 def build_strategy(
-    loaded: LoadedTask, callbacks: Sequence[Callback] = (), masking: Masking | None = None
+    loaded: LoadedTask,
+    callbacks: Sequence[Callback] = (),
+    masking: Masking | None = None,
+    witness: ReplyWitness | None = None,
 ) -> ScreenedStrategy:
     """Return the strategy that the run config names."""
     config = loaded.config
@@ -85,6 +91,7 @@ def build_strategy(
             aggregation=config.aggregation,
             pace=configured_pace(config),
             masking=masking,
+            witness=witness,
         ),
     )
     parts = StrategyParts(
@@ -215,7 +222,10 @@ def _run_federation(
     masking = build_masking(config)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
-    strategy = build_strategy(loaded)  # What it refuses is said before anything is written.
+    run_id = str((checkpoint and checkpoint.records.get(RUN_ID)) or secrets.token_hex(16))
+    witness = ReplyWitness(run_id, required=config.require_signatures)
+    # What it refuses is said before anything is written.
+    strategy = build_strategy(loaded, witness=witness)
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
     )
@@ -229,7 +239,9 @@ def _run_federation(
         evaluation,
         resumed=checkpoint is not None,
     )
+    recorder.run_id = run_id
     origin = provenance(config, loaded.fingerprint, tensors_in(loaded.validation_data))
+    origin[RUN_ID] = run_id
     paying = loaded.validation
     if config.secret_validation:
         earlier = checkpoint and checkpoint.records.get("paying_nonce")
@@ -249,10 +261,17 @@ def _run_federation(
         keeper = keeper_title(config)
         keep = config.keep_vectors
         asked = AskedVectors(recorder.folder, masking, keeper, keep=keep, after=done)
-        strategy = build_strategy(loaded, masking=replace(masking, on_vector=asked.note))
+        masking = replace(masking, on_vector=asked.note)
+        strategy = build_strategy(loaded, masking=masking, witness=witness)
     attribution = build_attribution(config, paying, recorder.folder)
+    signatures = SignatureRecords(recorder.folder, witness)
     run = ResumableRun(
-        checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
+        checkpoints,
+        strategy,
+        recorder,
+        every=config.checkpoint_every,
+        attribution=attribution,
+        kept={"signatures": signatures},
     )
     if checkpoint is None:
         checkpoints.begin()
@@ -262,7 +281,7 @@ def _run_federation(
         arrays = run.restore(checkpoint, grid, arrays)
     recorder.folder.provenance.write(origin)
     # Evaluation may take a model back: the recorder is the first to look at it.
-    own: list[Callback] = [recorder]
+    own: list[Callback] = [recorder, signatures]
     if attribution is not None:
         own.append(attribution)
         if config.policy == "quarantine":
@@ -282,6 +301,7 @@ def _run_federation(
                 config.part(ClientConfig),
                 loaded.task,
                 run=config.digest(),
+                run_id=run_id,
                 collusion=needs_collusion(config),
             ),
         )

@@ -27,6 +27,7 @@ RESULT_FILES = (
     "attribution.csv",
     "attribution_rounds.csv",
     "quarantine.csv",
+    "signatures.csv",
     "masking.json",
     "model.pt",
     "accuracy.png",
@@ -38,6 +39,7 @@ RESULT_FILES = (
 _ATTRIBUTION = ("round", "partition_id", "client_id", "coefficient", "contribution")
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 _ASKED = ("round", "run", "purpose", "sha256")
+_SIGNED = ("node_id", "asked_in", "examples", "received", "sent", "key", "signature")
 _OF_ROUND = re.compile(r"round-(\d{6,})\.pt")
 
 
@@ -149,6 +151,8 @@ class RunFolder:
     quarantine, names, asked : Table
         Who was left out, when and why; what the operator calls members; digests of the vectors
         whose products with masked updates were asked for.
+    signatures : Table
+        What members signed of their updates: digests, keys and signatures, in hex.
     masking : JsonFile
         Who kept the masks of a masked run.
     """
@@ -165,6 +169,7 @@ class RunFolder:
         self.attribution = Table(self.path / "attribution.csv", credit)
         self.attributed_rounds = Table(self.path / "attribution_rounds.csv", _ATTRIBUTED_ROUND)
         self.quarantine = Table(self.path / "quarantine.csv", _names(Decision))
+        self.signatures = Table(self.path / "signatures.csv", ("round", "client_id", *_SIGNED))
         self.names = Table(self.path / "names.csv", ("client_id", "name"))
         self.model = self.path / "model.pt"
         self.report = self.path / "report.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from fedif_flower.statement.manifest import (
     read_file,
     read_manifest,
 )
-from fedif_flower.statement.records import read_run
+from fedif_flower.statement.records import read_names, read_run
+from fedif_flower.statement.signatures import SignedMember, check_signatures
 from fedif_flower.statement.signing import fingerprint
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
@@ -46,14 +47,17 @@ class Verified:
         The fingerprint of the key that signed: compare it with what the operator told you.
     not_here : tuple of str
         Files that are signed but are not there, and so were not checked.
+    members : tuple of SignedMember
+        Who signed its updates; empty: nobody did.
     """
 
     manifest: Manifest
     key: str
     not_here: tuple[str, ...] = ()
+    members: tuple[SignedMember, ...] = ()
 
 
-def verify(path: Path, key: str = "") -> Verified:
+def verify(path: Path, key: str = "", members: Mapping[bytes, str] | None = None) -> Verified:
     """Check a run's statement, or a single page of one.
 
     Parameters
@@ -62,6 +66,9 @@ def verify(path: Path, key: str = "") -> Verified:
         A run's folder, or a member's page with the manifest and its signature beside it.
     key : str
         The fingerprint of the key that must have signed; empty: any, which the caller compares.
+    members : mapping of bytes to str, optional
+        Members' names by public key, see
+        :func:`~fedif_flower.statement.signatures.check_signatures`.
 
     Raises
     ------
@@ -88,7 +95,8 @@ def verify(path: Path, key: str = "") -> Verified:
     _check_chain(run, manifest)
     _check_salt(run)
     _check_account(run, manifest)
-    return Verified(manifest, signer, not_here)
+    names = read_names(run.names.path) if run.names.path.is_file() else {}
+    return Verified(manifest, signer, not_here, check_signatures(run, names, members))
 
 
 def _check_page(page: Path, manifest: Manifest) -> None:

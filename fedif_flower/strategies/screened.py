@@ -382,6 +382,9 @@ class ScreenedStrategy(FlowerFedAvg):
         config["server-round"] = server_round
         self.workspace.instruct(config, server_round)
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        if self.setup.witness is not None:
+            late_rounds = self.setup.pace.late_rounds
+            self.setup.witness.begin(server_round, arrays, grid, late_rounds=late_rounds)
         self._started = time.perf_counter()
         return [Message(record, node_id, MessageType.TRAIN) for node_id in self._asked]
 
@@ -406,6 +409,8 @@ class ScreenedStrategy(FlowerFedAvg):
             on_update=None if stream is None else stream.take,
             late=self._late,
             closing=self._closing,
+            look=None if self.setup.witness is None else self.setup.witness.look,
+            server_round=server_round,
         )
         self.outstanding.update(server_round, screening, self.model.vectors, self._started)
         started = time.perf_counter() - screening.seconds
