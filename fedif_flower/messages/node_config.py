@@ -58,6 +58,13 @@ class NodeConfig(Settings):
         "`fedif verify --mine` recomputes what it contributed; without: none",
         allowed="a string",
     )
+    receipts_dir: str | None = setting(
+        None,
+        "folder in which this node keeps what it sent and its receipts, from which `fedif verify "
+        "--receipts` finds rewritten records ([receipts](receipts.md)); at most 100 runs; without: "
+        "they are checked as they come, and not kept",
+        allowed="a string",
+    )
     attack: str | None = setting(
         None,
         "this node misbehaves in this way, whatever the run config says (for tests and demos)",

@@ -14,6 +14,7 @@ from fedif_flower.evidence.keys import SigningKey, VerifyingKey, public_bytes
 from fedif_flower.evidence.signed_update import SignedUpdate, UpdateStatement, arrays_digest
 from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.receipts import seen_size
 
 SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
 EXAMPLES = "num-examples"
@@ -70,6 +71,7 @@ class SeenReply:
     node: ClientNode
     digest: bytes
     signed: SignedUpdate | None = None
+    head: int = 0  # Leaves of the tree of receipts that it saw.
 
 
 class ReplyWitness:
@@ -137,12 +139,14 @@ class ReplyWitness:
         record = content.get(SIGNATURE_RECORD)
         if not isinstance(record, ConfigRecord):
             if self._digests:
-                self.seen[node.node_id] = SeenReply(node, record_digest(arrays))
+                head = seen_size(content)
+                self.seen[node.node_id] = SeenReply(node, record_digest(arrays), head=head)
             if self._required:
                 raise ReplyError("it is not signed: this run has require-signatures")
             return
         digest = record_digest(arrays)
-        self.seen[node.node_id] = SeenReply(node, digest)
+        head = seen_size(content)
+        self.seen[node.node_id] = SeenReply(node, digest, head=head)
         key, signature = (_bytes(record, name) for name in ("key", "signature"))
         received = self._digest_of(asked)
         if _bytes(record, "received") != received:
@@ -167,7 +171,7 @@ class ReplyWitness:
                 )
         if self._keys[node.node_id] != key:
             raise ReplyError("it is signed with another key than before")
-        self.seen[node.node_id] = SeenReply(node, digest, signed)
+        self.seen[node.node_id] = SeenReply(node, digest, signed, head)
 
     def _registered(self, node_id: int) -> bytes | None:
         """Return the key that the operator registered a node with; ``None``: not known."""

@@ -98,6 +98,12 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         "([receipts](receipts.md))",
         is_new=True,
     )
+    receipts: bool = setting(
+        False,
+        "with `attribution`, where clients are real nodes: each gets receipts for its own lines of "
+        "the records, by which it sees whether they are rewritten later ([receipts](receipts.md))",
+        changes_result=False,
+    )
     statement_budget: str = setting(
         "",
         "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "
@@ -170,6 +176,8 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
             )
         if self.keep_updates and self.attribution == "off":
             raise RefusedValueError("keep_updates", "false with attribution = 'off'")
+        if self.receipts and self.attribution == "off":
+            raise RefusedValueError("receipts", "false with attribution = 'off'")
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")

@@ -134,6 +134,8 @@ another way.</p>
 <table class="hashes">
 <tr><td>signed by key</td><td>{{ key }}</td></tr>
 <tr><td>records, rounds 0 to {{ account.last_round }}</td><td>{{ manifest.chain }}</td></tr>
+{% if manifest.head %}<tr><td>lines of receipts, their root</td><td>{{ manifest.head }}</td></tr>
+{% endif %}
 <tr><td>validation set</td><td>{{ manifest.validation }}</td></tr>
 <tr><td>settings</td><td>{{ manifest.settings }}</td></tr>
 <tr><td>code {{ version }}</td><td>{{ manifest.code }}</td></tr>

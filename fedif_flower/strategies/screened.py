@@ -386,7 +386,15 @@ class ScreenedStrategy(FlowerFedAvg):
             late_rounds = self.setup.pace.late_rounds
             self.setup.witness.begin(server_round, arrays, grid, late_rounds=late_rounds)
         self._started = time.perf_counter()
-        return [Message(record, node_id, MessageType.TRAIN) for node_id in self._asked]
+        return [
+            Message(self._for(node, record), node_id, MessageType.TRAIN)
+            for node_id, node in self._asked.items()
+        ]
+
+    def _for(self, node: ClientNode, record: RecordDict) -> RecordDict:
+        """Return a round's content with what is for one node alone."""
+        own = {name: r for of in self.callbacks for name, r in of.enclose(node).items()}
+        return RecordDict({**record, **own}) if own else record
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

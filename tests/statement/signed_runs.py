@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,6 @@ from cryptography.hazmat.primitives.serialization import (
 from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.folder import Table
-from fedif_flower.run.rows import csv_text
 from fedif_flower.runtime.local_grid import LocalGrid
 
 NAMES = ("ada", "bob", "cyd")
@@ -85,4 +85,7 @@ def rewrite(table: Table, change) -> None:
     """Let a server rewrite a table: ``change`` takes and returns its lines."""
     rows: list[Mapping[str, str]] = change(table.read())
     columns = list(table.read()[0])
-    table.path.write_text(csv_text([columns, *([row[c] for c in columns] for row in rows)]))
+    with table.path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
