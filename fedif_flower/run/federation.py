@@ -44,6 +44,7 @@ from fedif_flower.run.resume import Again, Kept, ResumableRun, require_space
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.signatures import SignatureRecords
+from fedif_flower.run.time_stamps import TimeStamps, clear_time_stamps
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.attributed import RoundAttribution
@@ -283,10 +284,14 @@ def _run_federation(
     kept: dict[str, Kept] = {"signatures": signatures}
     own: list[Callback] = [recorder, signatures]
     attributed: Callable[[RoundAttribution], object] = lambda _: None  # noqa: E731
+    stamps = None
     if config.receipts:
         if head_key is None or is_simulated(grid):
             raise ConfigError("receipts = True; allowed: false where clients are simulated")
-        book = kept["receipts"] = ReceiptBook(recorder.folder, witness, head_key)
+        url = config.time_stamp_url
+        stamps = TimeStamps(recorder.folder, url) if url else None
+        on_head = stamps.on_head if stamps else None
+        book = kept["receipts"] = ReceiptBook(recorder.folder, witness, head_key, on_head)
         attributed = book.attributed
         own.append(book)
     attribution = build_attribution(config, paying, recorder.folder, attributed)
@@ -300,6 +305,7 @@ def _run_federation(
     )
     if checkpoint is None:
         checkpoints.begin()
+        clear_time_stamps(recorder.folder)
         if attribution is not None:
             recorder.folder.begin_attribution(attribution.num_classes)
     else:
@@ -336,6 +342,8 @@ def _run_federation(
         if again is not None:
             logger.warning("%s", run.farewell(again))
         raise
+    if stamps is not None:
+        stamps.close()
     final = result.arrays if len(result.arrays) else arrays
     attributed = None if attribution is None else attribution.rounds
     summary = recorder.finish(final.to_torch_state_dict(), attributed)

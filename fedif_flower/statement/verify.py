@@ -37,6 +37,7 @@ from fedif_flower.statement.receipts import (
 from fedif_flower.statement.records import read_names, read_run
 from fedif_flower.statement.signatures import SignedMember, check_signatures
 from fedif_flower.statement.signing import fingerprint
+from fedif_flower.statement.time_stamps import Stamped, check_time_stamps
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 
@@ -59,6 +60,8 @@ class Verified:
         Whose receipts are as the records say.
     redone : tuple of int
         Rounds of which members have receipts twice: the run was resumed, and did them again.
+    stamped : tuple of Stamped
+        Rounds with a time stamp, and its time.
     """
 
     manifest: Manifest
@@ -67,6 +70,7 @@ class Verified:
     members: tuple[SignedMember, ...] = ()
     receipts: tuple[CheckedReceipts, ...] = ()
     redone: tuple[int, ...] = ()
+    stamped: tuple[Stamped, ...] = ()
 
 
 def verify(
@@ -74,6 +78,7 @@ def verify(
     key: str = "",
     members: Mapping[bytes, str] | None = None,
     receipts: Sequence[Path] = (),
+    time_stamps: Path | None = None,
 ) -> Verified:
     """Check a run's statement, or a single page of one.
 
@@ -89,6 +94,9 @@ def verify(
     receipts : sequence of Path
         Members' ``receipts-dir``, see
         :func:`~fedif_flower.statement.receipts.check_receipts`.
+    time_stamps : Path, optional
+        Certificates of stamping servers, see
+        :func:`~fedif_flower.statement.time_stamps.check_time_stamps`.
 
     Raises
     ------
@@ -120,7 +128,8 @@ def verify(
     tree = check_tree(run, manifest.head)
     held = check_receipts(run, tree, receipts) if receipts else ()
     redone = redone_rounds(tree) if tree else ()
-    return Verified(manifest, signer, not_here, signed, held, tuple(redone))
+    stamped = check_time_stamps(run, tree, time_stamps) if tree and time_stamps else ()
+    return Verified(manifest, signer, not_here, signed, held, tuple(redone), stamped)
 
 
 def _check_page(page: Path, manifest: Manifest) -> None:
