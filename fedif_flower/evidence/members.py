@@ -18,7 +18,7 @@ def read_members(folder: Path | None) -> dict[str, VerifyingKey]:
     ----------
     folder : Path, optional
         With files such as ``hospital-a.pub``, as OpenSSH or PEM writes them; other files are
-        ignored. ``None``: there are no keys.
+        ignored. One such file will do. ``None``: there are no keys.
 
     Raises
     ------
@@ -28,10 +28,10 @@ def read_members(folder: Path | None) -> dict[str, VerifyingKey]:
     """
     if folder is None:
         return {}
-    if not folder.is_dir():
+    if not folder.is_dir() and not folder.is_file():
         raise ConfigError(f"members = {str(folder)!r} is no directory")
     members = {}
-    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+    for path in [folder] if folder.is_file() else sorted(folder.glob(f"*{_SUFFIX}")):
         try:
             data = path.read_bytes()
         except OSError as error:

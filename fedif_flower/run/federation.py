@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.serverapp import Grid
 
 from fedif_flower.attacks import malicious_partitions
@@ -20,6 +22,7 @@ from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
+from fedif_flower.messages.signed_replies import ReplyWitness
 from fedif_flower.run.asked_vectors import AskedVectors
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
@@ -39,19 +42,23 @@ from fedif_flower.run.preflight import (
     warn_of_one,
     with_free_folder,
 )
-from fedif_flower.run.provenance import provenance
+from fedif_flower.run.provenance import RUN_ID, provenance
+from fedif_flower.run.receipts import ReceiptBook
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
-from fedif_flower.run.resume import Again, ResumableRun, require_space
+from fedif_flower.run.resume import Again, Kept, ResumableRun, require_space
 from fedif_flower.run.rows import RoundRow
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
+from fedif_flower.run.signatures import SignatureRecords
+from fedif_flower.run.time_stamps import TimeStamps, clear_time_stamps
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
+from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.config import configured_pace, configured_stages
-from fedif_flower.strategies.nodes import Identify, identify_clients
+from fedif_flower.strategies.nodes import Identify, identify_clients, is_simulated
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.strategies.registry import BaseArguments, StrategyParts, build_named
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -75,6 +82,7 @@ def build_strategy(
     callbacks: Sequence[Callback] = (),
     masking: Masking | None = None,
     identify: Identify = identify_clients,
+    witness: ReplyWitness | None = None,
 ) -> ScreenedStrategy:
     """Return the strategy that the run config names."""
     config = loaded.config
@@ -100,6 +108,7 @@ def build_strategy(
             pace=configured_pace(config),
             masking=masking,
             local_method=build_local_method(config),
+            witness=witness,
         ),
     )
     parts = StrategyParts(
@@ -138,9 +147,17 @@ def credit_bounds(config: RunConfig) -> CreditBounds:
 
 
 def build_attribution(
-    config: RunConfig, validation: Validation, folder: RunFolder
+    config: RunConfig,
+    validation: Validation,
+    folder: RunFolder,
+    on_attribution: Callable[[RoundAttribution], object] = lambda _: None,
 ) -> PathAttribution | None:
     """Return the run's attribution, which is written as rounds are attributed; ``None``: off."""
+
+    def attributed(found: RoundAttribution) -> None:
+        folder.add_attribution(found)
+        on_attribution(found)
+
     if config.attribution == "off":
         return None
     return PathAttribution(
@@ -148,7 +165,7 @@ def build_attribution(
         config.attribution,
         per_class=config.attribution_per_class,
         bounds=credit_bounds(config),
-        on_attribution=folder.add_attribution,
+        on_attribution=attributed,
     )
 
 
@@ -169,6 +186,7 @@ def run_federation(
     task: Task | None = None,
     again: Again | None = None,
     loaded: LoadedTask | None = None,
+    head_key: Ed25519PrivateKey | None = None,
 ) -> Path:
     """Run one federation to its end and return the directory of its results.
 
@@ -189,6 +207,8 @@ def run_federation(
         that is stopped says how it goes on.
     loaded : LoadedTask, optional
         The task, where it has been loaded for this run already.
+    head_key : Ed25519PrivateKey, optional
+        Signs what members are told of the records, with ``receipts``.
 
     Raises
     ------
@@ -215,7 +235,9 @@ def run_federation(
     with about(run=run_dir.name), _measured(loaded.config) as metrics, hold_directory(run_dir):
         grid = grid if metrics is None else metrics.watched(grid)
         # Nodes are asked who they are before the strategy starts.
-        return _run_federation(screened(grid), loaded, on_row, callbacks, again, members, metrics)
+        return _run_federation(
+            screened(grid), loaded, on_row, callbacks, again, members, metrics, head_key
+        )
 
 
 @contextmanager
@@ -256,6 +278,7 @@ def _run_federation(
     again: Again | None,
     members: Members,
     measured: RunMetrics | None,
+    head_key: Ed25519PrivateKey | None,
 ) -> Path:
     """Run one federation in a directory of its own."""
     config = loaded.config
@@ -265,8 +288,10 @@ def _run_federation(
     masking = build_masking(config, None if measured is None else measured.keeper_answered)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
+    run_id = str((checkpoint and checkpoint.records.get(RUN_ID)) or secrets.token_hex(16))
+    witness = ReplyWitness(run_id, required=config.require_signatures, digests=config.receipts)
     # What it refuses is said before anything is written.
-    strategy = build_strategy(loaded, identify=members)
+    strategy = build_strategy(loaded, identify=members, witness=witness)
     members.ask(grid, loaded, resumed=checkpoint is not None)
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
@@ -287,7 +312,9 @@ def _run_federation(
         evaluation,
         resumed=checkpoint is not None,
     )
+    recorder.run_id = run_id
     origin = provenance(config, loaded.fingerprint, tensors_in(loaded.validation_data))
+    origin[RUN_ID] = run_id
     paying = loaded.validation
     if config.secret_validation:
         earlier = checkpoint and checkpoint.records.get("paying_nonce")
@@ -308,20 +335,39 @@ def _run_federation(
         keep = config.keep_vectors
         asked = AskedVectors(recorder.folder, masking, keeper, keep=keep, after=done)
         masking = replace(masking, on_vector=asked.note)
-        strategy = build_strategy(loaded, masking=masking, identify=members)
-    attribution = build_attribution(config, paying, recorder.folder)
+        strategy = build_strategy(loaded, masking=masking, identify=members, witness=witness)
+    signatures = SignatureRecords(recorder.folder, witness)
+    kept: dict[str, Kept] = {"signatures": signatures}
+    own: list[Callback] = [_NotedRound(), recorder, signatures]
+    attributed: Callable[[RoundAttribution], object] = lambda _: None  # noqa: E731
+    stamps = None
+    if config.receipts:
+        if head_key is None or is_simulated(grid):
+            raise ConfigError("receipts = True; allowed: false where clients are simulated")
+        url = config.time_stamp_url
+        stamps = TimeStamps(recorder.folder, url) if url else None
+        on_head = stamps.on_head if stamps else None
+        book = kept["receipts"] = ReceiptBook(recorder.folder, witness, head_key, on_head)
+        attributed = book.attributed
+        own.append(book)
+    attribution = build_attribution(config, paying, recorder.folder, attributed)
     run = ResumableRun(
-        checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
+        checkpoints,
+        strategy,
+        recorder,
+        every=config.checkpoint_every,
+        attribution=attribution,
+        kept=kept,
     )
     if checkpoint is None:
         checkpoints.begin()
+        clear_time_stamps(recorder.folder)
         if attribution is not None:
             recorder.folder.begin_attribution(attribution.num_classes)
     else:
         arrays = run.restore(checkpoint, grid, arrays)
     recorder.folder.provenance.write(origin)
     # Evaluation may take a model back: the recorder is the first to look at it.
-    own: list[Callback] = [_NotedRound(), recorder]
     if measured is not None:
         own.append(measured)
     if attribution is not None:
@@ -345,6 +391,8 @@ def _run_federation(
                     config.part(ClientConfig),
                     loaded.task,
                     run=config.digest(),
+                    run_id=run_id,
+                    receipts=config.receipts,
                     collusion=needs_collusion(config),
                 ),
             )
@@ -354,9 +402,11 @@ def _run_federation(
             if again is not None:
                 logger.warning("%s", run.farewell(again))
             raise
+        if stamps is not None:
+            stamps.close()
         final = result.arrays if len(result.arrays) else arrays
-        attributed = None if attribution is None else attribution.rounds
-        summary = recorder.finish(final.to_torch_state_dict(), attributed)
+        rounds = None if attribution is None else attribution.rounds
+        summary = recorder.finish(final.to_torch_state_dict(), rounds)
     for what, count in troubles(summary):
         logger.warning("%s: %s", what, count)
     return recorder.run_dir

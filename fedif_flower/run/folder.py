@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.evidence.receipts import LEAF
 from fedif_flower.run.rows import AttendanceRow, ClientRow, RoundRow, csv_text, read_rows
 from fedif_flower.storage import write_atomically, writing
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
@@ -28,6 +29,9 @@ RESULT_FILES = (
     "attribution.csv",
     "attribution_rounds.csv",
     "quarantine.csv",
+    "signatures.csv",
+    "receipts.csv",
+    "tree_heads.csv",
     "masking.json",
     "model.pt",
     "accuracy.png",
@@ -39,6 +43,8 @@ RESULT_FILES = (
 _ATTRIBUTION = ("round", "partition_id", "client_id", "coefficient", "contribution")
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 _ASKED = ("round", "run", "purpose", "sha256")
+_SIGNED = ("node_id", "asked_in", "examples", "received", "sent", "key", "signature")
+_HEAD = ("round", "size", "root", "key", "signature")
 _OF_ROUND = re.compile(r"round-(\d{6,})\.pt")
 
 
@@ -152,6 +158,10 @@ class RunFolder:
     quarantine, names, asked : Table
         Who was left out, when and why; what the operator calls members; digests of the vectors
         whose products with masked updates were asked for.
+    signatures : Table
+        What members signed of their updates: digests, keys and signatures, in hex.
+    receipts, tree_heads : Table
+        The leaves of the tree that members have receipts of, and its heads; bytes in hex.
     masking : JsonFile
         Who kept the masks of a masked run.
     live : JsonFile
@@ -171,6 +181,11 @@ class RunFolder:
         self.attribution = Table(self.path / "attribution.csv", credit)
         self.attributed_rounds = Table(self.path / "attribution_rounds.csv", _ATTRIBUTED_ROUND)
         self.quarantine = Table(self.path / "quarantine.csv", _names(Decision))
+        self.signatures = Table(self.path / "signatures.csv", ("round", "client_id", *_SIGNED))
+        self.receipts = Table(self.path / "receipts.csv", LEAF)
+        self.tree_heads = Table(self.path / "tree_heads.csv", _HEAD)
+        self.time_stamps = self.path / "time_stamps"
+        self.receipts_seen = JsonFile(self.path / "receipts_seen.json")
         self.names = Table(self.path / "names.csv", ("client_id", "name"))
         self.model = self.path / "model.pt"
         self.report = self.path / "report.md"
@@ -210,6 +225,7 @@ class RunFolder:
         more = sorted(self.updates.glob("*.pt"))
         if self.masking.path.is_file():  # Else vectors are of an earlier run in this place.
             more += sorted(self.vectors.glob("[rv]*"))
+        more += sorted(self.time_stamps.glob("*.tsr"))
         there = [name for name in RESULT_FILES if (self.path / name).is_file()]
         return there + [path.relative_to(self.path).as_posix() for path in more]
 

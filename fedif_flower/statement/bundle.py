@@ -37,6 +37,7 @@ from fedif_flower.statement.manifest import (
     statement_of,
 )
 from fedif_flower.statement.pages import consortium_page, member_page
+from fedif_flower.statement.receipts import last_head
 from fedif_flower.statement.records import RunRecords, read_run
 from fedif_flower.statement.verdict import Verdict
 from fedif_flower.storage import make_folder, temporary_sibling, writing
@@ -112,6 +113,7 @@ def make_statement(
         contact=contact,
         public_key=base64.b64encode(public_der(public_of(key))).decode(),
         chain=hashes[-1],
+        head=last_head(records.folder),
         settings=str(records.provenance["settings_sha256"]),
         validation=str(records.provenance["validation_sha256"]),
         code=str(records.provenance["code_sha256"]),

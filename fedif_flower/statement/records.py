@@ -108,6 +108,8 @@ class RunRecords:
         How many members were there, and who was not.
     completeness : Completeness
         Whether what the whole run asked for came.
+    signed : frozenset of (int, int)
+        Round and client id of the replies that were signed.
     """
 
     folder: RunFolder
@@ -120,6 +122,7 @@ class RunRecords:
     scoring: Scoring | None = None
     earlier: Mapping[int, int] = field(default_factory=dict)
     masking: Mapping[str, Any] | None = None
+    signed: frozenset[tuple[int, int]] = frozenset()
     lines: tuple[RoundLine, ...] = ()
     attendance: tuple[AttendanceRow, ...] = ()
     completeness: Completeness | None = None
@@ -237,6 +240,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         masking=folder.masking.read() if folder.masking.path.is_file() else None,
         lines=_parse(folder.rounds, _round_line),
         attendance=_parse(folder.attendance, _attendance),
+        signed=frozenset(_parse(folder.signatures, _signed)),
     )
     return replace(records, completeness=records.judged())
 
@@ -327,6 +331,10 @@ def _round_line(row: Mapping[str, str]) -> RoundLine:
 def _attendance(row: Mapping[str, str]) -> AttendanceRow:
     numbers = {name: int(row[name]) for name in ("round", "partition_id", "client_id")}
     return checked_row(AttendanceRow, {**row, **numbers})
+
+
+def _signed(row: Mapping[str, str]) -> tuple[int, int]:
+    return int(row["round"]), int(row["client_id"])
 
 
 def _status(text: str) -> Status:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +31,15 @@ from fedif_flower.statement.manifest import (
     read_file,
     read_signed,
 )
-from fedif_flower.statement.records import read_run
+from fedif_flower.statement.receipts import (
+    CheckedReceipts,
+    check_receipts,
+    check_tree,
+    redone_rounds,
+)
+from fedif_flower.statement.records import read_names, read_run
+from fedif_flower.statement.signatures import SignedMember, check_signatures
+from fedif_flower.statement.time_stamps import Stamped, check_time_stamps
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 
@@ -46,10 +54,22 @@ class Verified:
         The statement, and whose signatures it has; those of nobody known were not checked.
     not_here : tuple of str
         Files whose hashes are signed but which are not there, and so were not checked.
+    members : tuple of SignedMember
+        Who signed its updates; empty: nobody did.
+    receipts : tuple of CheckedReceipts
+        Whose receipts are as the records say.
+    redone : tuple of int
+        Rounds of which members have receipts twice: the run was resumed, and did them again.
+    stamped : tuple of Stamped
+        Rounds with a time stamp, and its time.
     """
 
     signed: Signed
     not_here: tuple[str, ...] = ()
+    members: tuple[SignedMember, ...] = ()
+    receipts: tuple[CheckedReceipts, ...] = ()
+    redone: tuple[int, ...] = ()
+    stamped: tuple[Stamped, ...] = ()
 
     @property
     def manifest(self) -> Manifest:
@@ -63,7 +83,11 @@ class Verified:
 
 
 def verify(
-    path: Path, key: str = "", members: Mapping[str, VerifyingKey] = MappingProxyType({})
+    path: Path,
+    key: str = "",
+    members: Mapping[str, VerifyingKey] = MappingProxyType({}),
+    receipts: Sequence[Path] = (),
+    time_stamps: Path | None = None,
 ) -> Verified:
     """Check a run's statement, or a single page of one.
 
@@ -74,7 +98,13 @@ def verify(
     key : str
         The fingerprint that the operator's key must have; empty: any, which the caller compares.
     members : mapping of str to public key
-        Who else may have signed, by name.
+        Who else may have signed the statement, and who must have signed updates, by name.
+    receipts : sequence of Path
+        Members' ``receipts-dir``, see
+        :func:`~fedif_flower.statement.receipts.check_receipts`.
+    time_stamps : Path, optional
+        Certificates of stamping servers, see
+        :func:`~fedif_flower.statement.time_stamps.check_time_stamps`.
 
     Raises
     ------
@@ -101,7 +131,20 @@ def verify(
     _check_chain(run, manifest)
     _check_salt(run)
     _check_account(run, manifest)
-    return replace(found, not_here=not_here)
+    names = read_names(run.names.path) if run.names.path.is_file() else {}
+    signed = check_signatures(run, names, members)
+    tree = check_tree(run, manifest.head)
+    held = check_receipts(run, tree, receipts) if receipts else ()
+    redone = redone_rounds(tree) if tree else ()
+    stamped = check_time_stamps(run, tree, time_stamps) if tree and time_stamps else ()
+    return replace(
+        found,
+        not_here=not_here,
+        members=signed,
+        receipts=held,
+        redone=tuple(redone),
+        stamped=stamped,
+    )
 
 
 def _check_page(page: Path, statement: SignedStatement) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from flwr.app import ConfigRecord
+
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.stages import Stages
 from fedif_flower.strategies.global_model import GlobalModel
@@ -87,6 +89,10 @@ class Callback:
 
         Told at once, while others are still waited for: it must not take long.
         """
+
+    def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord]:  # noqa: ARG002
+        """Return what a node's next message holds beside the model and the settings."""
+        return {}
 
     def on_replies(self, server_round: int) -> None:
         """Be told that a round's replies are read from now on: the last step's updates are lost."""

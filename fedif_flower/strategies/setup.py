@@ -11,6 +11,7 @@ import torch
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.masked_rounds import Masking
+from fedif_flower.messages.signed_replies import ReplyWitness
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
@@ -63,6 +64,8 @@ class Setup:
         Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
     masking : Masking, optional
         Who keeps the masks under which members send their updates; ``None``: there are none.
+    witness : ReplyWitness, optional
+        Checks the signatures of replies, and remembers what it saw; ``None``: nobody looks.
     """
 
     seed: int = 0
@@ -112,6 +115,7 @@ class Setup:
         ),
     ] = "stacked"
     masking: Masking | None = None
+    witness: ReplyWitness | None = None
     pace: Pace = DEFAULT_PACE
     local_method: LocalMethod = PLAIN
 
