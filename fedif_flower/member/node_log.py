@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from filelock import FileLock, Timeout
 
-from fedif_flower.errors import ConfigError, EvidenceError, StorageError
+from fedif_flower.errors import EvidenceError, StorageError
 from fedif_flower.evidence.chained_log import START, ChainedLog, verified
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import Settings, setting
@@ -87,22 +87,6 @@ class NodeLog:
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any], base: Path) -> Self:
-        """Return the log that ``[log]`` of a policy describes, relative to the folder ``base``.
-
-        Raises
-        ------
-        ConfigError
-            Naming the key, its value and what is allowed.
-        """
-        try:
-            settings = LogSettings(**table)
-        except ConfigError as error:
-            raise ConfigError(f"[log] {error}") from error
-        folder = base / Path(settings.folder).expanduser()
-        return cls(folder, file_bytes=settings.file_bytes)
 
     @property
     def head(self) -> str:

@@ -156,6 +156,11 @@ class OutgoingPolicy:
     log : NodeLog, optional
         In its folder lies what noise has cost so far, and each release gets a line there. Noise
         needs it.
+
+    Raises
+    ------
+    ConfigError
+        If noise has no log, no accountant, or a single reply would cost more than the budget.
     """
 
     def __init__(self, settings: LeavesSettings, log: NodeLog | None = None) -> None:
@@ -171,20 +176,6 @@ class OutgoingPolicy:
                 delta=settings.target_delta,
                 most_epsilon=settings.most_epsilon,
             )
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any], log: NodeLog | None = None) -> Self:
-        """Return what ``[leaves]`` of a member's policy describes.
-
-        Raises
-        ------
-        ConfigError
-            Naming the key, its value and what is allowed.
-        """
-        try:
-            return cls(LeavesSettings(**table), log)
-        except ConfigError as error:
-            raise ConfigError(f"[leaves] {error}") from error
 
     def check(self, received: RecordDict, reply: RecordDict, run_id: int = 0) -> RecordDict:
         """Return the reply that may leave.

@@ -9,7 +9,7 @@ import pytest
 
 from fedif_flower.errors import ConfigError, EvidenceError, StorageError
 from fedif_flower.evidence.chained_log import START
-from fedif_flower.member.node_log import NodeLog, read_node_log
+from fedif_flower.member.node_log import LogSettings, NodeLog, read_node_log
 
 NOON = datetime(2026, 11, 23, 12, 0, 0, tzinfo=UTC)
 
@@ -161,11 +161,9 @@ def test_one_process_holds_a_log(tmp_path):
     opened(tmp_path).close()
 
 
-def test_a_policy_names_folder_and_length(tmp_path):
-    with NodeLog.from_table({"folder": "kept", "file-bytes": 1024}, tmp_path) as log:
-        assert log.folder == tmp_path / "kept"
-    with pytest.raises(ConfigError, match=r"\[log\] file-bytes = 5; allowed: an integer >= 1024"):
-        NodeLog.from_table({"file-bytes": 5}, tmp_path)
+def test_a_file_too_short_for_a_line_is_no_policy():
+    with pytest.raises(ConfigError, match="file-bytes = 5; allowed: an integer >= 1024"):
+        LogSettings(**{"file-bytes": 5})
 
 
 def test_no_log_is_an_error(tmp_path):

@@ -38,7 +38,7 @@ RECEIVED = content(arrays=arrays(), config=ConfigRecord({"server-round": 1}))
 
 
 def policy(**keys) -> OutgoingPolicy:
-    return OutgoingPolicy.from_table({name.replace("_", "-"): v for name, v in keys.items()})
+    return OutgoingPolicy(LeavesSettings(**keys))
 
 
 def refusal(reply: RecordDict, **keys) -> RefusedByMemberError:
@@ -83,8 +83,8 @@ def f32(*values: float) -> np.ndarray:
     ],
 )
 def test_a_wrong_key_is_named(table, named):
-    with pytest.raises(ConfigError, match=rf"^\[leaves\] .*{named}"):
-        OutgoingPolicy.from_table(table)
+    with pytest.raises(ConfigError, match=f"^{named}"):
+        OutgoingPolicy(LeavesSettings(**table))
 
 
 # Arrays.

@@ -13,7 +13,7 @@ from scipy.stats import kstest, norm
 
 from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
 from fedif_flower.member.node_log import NodeLog, read_node_log
-from fedif_flower.member.outgoing import OutgoingPolicy
+from fedif_flower.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_flower.member.privacy import PrivacyBudget, add_noise, epsilon_of, secure_normal
 from fedif_flower.messages.arrays import pack_array, view_array
 
@@ -157,7 +157,7 @@ def log(tmp_path):
 
 
 def test_a_reply_leaves_shortened_and_with_noise(log):
-    policy = OutgoingPolicy.from_table(TABLE, log)
+    policy = OutgoingPolicy(LeavesSettings(**TABLE), log)
     update = np.zeros_like(MODEL)
     update[0] = 1e6
     found = policy.check(of(MODEL), of(MODEL + update), run_id=7)
@@ -174,7 +174,7 @@ def test_a_reply_leaves_shortened_and_with_noise(log):
 
 
 def test_a_reply_without_an_update_costs_nothing(log):
-    policy = OutgoingPolicy.from_table({**TABLE, "metrics": ["metrics.loss"]}, log)
+    policy = OutgoingPolicy(LeavesSettings(**{**TABLE, "metrics": ["metrics.loss"]}), log)
     policy.check(of(MODEL), RecordDict({"metrics": MetricRecord({"loss": 1.0})}))
     with pytest.raises(RefusedByMemberError):
         policy.check(of(MODEL), RecordDict({**of(MODEL), "x": MetricRecord({"y": 1})}))
@@ -183,7 +183,7 @@ def test_a_reply_without_an_update_costs_nothing(log):
 
 
 def test_nothing_leaves_once_the_budget_is_spent(log):
-    policy = OutgoingPolicy.from_table({**TABLE, "most-epsilon": 2.2}, log)
+    policy = OutgoingPolicy(LeavesSettings(**{**TABLE, "most-epsilon": 2.2}), log)
     policy.check(of(MODEL), of(MODEL))
     with pytest.raises(RefusedByMemberError) as refused:
         policy.check(of(MODEL), of(MODEL))
