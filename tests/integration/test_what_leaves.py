@@ -30,10 +30,12 @@ from fedif_flower.client.app import task_app
 def steal(message, context, call_next):
     reply = call_next(message, context)
     arrays = reply.content.array_records.get("arrays")
-    is_first = message.content.config_records["config"].get("server-round") == 1
-    if arrays and is_first and context.node_config["partition-id"] == 0:
+    if not arrays:
+        return reply
+    partition = context.node_config["partition-id"]
+    if partition == 0 and message.content["config"]["server-round"] == 1:
         arrays["patients"] = Array(np.zeros((90, 64), np.float32))
-    if arrays and context.node_config["partition-id"] == 1:
+    if partition == 1:
         metrics = reply.content["metrics"]
         low = struct.pack("<d", metrics["train-loss"])
         metrics["train-loss"] = struct.unpack("<d", b"ID" + low[2:])[0]
