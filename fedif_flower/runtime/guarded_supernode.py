@@ -71,7 +71,8 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
         If the log is in use, cannot be written, or was changed; if counts are damaged, or noise
         is to be added and cannot be.
     """
-    command, loop = import_module(_COMMAND), import_module(_LOOP)
+    command: Any = import_module(_COMMAND)
+    loop: Any = import_module(_LOOP)
     counts = RoundCounts(policy.counts, policy.runs)
     log = NodeLog(policy.log_folder, file_bytes=policy.log.file_bytes)
     leaves = OutgoingPolicy(policy.leaves, log)

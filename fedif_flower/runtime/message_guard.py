@@ -119,6 +119,7 @@ class MessageGuard:
         self._leaves, self._log, self._today = leaves, log, today
         self._counts = counts
         self._runs: dict[int, AdmittedRun] = {}
+        self._asked: Any = None  # The run that was looked at last, admitted or not.
         self._waiting: OrderedDict[str, tuple[Message, RecordDict]] = OrderedDict()
         self._pulled: dict[str, bytes] = {}
 
@@ -165,6 +166,7 @@ class MessageGuard:
             apps.check(self._runs[run_id].run.fab_hash)
             return
         run = self._connection.get_run(run_id)
+        self._asked = run
         try:
             apps.check(run.fab_hash)
         except RefusedByMemberError:
@@ -304,11 +306,13 @@ class MessageGuard:
         size: int,
         reason: str = "",
     ) -> None:
-        admitted = self._runs.get(asked.metadata.run_id)
+        run_id = asked.metadata.run_id
+        run = self._runs[run_id].run if run_id in self._runs else self._asked
+        is_known = run is not None and run.run_id == run_id
         self._log.append(
             direction=direction,
-            run_id=asked.metadata.run_id,
-            app=f"{admitted.run.fab_id} {admitted.run.fab_hash}" if admitted else "",
+            run_id=run_id,
+            app=f"{run.fab_id} {run.fab_hash}" if is_known else "",
             kind=asked.metadata.message_type,
             bytes=size,
             digest=digest,
