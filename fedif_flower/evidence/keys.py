@@ -70,11 +70,14 @@ def public_of(key: SigningKey) -> VerifyingKey:
     return key.public_key()
 
 
+def public_bytes(key: VerifyingKey) -> bytes:
+    """Return a public key as DER, whatever it was read from."""
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
 def key_digest(key: VerifyingKey) -> bytes:
     """Return the SHA-256 by which a public key is named."""
-    return hashlib.sha256(
-        key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    ).digest()
+    return hashlib.sha256(public_bytes(key)).digest()
 
 
 def sign(key: SigningKey, content: bytes) -> bytes:

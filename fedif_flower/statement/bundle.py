@@ -35,6 +35,7 @@ from fedif_flower.statement.manifest import (
     file_hash,
 )
 from fedif_flower.statement.pages import consortium_page, member_page
+from fedif_flower.statement.receipts import last_head
 from fedif_flower.statement.records import RunRecords, read_run
 from fedif_flower.statement.signing import public_bytes
 from fedif_flower.statement.verdict import Verdict
@@ -111,6 +112,7 @@ def make_statement(
         contact=contact,
         public_key=public_bytes(key).hex(),
         chain=hashes[-1],
+        head=last_head(records.folder),
         settings=str(records.provenance["settings_sha256"]),
         validation=str(records.provenance["validation_sha256"]),
         code=str(records.provenance["code_sha256"]),

@@ -43,6 +43,8 @@ class Manifest:
         Of whoever signed, 32 bytes in hex.
     chain : str
         The last hash of the chain.
+    head : str
+        Lines and root of the tree that members have receipts of; empty: there are none.
     settings, validation, code : str
         Hashes of what can change a result, of the validation set, of the package's source.
     made_with : str
@@ -56,6 +58,7 @@ class Manifest:
     contact: str
     public_key: str
     chain: str
+    head: str
     settings: str
     validation: str
     code: str

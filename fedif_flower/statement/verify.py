@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,14 @@ from fedif_flower.statement.manifest import (
     read_file,
     read_manifest,
 )
-from fedif_flower.statement.records import read_run
+from fedif_flower.statement.receipts import (
+    CheckedReceipts,
+    check_receipts,
+    check_tree,
+    redone_rounds,
+)
+from fedif_flower.statement.records import read_names, read_run
+from fedif_flower.statement.signatures import SignedMember, check_signatures
 from fedif_flower.statement.signing import fingerprint
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
@@ -46,14 +53,28 @@ class Verified:
         The fingerprint of the key that signed: compare it with what the operator told you.
     not_here : tuple of str
         Files that are signed but are not there, and so were not checked.
+    members : tuple of SignedMember
+        Who signed its updates; empty: nobody did.
+    receipts : tuple of CheckedReceipts
+        Whose receipts are as the records say.
+    redone : tuple of int
+        Rounds of which members have receipts twice: the run was resumed, and did them again.
     """
 
     manifest: Manifest
     key: str
     not_here: tuple[str, ...] = ()
+    members: tuple[SignedMember, ...] = ()
+    receipts: tuple[CheckedReceipts, ...] = ()
+    redone: tuple[int, ...] = ()
 
 
-def verify(path: Path, key: str = "") -> Verified:
+def verify(
+    path: Path,
+    key: str = "",
+    members: Mapping[bytes, str] | None = None,
+    receipts: Sequence[Path] = (),
+) -> Verified:
     """Check a run's statement, or a single page of one.
 
     Parameters
@@ -62,6 +83,12 @@ def verify(path: Path, key: str = "") -> Verified:
         A run's folder, or a member's page with the manifest and its signature beside it.
     key : str
         The fingerprint of the key that must have signed; empty: any, which the caller compares.
+    members : mapping of bytes to str, optional
+        Members' names by public key, see
+        :func:`~fedif_flower.statement.signatures.check_signatures`.
+    receipts : sequence of Path
+        Members' ``receipts-dir``, see
+        :func:`~fedif_flower.statement.receipts.check_receipts`.
 
     Raises
     ------
@@ -88,7 +115,12 @@ def verify(path: Path, key: str = "") -> Verified:
     _check_chain(run, manifest)
     _check_salt(run)
     _check_account(run, manifest)
-    return Verified(manifest, signer, not_here)
+    names = read_names(run.names.path) if run.names.path.is_file() else {}
+    signed = check_signatures(run, names, members)
+    tree = check_tree(run, manifest.head)
+    held = check_receipts(run, tree, receipts) if receipts else ()
+    redone = redone_rounds(tree) if tree else ()
+    return Verified(manifest, signer, not_here, signed, held, tuple(redone))
 
 
 def _check_page(page: Path, manifest: Manifest) -> None:
