@@ -17,6 +17,7 @@ from fedif_flower.federation.documents import (
     read_toml,
     to_toml,
 )
+from fedif_flower.federation.folder import split_address
 from fedif_flower.federation.invitation import (
     Invitation,
     make_answer,
@@ -188,7 +189,10 @@ def join(
             )
     data = str(own.get("data-dir") or "")
     unit = folder.path / "fedif-node.service"
-    steps.new(unit, "for systemd: look at User= first", lambda: node_unit(folder.path, data))
+    server = split_address(settings.superlink)[0] if policy else ""
+    steps.new(
+        unit, "for systemd: look at User= first", lambda: node_unit(folder.path, data, server)
+    )
     if not (steps.dry_run and not folder.key.exists()):
         answer = make_answer(invitation, read_node_key(folder.key))
         text = to_toml("To the operator: `fedif federation add-member FILE`.", answer.to_mapping())
@@ -262,10 +266,11 @@ def _own_config(folder: NodeFolder, invitation: Invitation) -> dict[str, Scalar]
     config: dict[str, Scalar] = {
         "partition-id": invitation.number,
         "statement-dir": str(folder.path / "statements"),
+        "receipts-dir": str(folder.path / "receipts"),
+        "signing-key": str(folder.key),
     }
     if invitation.keeper_key:
         config["keeper-key"] = invitation.keeper_key
-        config["signing-key"] = str(folder.key)
         config["own-updates-dir"] = str(folder.path / "mine")
     return config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import ipaddress
 import sysconfig
 from pathlib import Path
 
@@ -34,6 +35,26 @@ WantedBy=multi-user.target
 """
 
 
+# The policy decides which apps run; what one could do besides its replies is decided here.
+_SANDBOX = """\
+# With a GPU: false, and DeviceAllow= for it.
+PrivateDevices=true
+ProtectProc=invisible
+ProtectControlGroups=true
+ProtectKernelLogs=true
+ProtectKernelModules=true
+ProtectKernelTunables=true
+CapabilityBoundingSet=
+LockPersonality=true
+RestrictNamespaces=true
+RestrictSUIDSGID=true
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+UMask=0077
+"""
+
+
 def superlink_unit(folder: Path) -> str:
     """Return the server's unit: the ServerApp is a child, and gets time to end before the rest."""
     log = "--log-file superlink.log --log-rotation-interval-hours 24 --log-rotation-backup-count 14"
@@ -41,13 +62,24 @@ def superlink_unit(folder: Path) -> str:
     return _unit("fedif-superlink", "SuperLink", command, folder, restart=5)
 
 
-def node_unit(folder: Path, data: str) -> str:
-    """Return a member's unit; ``data``: folder of its training data, for reading only.
+def node_unit(folder: Path, data: str, server: str = "") -> str:
+    """Return a member's unit.
 
     A SuperNode that was killed is let in again once the SuperLink has missed its heartbeats.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the node.
+    data : str
+        Folder of its training data, for reading only; empty: none.
+    server : str
+        The server's host, to which alone a guarded node connects; empty: it is not guarded.
     """
     more = f"Environment=XDG_CACHE_HOME={_word(folder / 'cache')}\n"
     more += f"ReadOnlyPaths={_word(Path(data))}\n" if data else ""
+    if server:
+        more += _SANDBOX + _connections(server)
     command = f"{_fedif()} node start --in {_word(folder)}"
     return _unit("fedif-node", "SuperNode", command, folder, restart=10, more=more)
 
@@ -69,6 +101,19 @@ def _unit(name: str, what: str, command: str, folder: Path, *, restart: int, mor
         restart=restart,
         more=more,
     )
+
+
+def _connections(server: str) -> str:
+    """Return the lines that leave no connection but to the server, which needs an address."""
+    try:
+        ipaddress.ip_address(server)
+    except ValueError:
+        return (
+            "# No connection but to the server: name it by its address, in node.toml too, since\n"
+            "# names that are asked for can carry data.\n"
+            "#IPAddressDeny=any\n#IPAddressAllow=localhost ADDRESS\n"
+        )
+    return f"IPAddressDeny=any\nIPAddressAllow=localhost {server}\n"
 
 
 def _fedif() -> str:
