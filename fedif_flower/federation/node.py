@@ -188,7 +188,11 @@ def join(
             )
     data = str(own.get("data-dir") or "")
     unit = folder.path / "fedif-node.service"
-    steps.new(unit, "for systemd: look at User= first", lambda: node_unit(folder.path, data))
+    steps.new(
+        unit,
+        "for systemd: look at User= first",
+        lambda: node_unit(folder.path, invitation.address, data, policy),
+    )
     if not (steps.dry_run and not folder.key.exists()):
         answer = make_answer(invitation, read_node_key(folder.key))
         text = to_toml("To the operator: `fedif federation add-member FILE`.", answer.to_mapping())
