@@ -17,7 +17,6 @@ from fedif_flower.federation.documents import (
     read_toml,
     to_toml,
 )
-from fedif_flower.federation.folder import split_address
 from fedif_flower.federation.invitation import (
     Invitation,
     make_answer,
@@ -189,9 +188,10 @@ def join(
             )
     data = str(own.get("data-dir") or "")
     unit = folder.path / "fedif-node.service"
-    server = split_address(settings.superlink)[0] if policy else ""
     steps.new(
-        unit, "for systemd: look at User= first", lambda: node_unit(folder.path, data, server)
+        unit,
+        "for systemd: look at User= first",
+        lambda: node_unit(folder.path, invitation.address, data, policy),
     )
     if not (steps.dry_run and not folder.key.exists()):
         answer = make_answer(invitation, read_node_key(folder.key))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import getpass
 import ipaddress
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
+
+from fedif_flower.federation.folder import split_address
 
 _UNIT = """\
 # Copy to /etc/systemd/system/, look at User= and the paths, then
@@ -26,7 +29,7 @@ KillMode=mixed
 NoNewPrivileges=true
 PrivateTmp=true
 ProtectSystem=strict
-ProtectHome=read-only
+ProtectHome={homes}
 ReadWritePaths={folder}
 Environment=HOME={folder}
 {more}
@@ -35,8 +38,9 @@ WantedBy=multi-user.target
 """
 
 
-# The policy decides which apps run; what one could do besides its replies is decided here.
-_SANDBOX = """\
+# The policy decides which apps run. What one could do besides its replies is decided here.
+_BOUNDED = """\
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
 # With a GPU: false, and DeviceAllow= for it.
 PrivateDevices=true
 ProtectProc=invisible
@@ -48,7 +52,6 @@ CapabilityBoundingSet=
 LockPersonality=true
 RestrictNamespaces=true
 RestrictSUIDSGID=true
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
 SystemCallArchitectures=native
 SystemCallFilter=@system-service
 UMask=0077
@@ -62,24 +65,32 @@ def superlink_unit(folder: Path) -> str:
     return _unit("fedif-superlink", "SuperLink", command, folder, restart=5)
 
 
-def node_unit(folder: Path, data: str, server: str = "") -> str:
-    """Return a member's unit.
+def node_unit(folder: Path, address: str, data: str, policy: str) -> str:
+    """Return a member's unit, which bounds what an app can do besides its replies.
 
     A SuperNode that was killed is let in again once the SuperLink has missed its heartbeats.
 
     Parameters
     ----------
     folder : Path
-        Of the node.
+        The node's, in which the SuperNode writes; its settings and key are for reading only.
+    address : str
+        The server's ``host:port``. No connection but to that is allowed, where it is no name.
     data : str
-        Folder of its training data, for reading only; empty: none.
-    server : str
-        The server's host, to which alone a guarded node connects; empty: it is not guarded.
+        Folder of its training data, for reading only; empty: not known.
+    policy : str
+        File with what this host lets apps do; empty: none.
     """
+    read_only = [folder / name for name in ("node.toml", "node.key", "ca.crt")]
+    read_only += [Path(policy)] if policy else []
     more = f"Environment=XDG_CACHE_HOME={_word(folder / 'cache')}\n"
-    more += f"ReadOnlyPaths={_word(Path(data))}\n" if data else ""
-    if server:
-        more += _SANDBOX + _connections(server)
+    if data and _below("/srv", Path(data)) and not any(_below("/srv", p) for p in _own(folder)):
+        more += "# Of /srv, its data alone.\nTemporaryFileSystem=/srv\n"
+        more += f"BindReadOnlyPaths={_word(Path(data))}\n"
+    elif data:
+        read_only.append(Path(data))
+    more += f"ReadOnlyPaths={' '.join(map(_word, read_only))}\n"
+    more += _only_to(split_address(address)[0]) + _BOUNDED
     command = f"{_fedif()} node start --in {_word(folder)}"
     return _unit("fedif-node", "SuperNode", command, folder, restart=10, more=more)
 
@@ -96,6 +107,7 @@ def _unit(name: str, what: str, command: str, folder: Path, *, restart: int, mor
         name=name,
         what=what,
         user=getpass.getuser(),
+        homes="read-only" if any(map(_in_home, _own(folder))) else "true",
         command=command,
         folder=_word(folder),
         restart=restart,
@@ -103,17 +115,33 @@ def _unit(name: str, what: str, command: str, folder: Path, *, restart: int, mor
     )
 
 
-def _connections(server: str) -> str:
-    """Return the lines that leave no connection but to the server, which needs an address."""
+def _only_to(host: str) -> str:
+    """Return what allows connections to a host alone; where it has a name only, as a comment."""
     try:
-        ipaddress.ip_address(server)
+        allowed = str(ipaddress.ip_address(host))
     except ValueError:
         return (
-            "# No connection but to the server: name it by its address, in node.toml too, since\n"
-            "# names that are asked for can carry data.\n"
-            "#IPAddressDeny=any\n#IPAddressAllow=localhost ADDRESS\n"
+            "# To allow no connection but to the server, put its address into /etc/hosts, since\n"
+            "# names that are asked for can carry data, and here:\n"
+            f"# IPAddressDeny=any\n# IPAddressAllow=localhost ADDRESS-OF-{host}\n"
         )
-    return f"IPAddressDeny=any\nIPAddressAllow=localhost {server}\n"
+    return (
+        "# No connection but to the server.\n"
+        f"IPAddressDeny=any\nIPAddressAllow=localhost {allowed}\n"
+    )
+
+
+def _own(folder: Path) -> Sequence[Path]:
+    """Return what a service needs beside its data: its folder, and the programs."""
+    return folder, Path(sysconfig.get_path("scripts"))
+
+
+def _below(top: str, path: Path) -> bool:
+    return path.is_relative_to(top) and path != Path(top)
+
+
+def _in_home(path: Path) -> bool:
+    return path.is_relative_to("/home") or path.is_relative_to("/root")
 
 
 def _fedif() -> str:

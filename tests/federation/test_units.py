@@ -2,21 +2,63 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedif_flower.federation.units import node_unit
+import pytest
 
-FOLDER = Path("/var/lib/fedif-node")
+from fedif_flower.federation.units import keeper_unit, node_unit, superlink_unit
 
-
-def test_a_guarded_node_s_unit_bounds_what_an_app_can_do_besides_its_replies():
-    plain = node_unit(FOLDER, "/srv/data")
-    assert "ReadOnlyPaths=/srv/data" in plain
-    assert "SystemCallFilter" not in plain
-    guarded = node_unit(FOLDER, "/srv/data", "192.0.2.7")
-    assert "SystemCallFilter=@system-service" in guarded
-    assert "IPAddressDeny=any\nIPAddressAllow=localhost 192.0.2.7\n" in guarded
+FOLDER = Path("/var/lib/fedif node")
 
 
-def test_a_server_that_is_a_name_is_to_be_named_by_its_address():
-    lines = node_unit(FOLDER, "", "fl.example.org").splitlines()
-    assert "#IPAddressDeny=any" in lines
-    assert not any(line.startswith("IPAddress") for line in lines)
+@pytest.fixture(autouse=True)
+def programs(monkeypatch):
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "/opt/fedif-flower/.venv/bin")
+
+
+def lines(unit: str) -> list[str]:
+    return unit.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("unit", "command"),
+    [
+        (superlink_unit(FOLDER), 'federation superlink --in "/var/lib/fedif node" -- --log-file'),
+        (node_unit(FOLDER, "a:1", "", ""), 'node start --in "/var/lib/fedif node"'),
+        (keeper_unit(FOLDER), 'keeper --policy "/var/lib/fedif node/keeper.toml"'),
+    ],
+)
+def test_a_unit_starts_a_command_and_writes_into_one_folder(unit, command):
+    (start,) = [line for line in lines(unit) if line.startswith("ExecStart=")]
+    assert f"fedif {command}" in start
+    assert 'ReadWritePaths="/var/lib/fedif node"' in lines(unit)
+    assert {"NoNewPrivileges=true", "ProtectSystem=strict"} <= set(lines(unit))
+
+
+def test_a_node_connects_to_its_server_alone():
+    found = lines(node_unit(FOLDER, "[2001:db8::7]:9092", "", ""))
+    assert {"IPAddressDeny=any", "IPAddressAllow=localhost 2001:db8::7"} <= set(found)
+    by_name = lines(node_unit(FOLDER, "fl.example.org:9092", "", ""))
+    assert "# IPAddressAllow=localhost ADDRESS-OF-fl.example.org" in by_name
+    assert not any(line.startswith("IPAddress") for line in by_name)
+
+
+def test_what_a_node_reads_is_not_for_writing():
+    folder = Path("/var/lib/fedif")
+    found = lines(node_unit(folder, "a:1", "/data/x-rays", "/etc/fedif/member-policy.toml"))
+    files = " ".join(f"/var/lib/fedif/{name}" for name in ("node.toml", "node.key", "ca.crt"))
+    assert f"ReadOnlyPaths={files} /etc/fedif/member-policy.toml /data/x-rays" in found
+    found = lines(node_unit(folder, "a:1", "/srv/x-rays", ""))
+    assert {"TemporaryFileSystem=/srv", "BindReadOnlyPaths=/srv/x-rays"} <= set(found)
+    # What the node itself needs is not hidden.
+    found = lines(node_unit(Path("/srv/fedif"), "a:1", "/srv/x-rays", ""))
+    assert "TemporaryFileSystem=/srv" not in found
+
+
+def test_homes_are_hidden_unless_something_needed_is_there(monkeypatch):
+    assert "ProtectHome=true" in lines(superlink_unit(FOLDER))
+    assert "ProtectHome=read-only" in lines(superlink_unit(Path("/home/me/fedif")))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "/root/.venv/bin")
+    assert "ProtectHome=read-only" in lines(superlink_unit(FOLDER))
+
+
+def test_what_systemd_would_expand_stays_as_it_is():
+    assert "WorkingDirectory=/var/lib/100%%" in lines(superlink_unit(Path("/var/lib/100%")))
