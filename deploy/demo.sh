@@ -101,12 +101,20 @@ done
 "$deploy/federation.sh" connect demo "$address" "$home/server/ca.crt"
 "$deploy/federation.sh" register demo "$home"/keys/*.pub
 
-step "four SuperNodes; the labels of number 3 are flipped"
+step "four SuperNodes that run this app alone; the labels of number 3 are flipped"
+for i in 0 1 2 3; do
+  mkdir "$home/hospital-$i"
+  printf '[apps]\napproved = "../approved-apps"\n[runs]\nunknown-keys = true\n' \
+    >"$home/hospital-$i/member-policy.toml"
+done
+python "$repository/simulation.py" app approve "$repository" \
+  --policy "$home/hospital-0/member-policy.toml"
 for i in 0 1 2 3; do
   config="partition-id=$i data-dir='$home/data/partition-$i' statement-dir='$pages/hospital-$i'"
   [ "$i" -ne 3 ] || config="$config attack='label-noise'"
   background "$home/node-$i.log" "$deploy/federation.sh" supernode "$address" \
-    "$home/server/ca.crt" "$home/keys/hospital-$i" "$config" "${local_ports[$i]}"
+    "$home/server/ca.crt" "$home/keys/hospital-$i" "$config" "${local_ports[$i]}" \
+    --policy "$home/hospital-$i/member-policy.toml"
 done
 
 step "a run of $rounds rounds"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from fedif_flower.client.app import task_app
-from fedif_flower.member.preflight import describe
 from fedif_flower.run.logs import show_logs
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
@@ -41,7 +39,7 @@ def client_app(task: Task | None = None) -> ClientApp:
     task : Task, optional
         What the app is about. ``None``: the run config names a task.
     """
-    return task_app(task, mods=[_with_log], describe=partial(describe, task=task))
+    return task_app(task, mods=[_with_log])
 
 
 def server_app(task: Task | None = None) -> ServerApp:
@@ -64,6 +62,7 @@ def server_app(task: Task | None = None) -> ServerApp:
     from fedif_flower.run.report import require_last_round
     from fedif_flower.run.stale_superlink import require_own_code
     from fedif_flower.statement.page_delivery import deliver, state_and_deliver
+    from fedif_flower.statement.signing import default_key_path, load_or_make_key
     from fedif_flower.strategies.nodes import is_simulated
 
     app = ServerApp()
@@ -81,7 +80,10 @@ def server_app(task: Task | None = None) -> ServerApp:
         logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
         deliver(grid, config.run_dir.parent)  # To nodes that were away after earlier runs.
         again = _flwr_run(context.run_config, config.num_clients, simulated)
-        run_dir = run_federation(grid, config, on_row=_log_row, task=task, again=again)
+        key = load_or_make_key(default_key_path()) if config.receipts else None
+        run_dir = run_federation(
+            grid, config, on_row=_log_row, task=task, again=again, head_key=key
+        )
         logger.info("Report: %s", RunFolder(run_dir).report)
         state_and_deliver(grid, config, run_dir)
         # Flower reports a run as failed only if its ServerApp raises.

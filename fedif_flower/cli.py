@@ -228,18 +228,32 @@ def verify(
         typer.Option(help="a member's own-updates-dir: recompute what its updates contributed"),
     ] = None,
     members: Members = None,
+    receipts: Annotated[
+        list[Path] | None,
+        typer.Option(help="a member's receipts-dir; several: they are compared with each other"),
+    ] = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
     from fedif_flower.evidence.members import read_members
     from fedif_flower.statement.own_updates import check_own
     from fedif_flower.statement.verify import verify as check
 
-    found = check(path, key, read_members(members))
+    known = None if members is None else read_members(members)
+    found = check(path, key, known, receipts or ())
     console = Console()
     console.print(f"Unchanged: {path}, made {found.manifest.made}", soft_wrap=True, highlight=False)
     print_signers(found.signed.signers, console)
     for name in found.not_here:
         console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
+    for member in found.members:
+        signed = f"{member.signed} of {member.accepted} updates"
+        console.print(f"Signed by {member.name}: {signed}", highlight=False, markup=False)
+    for held in found.receipts:
+        kept = f"{held.lines} lines, {held.heads} heads"
+        console.print(f"As {held.name} was told: {kept}", highlight=False, markup=False)
+    if found.redone:
+        rounds = ", ".join(map(str, found.redone))
+        console.print(f"Done again after the run was resumed: rounds {rounds}", highlight=False)
     if mine is not None:
         own = check_own(path, mine)
         console.print(

@@ -20,6 +20,7 @@ from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "fedif_flower"
 STUDIES = PROJECT / "fedif_studies"
+OPTIONAL = ("mlflow", "pandas", "privacy", "tensorboard")
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -44,7 +45,7 @@ def test_every_package_that_is_imported_is_declared_and_none_besides():
         return {canonical(re.split(r"[\[<>=~! ]", d)[0]) for d in dependencies}
 
     declared, extras = names(project["dependencies"]), project["optional-dependencies"]
-    optional = set.union(*(names(extras[extra]) for extra in ("mlflow", "pandas", "tensorboard")))
+    optional = set.union(*(names(extras[extra]) for extra in OPTIONAL))
     files = [*PACKAGE.rglob("*.py"), *STUDIES.rglob("*.py")]
     tops = {name.split(".")[0] for path in files for name in imports(path)}
     # An example is in the checkout only, and one study is about it.
@@ -77,7 +78,7 @@ def test_the_bundle_holds_the_two_apps_and_the_rooms_they_use(bundle):
     rooms = {name.split("/")[1] for name in bundle - own if name.count("/") > 1}
     assert rooms == {
         *("aggregators", "attacks", "client", "messages", "run", "strategies", "tasks"),
-        *("evidence", "masking", "member", "stages", "statement", "valuation"),
+        *("evidence", "masking", "stages", "statement", "valuation"),
     }
 
 

@@ -16,8 +16,9 @@ from flwr.app import ArrayRecord, ConfigRecord
 from numpy.typing import NDArray
 from torch import nn
 
+from fedif_flower.client.signing import signing_key
 from fedif_flower.errors import ConfigError
-from fedif_flower.evidence.keys import SigningKey, read_private_key
+from fedif_flower.evidence.keys import SigningKey
 from fedif_flower.masking import mask_update, read_keeper_key
 from fedif_flower.messages.arrays import pack_array, view_array
 from fedif_flower.messages.instructions import ROUND_KEY
@@ -134,14 +135,8 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
             f"masking = {found!r}: this node names a keeper (keeper-key), and takes part in runs "
             "with masking = 'keeper' alone"
         )
-    path = Path(str(node.signing_key)).expanduser()
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"signing-key = {str(path)!r} cannot be read: {error.strerror}"
-        ) from error
-    key = read_private_key(content, f"signing-key = {str(path)!r}")
+    key = signing_key(node)
+    assert key is not None  # NodeConfig has made sure
     keeper = read_keeper_key(node.keeper_key, "keeper-key")
     return MemberMasking(terms, keeper, key, *who, own)
 

@@ -27,6 +27,8 @@ from fedif_flower.client.local import Trained, train_task
 from fedif_flower.client.masking import member_masking
 from fedif_flower.client.memory import attack_memory
 from fedif_flower.client.poisoning import poisoned_data
+from fedif_flower.client.receipts import note_sent, take_receipts
+from fedif_flower.client.signing import signed_reply, signing_key
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError
@@ -77,6 +79,8 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     server_round = cast(int, settings[ROUND_KEY])
     require_trusted(config, node)
     masking = member_masking(settings, node, message.metadata.dst_node_id)
+    key = signing_key(node)
+    take_receipts(message.content, context)
     task = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
     acting = behaviour(config, node)
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
@@ -114,6 +118,10 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         content.update(masking.masked(arrays, settings, model))
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
+    signed = None
+    if key is not None:
+        signed = signed_reply(content, arrays, settings, key, message.metadata.dst_node_id)
+    note_sent(content, settings, context, signed)
     return Message(content=content, reply_to=message)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 
+from fedif_flower.client.receipts import take_receipts
 from fedif_flower.errors import FedIFError, StorageError
 from fedif_flower.messages.delivery import Delivery, Receipt, read_delivery
 from fedif_flower.messages.node_config import NodeConfig
@@ -19,7 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 def keep_statement(message: Message, context: Context) -> Message:
-    """Write this node's page into its ``statement-dir``, and say whether that was done."""
+    """Write this node's page into its ``statement-dir``, and say whether that was done.
+
+    Its last receipts come with it.
+    """
+    take_receipts(message.content, context)
     return Message(content=_keep(message, context).to_content(), reply_to=message)
 
 

@@ -70,9 +70,14 @@ def public_of(key: SigningKey) -> VerifyingKey:
     return key.public_key()
 
 
+def public_bytes(key: VerifyingKey) -> bytes:
+    """Return a public key as DER, whatever it was read from."""
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
 def key_digest(key: VerifyingKey) -> bytes:
     """Return the SHA-256 by which a public key is named."""
-    return hashlib.sha256(public_der(key)).digest()
+    return hashlib.sha256(public_bytes(key)).digest()
 
 
 def key_id(key: VerifyingKey) -> str:
@@ -84,11 +89,6 @@ def fingerprint(key: VerifyingKey) -> str:
     """Return what people compare: the first half of :func:`key_id`, in groups of four."""
     digits = key_id(key)[:32]
     return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
-
-
-def public_der(key: VerifyingKey) -> bytes:
-    """Return a public key as others read it: DER, SubjectPublicKeyInfo."""
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def sign(key: SigningKey, content: bytes) -> bytes:

@@ -17,8 +17,8 @@ def read_members(folder: Path | None) -> dict[str, VerifyingKey]:
     Parameters
     ----------
     folder : Path, optional
-        With files such as ``hospital-a.pub``, as OpenSSH or PEM writes them; other files are
-        ignored. ``None``: there are no keys.
+        With files such as ``hospital-a.pub``, as OpenSSH or PEM writes them, other files being
+        ignored; or one such file. ``None``: there are no keys.
 
     Raises
     ------
@@ -28,10 +28,8 @@ def read_members(folder: Path | None) -> dict[str, VerifyingKey]:
     """
     if folder is None:
         return {}
-    if not folder.is_dir():
-        raise ConfigError(f"members = {str(folder)!r} is no directory")
     members = {}
-    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+    for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else [folder]:
         try:
             data = path.read_bytes()
         except OSError as error:

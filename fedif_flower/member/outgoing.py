@@ -55,6 +55,9 @@ class LeavesSettings(Settings):
     metric_digits: int = setting(
         4, "Significant digits of a metric; the rest is rounded away.", ge=1, le=15
     )
+    count_digits: int = setting(
+        7, "A whole number of at most so many digits leaves as it is.", ge=0, le=15
+    )
     longest_list: int = setting(1, "Numbers in one metric.", ge=1)
     config: list[str] = setting(
         [
@@ -62,6 +65,7 @@ class LeavesSettings(Settings):
             *("preflight.data", "preflight.training", "preflight.disk", "preflight.masking"),
             *("preflight.signing-key", "preflight.time"),
             *("signature.key", "signature.signature", "signature.received", "signature.sent"),
+            "seen-head.size",
             *("statement.kept", "statement.wanted", "statement.reason"),
         ],
         "Values of ConfigRecords, each `RECORD.KEY`. They leave as they are.",
@@ -308,7 +312,10 @@ class OutgoingPolicy:
                 yield name, [self._rounded(path, number) for number in value]
 
     def _rounded(self, path: str, value: float) -> float:
-        found = rounded(value, self.settings.metric_digits)
+        limits = self.settings
+        if (isinstance(value, int) or value.is_integer()) and abs(value) < 10**limits.count_digits:
+            return value + 0  # -0 becomes 0.
+        found = rounded(value, limits.metric_digits)
         if not math.isfinite(found) or (isinstance(found, int) and abs(found) > _LARGEST_INTEGER):
             _refuse("a metric is not finite", path)
         return found

@@ -73,7 +73,7 @@ class MemberPolicy:
     @property
     def log_folder(self) -> Path:
         """Where the log lies."""
-        return self.state / Path(self.log.folder).expanduser()
+        return self.state / self.log.folder
 
     @property
     def counts(self) -> Path:

@@ -11,12 +11,19 @@ from fedif_flower.tasks.task import Task
 
 CONFIG_KEY, TASK_KEY, FACTS_KEY = "client-config", "task", "task-facts"
 PROXIMAL_KEY, ROUND_KEY = "proximal-mu", "server-round"
-RUN_KEY, COLLUSION_KEY = "run", "collusion"
+RUN_KEY, RUN_ID_KEY, COLLUSION_KEY = "run", "run-id", "collusion"
+RECEIPTS_KEY = "receipts"  # Whether members get receipts.
 ACCOMPLICE_KEY = "accomplice"  # In a reply that waits for what its accomplices send.
 
 
 def instructions(
-    config: ClientConfig, task: Task, *, run: str, collusion: bool = False
+    config: ClientConfig,
+    task: Task,
+    *,
+    run: str,
+    run_id: str = "",
+    receipts: bool = False,
+    collusion: bool = False,
 ) -> ConfigRecord:
     """Return what clients need beside the model.
 
@@ -28,6 +35,10 @@ def instructions(
         The server's: its name, and what it says of the server's data.
     run : str
         Which run it is: a simulated node may work for several at a time.
+    run_id : str
+        Drawn for this run alone, which members sign; empty: they sign nothing.
+    receipts : bool
+        Whether members get receipts, and so remember what they sent.
     collusion : bool
         Whether accomplices can see each other's updates before they are sent.
     """
@@ -37,6 +48,8 @@ def instructions(
             TASK_KEY: task.name,
             FACTS_KEY: json.dumps(dict(task.facts)),
             RUN_KEY: run,
+            RUN_ID_KEY: run_id,
+            RECEIPTS_KEY: receipts,
             COLLUSION_KEY: collusion,
         }
     )

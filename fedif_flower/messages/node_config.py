@@ -47,14 +47,22 @@ class NodeConfig(Settings):
     )
     signing_key: str | None = setting(
         None,
-        "with `keeper-key`: file with this member's private key, whose public half the keeper "
-        "knows; the one that the SuperNode logs in with will do",
+        "file with this member's private key, with which it signs its updates: the one that the "
+        "SuperNode logs in with will do, and is the one that others have the public half of. With "
+        "`keeper-key`, the keeper has to know it",
         allowed="a string",
     )
     own_updates_dir: str | None = setting(
         None,
         "folder in which this node keeps its own updates of masked runs, from which "
         "`fedif verify --mine` recomputes what it contributed; without: none",
+        allowed="a string",
+    )
+    receipts_dir: str | None = setting(
+        None,
+        "folder in which this node keeps what it sent and its receipts, from which `fedif verify "
+        "--receipts` finds rewritten records ([receipts](receipts.md)); at most 100 runs; without: "
+        "they are checked as they come, and not kept",
         allowed="a string",
     )
     attack: str | None = setting(

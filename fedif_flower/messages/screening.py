@@ -43,6 +43,8 @@ REGISTRATION_ENDED = 105  # No code of Flower's, whose errors do not tell it fro
 Status = Literal["accepted", "refused", "failed", "away", "late", "revoked"]
 
 Arrive = Callable[[Tensor, float], float]
+# Looks at a reply, its arrays, and its node, for the round in which that was asked.
+Look = Callable[[RecordDict, ArrayRecord, ClientNode, int], None]
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,8 @@ def screen_replies(
     on_update: Callable[[AcceptedReply, Tensor], None] | None = None,
     late: Mapping[int, LateWork] = MappingProxyType({}),
     closing: Closing | None = None,
+    look: Look | None = None,
+    server_round: int = 0,
 ) -> Screening:
     """Check replies as they come, each on its own; unpack the good ones by partition id.
 
@@ -220,6 +224,10 @@ def screen_replies(
         Members whose replies to earlier rounds still count, by node id; nobody of ``asked``.
     closing : Closing, optional
         Told of every usable reply; without a reply when it is over, a member is late.
+    look : callable, optional
+        Looks at each reply before it is unpacked; a ReplyError refuses it.
+    server_round : int
+        The round, for ``look``.
 
     Returns
     -------
@@ -257,6 +265,9 @@ def screen_replies(
         try:
             work = late.get(node.node_id)
             model, at = (received, asked_at) if work is None else (work.received, work.asked_at)
+            if look is not None:
+                asked_in = server_round if work is None else work.server_round
+                look(reply.content, arrays_of(reply.content), node, asked_in)
             accepted[row] = _screen(reply, node, model, workspace, row, limits, at, arrive)
             if work is not None:
                 accepted[row] = _discounted(accepted[row], work, workspace, row)

@@ -99,6 +99,18 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         "more, and the log says at the start how much that is",
         changes_result=False,
     )
+    require_signatures: bool = setting(
+        False,
+        "a reply that its member did not sign is refused: each node needs `signing-key` "
+        "([receipts](receipts.md))",
+        is_new=True,
+    )
+    receipts: bool = setting(
+        False,
+        "with `attribution`, where clients are real nodes: each gets receipts for its own lines of "
+        "the records, by which it sees whether they are rewritten later ([receipts](receipts.md))",
+        changes_result=False,
+    )
     statement_budget: str = setting(
         "",
         "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "
@@ -171,6 +183,8 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
             )
         if self.keep_updates and self.attribution == "off":
             raise RefusedValueError("keep_updates", "false with attribution = 'off'")
+        if self.receipts and self.attribution == "off":
+            raise RefusedValueError("receipts", "false with attribution = 'off'")
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")

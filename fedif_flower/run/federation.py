@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.serverapp import Grid
 
 from fedif_flower.attacks import malicious_partitions
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
+from fedif_flower.messages.signed_replies import ReplyWitness
 from fedif_flower.run.asked_vectors import AskedVectors
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
@@ -33,18 +37,21 @@ from fedif_flower.run.preflight import (
     warn_of_one,
     with_free_folder,
 )
-from fedif_flower.run.provenance import provenance
+from fedif_flower.run.provenance import RUN_ID, provenance
+from fedif_flower.run.receipts import ReceiptBook
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
-from fedif_flower.run.resume import Again, ResumableRun, require_space
+from fedif_flower.run.resume import Again, Kept, ResumableRun, require_space
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
+from fedif_flower.run.signatures import SignatureRecords
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
+from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.config import configured_pace, configured_stages
-from fedif_flower.strategies.nodes import Identify, identify_clients
+from fedif_flower.strategies.nodes import Identify, identify_clients, is_simulated
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.strategies.registry import BaseArguments, StrategyParts, build_named
 from fedif_flower.strategies.screened import ScreenedStrategy
@@ -64,6 +71,7 @@ def build_strategy(
     loaded: LoadedTask,
     callbacks: Sequence[Callback] = (),
     masking: Masking | None = None,
+    witness: ReplyWitness | None = None,
     identify: Identify = identify_clients,
 ) -> ScreenedStrategy:
     """Return the strategy that the run config names."""
@@ -89,6 +97,7 @@ def build_strategy(
             aggregation=config.aggregation,
             pace=configured_pace(config),
             masking=masking,
+            witness=witness,
         ),
     )
     parts = StrategyParts(
@@ -127,9 +136,17 @@ def credit_bounds(config: RunConfig) -> CreditBounds:
 
 
 def build_attribution(
-    config: RunConfig, validation: Validation, folder: RunFolder
+    config: RunConfig,
+    validation: Validation,
+    folder: RunFolder,
+    on_attribution: Callable[[RoundAttribution], object] = lambda _: None,
 ) -> PathAttribution | None:
     """Return the run's attribution, which is written as rounds are attributed; ``None``: off."""
+
+    def attributed(found: RoundAttribution) -> None:
+        folder.add_attribution(found)
+        on_attribution(found)
+
     if config.attribution == "off":
         return None
     return PathAttribution(
@@ -137,7 +154,7 @@ def build_attribution(
         config.attribution,
         per_class=config.attribution_per_class,
         bounds=credit_bounds(config),
-        on_attribution=folder.add_attribution,
+        on_attribution=attributed,
     )
 
 
@@ -158,6 +175,7 @@ def run_federation(
     task: Task | None = None,
     again: Again | None = None,
     loaded: LoadedTask | None = None,
+    head_key: Ed25519PrivateKey | None = None,
 ) -> Path:
     """Run one federation to its end and return the directory of its results.
 
@@ -178,6 +196,8 @@ def run_federation(
         that is stopped says how it goes on.
     loaded : LoadedTask, optional
         The task, where it has been loaded for this run already.
+    head_key : Ed25519PrivateKey, optional
+        Signs what members are told of the records, with ``receipts``.
 
     Raises
     ------
@@ -202,7 +222,7 @@ def run_federation(
         grid = ColludingGrid(grid, loaded.config, names, tied)
     with hold_directory(loaded.config.run_dir):
         # Nodes are asked who they are before the strategy starts.
-        return _run_federation(screened(grid), loaded, on_row, callbacks, again, members)
+        return _run_federation(screened(grid), loaded, on_row, callbacks, again, head_key, members)
 
 
 def _run_federation(
@@ -211,6 +231,7 @@ def _run_federation(
     on_row: OnRow | None,
     callbacks: Sequence[Callback],
     again: Again | None,
+    head_key: Ed25519PrivateKey | None,
     members: Members,
 ) -> Path:
     """Run one federation in a directory of its own."""
@@ -221,8 +242,10 @@ def _run_federation(
     masking = build_masking(config)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
+    run_id = str((checkpoint and checkpoint.records.get(RUN_ID)) or secrets.token_hex(16))
+    witness = ReplyWitness(run_id, required=config.require_signatures, digests=config.receipts)
     # What it refuses is said before anything is written.
-    strategy = build_strategy(loaded, identify=members)
+    strategy = build_strategy(loaded, witness=witness, identify=members)
     members.ask(grid, loaded, resumed=checkpoint is not None)
     trackers = build_trackers(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
@@ -237,7 +260,9 @@ def _run_federation(
         evaluation,
         resumed=checkpoint is not None,
     )
+    recorder.run_id = run_id
     origin = provenance(config, loaded.fingerprint, tensors_in(loaded.validation_data))
+    origin[RUN_ID] = run_id
     paying = loaded.validation
     if config.secret_validation:
         earlier = checkpoint and checkpoint.records.get("paying_nonce")
@@ -258,10 +283,25 @@ def _run_federation(
         keep = config.keep_vectors
         asked = AskedVectors(recorder.folder, masking, keeper, keep=keep, after=done)
         masking = replace(masking, on_vector=asked.note)
-        strategy = build_strategy(loaded, masking=masking, identify=members)
-    attribution = build_attribution(config, paying, recorder.folder)
+        strategy = build_strategy(loaded, masking=masking, witness=witness, identify=members)
+    signatures = SignatureRecords(recorder.folder, witness)
+    kept: dict[str, Kept] = {"signatures": signatures}
+    own: list[Callback] = [recorder, signatures]
+    attributed: Callable[[RoundAttribution], object] = lambda _: None  # noqa: E731
+    if config.receipts:
+        if head_key is None or is_simulated(grid):
+            raise ConfigError("receipts = True; allowed: false where clients are simulated")
+        book = kept["receipts"] = ReceiptBook(recorder.folder, witness, head_key)
+        attributed = book.attributed
+        own.append(book)
+    attribution = build_attribution(config, paying, recorder.folder, attributed)
     run = ResumableRun(
-        checkpoints, strategy, recorder, every=config.checkpoint_every, attribution=attribution
+        checkpoints,
+        strategy,
+        recorder,
+        every=config.checkpoint_every,
+        attribution=attribution,
+        kept=kept,
     )
     if checkpoint is None:
         checkpoints.begin()
@@ -271,7 +311,6 @@ def _run_federation(
         arrays = run.restore(checkpoint, grid, arrays)
     recorder.folder.provenance.write(origin)
     # Evaluation may take a model back: the recorder is the first to look at it.
-    own: list[Callback] = [recorder]
     if attribution is not None:
         own.append(attribution)
         if config.policy == "quarantine":
@@ -291,6 +330,8 @@ def _run_federation(
                 config.part(ClientConfig),
                 loaded.task,
                 run=config.digest(),
+                run_id=run_id,
+                receipts=config.receipts,
                 collusion=needs_collusion(config),
             ),
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.evidence.receipts import LEAF
 from fedif_flower.run.rows import ClientRow, RoundRow, csv_text, read_rows
 from fedif_flower.storage import write_atomically, writing
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
@@ -27,6 +28,9 @@ RESULT_FILES = (
     "attribution.csv",
     "attribution_rounds.csv",
     "quarantine.csv",
+    "signatures.csv",
+    "receipts.csv",
+    "tree_heads.csv",
     "masking.json",
     "model.pt",
     "accuracy.png",
@@ -38,6 +42,8 @@ RESULT_FILES = (
 _ATTRIBUTION = ("round", "partition_id", "client_id", "coefficient", "contribution")
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 _ASKED = ("round", "run", "purpose", "sha256")
+_SIGNED = ("node_id", "asked_in", "examples", "received", "sent", "key", "signature")
+_HEAD = ("round", "size", "root", "key", "signature")
 _OF_ROUND = re.compile(r"round-(\d{6,})\.pt")
 
 
@@ -149,6 +155,10 @@ class RunFolder:
     quarantine, names, asked : Table
         Who was left out, when and why; what the operator calls members; digests of the vectors
         whose products with masked updates were asked for.
+    signatures : Table
+        What members signed of their updates: digests, keys and signatures, in hex.
+    receipts, tree_heads : Table
+        The leaves of the tree that members have receipts of, and its heads; bytes in hex.
     masking : JsonFile
         Who kept the masks of a masked run.
     """
@@ -165,6 +175,10 @@ class RunFolder:
         self.attribution = Table(self.path / "attribution.csv", credit)
         self.attributed_rounds = Table(self.path / "attribution_rounds.csv", _ATTRIBUTED_ROUND)
         self.quarantine = Table(self.path / "quarantine.csv", _names(Decision))
+        self.signatures = Table(self.path / "signatures.csv", ("round", "client_id", *_SIGNED))
+        self.receipts = Table(self.path / "receipts.csv", LEAF)
+        self.tree_heads = Table(self.path / "tree_heads.csv", _HEAD)
+        self.receipts_seen = JsonFile(self.path / "receipts_seen.json")
         self.names = Table(self.path / "names.csv", ("client_id", "name"))
         self.model = self.path / "model.pt"
         self.report = self.path / "report.md"

@@ -67,6 +67,7 @@ class RunRecorder(RunWriter):
         self.config = config
         self._resumed = resumed
         self.paying_nonce = ""  # Of the data that contributions are measured on, if secret.
+        self.run_id = ""  # That members sign.
         super().__init__(
             config.run_dir,
             every=config.eval_every,

@@ -13,8 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedif_flower.attacks import AttackConfig
+from fedif_flower.member.app_rules import AppRules
 from fedif_flower.member.node_log import LogSettings
 from fedif_flower.member.outgoing import LeavesSettings
+from fedif_flower.member.policy import PolicySettings, SignRules
+from fedif_flower.member.run_rules import RunRules
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
@@ -33,8 +36,12 @@ SECTIONS: dict[str, type[Settings]] = {
     "Attack": AttackConfig,
 }
 MEMBER_SECTIONS: dict[str, type[Settings]] = {
+    "Above the sections": PolicySettings,
+    "Keys of `[apps]`": AppRules,
+    "Keys of `[runs]`": RunRules,
     "Keys of `[leaves]`": LeavesSettings,
     "Keys of `[log]`": LogSettings,
+    "Keys of `[sign]`": SignRules,
 }
 TOML_TITLE = "[tool.flwr.app.config]"
 BEGIN, END = "<!-- begin: settings -->", "<!-- end: settings -->"

@@ -6,8 +6,9 @@ import contextlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
@@ -15,6 +16,7 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
+from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.strategies.attribution import PathAttribution
@@ -24,6 +26,18 @@ from fedif_flower.strategies.screened import ScreenedStrategy
 # A door's command, given what is added to its run config.
 Again = Callable[[Mapping[str, Scalar]], str]
 logger = logging.getLogger(__name__)
+
+
+class Kept(Protocol):
+    """A table beside the recorder's, whose lines are in checkpoints too."""
+
+    def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
+        """Return the lines of the rounds after one, up to another."""
+        ...
+
+    def restore(self, lines: Sequence[Mapping[str, Any]], last_round: int) -> None:
+        """Go on behind a checkpoint's lines."""
+        ...
 
 
 class ResumableRun(Callback):
@@ -41,6 +55,8 @@ class ResumableRun(Callback):
         Save every so many rounds, and after the last; 0: never.
     attribution : PathAttribution, optional
         Its rounds are kept as the records are.
+    kept : mapping of str to Kept
+        Further tables by name.
     """
 
     def __init__(
@@ -51,8 +67,10 @@ class ResumableRun(Callback):
         *,
         every: int,
         attribution: PathAttribution | None = None,
+        kept: Mapping[str, Kept] = MappingProxyType({}),
     ) -> None:
         self.folder = folder
+        self.kept = kept
         self.strategy = strategy
         self.recorder = recorder
         self.every = every
@@ -106,6 +124,9 @@ class ResumableRun(Callback):
             folder.begin_attribution(self.attribution.num_classes)
             for found in self.attribution.rounds:
                 folder.add_attribution(found)
+        with _refusing(checkpoint):
+            for name, table in self.kept.items():
+                table.restore(checkpoint.lines.get(name, ()), checkpoint.server_round)
         self.folder.go_on(checkpoint)
         logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
         return arrays
@@ -166,11 +187,14 @@ class ResumableRun(Callback):
         server_round, arrays, strategy = self._last
         records = self.recorder.state_dict()
         lines = self.recorder.lines(self._saved, server_round)
+        records[RUN_ID] = self.recorder.run_id
         if self.attribution is not None:
             # Rounds are attributed from the first on.
             lines["attribution"] = self.attribution.lines(max(self._saved, 0), server_round)
             records["attribution"] = self.attribution.state_dict(server_round)
             records["paying_nonce"] = self.recorder.paying_nonce
+        for name, table in self.kept.items():  # After the attribution, which they may wait for.
+            lines[name] = table.lines(self._saved, server_round)
         self.folder.save(
             Checkpoint(
                 server_round=server_round,

@@ -71,7 +71,8 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
         If the log is in use, cannot be written, or was changed; if counts are damaged, or noise
         is to be added and cannot be.
     """
-    command, loop = import_module(_COMMAND), import_module(_LOOP)
+    command: Any = import_module(_COMMAND)
+    loop: Any = import_module(_LOOP)
     counts = RoundCounts(policy.counts, policy.runs)
     log = NodeLog(policy.log_folder, file_bytes=policy.log.file_bytes)
     leaves = OutgoingPolicy(policy.leaves, log)
@@ -79,9 +80,10 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
 
     def start_guarded(*, state_factory: Any, node_config: Any, **options: Any) -> None:
         store = state_factory.objectstore_factory.store()
-        guard = partial(MessageGuard, policy, store=store, counts=counts, leaves=leaves, log=log)
-        loop.http_request_response = _guarding(connect, guard)
         config = with_signing_key(node_config or {}, policy, arguments)
+        given = {"store": store, "counts": counts, "leaves": leaves, "log": log}
+        guard = partial(MessageGuard, policy, node_config=config, **given)
+        loop.http_request_response = _guarding(connect, guard)
         start(state_factory=state_factory, node_config=config, **options)
 
     command.start_client_internal = start_guarded

@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flwr.app import Error, Message, RecordDict
@@ -37,10 +38,12 @@ from fedif_flower.errors import RefusedByMemberError, StorageError
 from fedif_flower.member.app_bundle import bundle_digest, read_bundle
 from fedif_flower.member.node_log import Direction, NodeLog
 from fedif_flower.member.outgoing import OutgoingPolicy
+from fedif_flower.member.own_replies import OwnReplies
 from fedif_flower.member.policy import MemberPolicy
 from fedif_flower.member.round_counts import RoundCounts
 from fedif_flower.member.run_rules import AskedRun
 from fedif_flower.messages.text import printable
+from fedif_flower.settings import Scalar
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +104,8 @@ class MessageGuard:
         Decides what of a reply leaves.
     log : NodeLog
         Gets a line of every message.
+    node_config : mapping of str to bool, int, float or str
+        As the app gets it.
     today : callable
         Returns the day in UTC.
     """
@@ -113,12 +118,15 @@ class MessageGuard:
         counts: RoundCounts,
         leaves: OutgoingPolicy,
         log: NodeLog,
+        node_config: Mapping[str, Scalar] = MappingProxyType({}),
         today: Callable[[], date] = lambda: datetime.now(UTC).date(),
     ) -> None:
         self._policy, self._connection, self._store = policy, connection, store
         self._leaves, self._log, self._today = leaves, log, today
         self._counts = counts
+        self._replies = OwnReplies(connection.node_id, node_config)
         self._runs: dict[int, AdmittedRun] = {}
+        self._asked: Any = None  # The run that was looked at last, admitted or not.
         self._waiting: OrderedDict[str, tuple[Message, RecordDict]] = OrderedDict()
         self._pulled: dict[str, bytes] = {}
 
@@ -165,6 +173,7 @@ class MessageGuard:
             apps.check(self._runs[run_id].run.fab_hash)
             return
         run = self._connection.get_run(run_id)
+        self._asked = run
         try:
             apps.check(run.fab_hash)
         except RefusedByMemberError:
@@ -227,30 +236,35 @@ class MessageGuard:
             logger.warning("run %d: a reply to no message: not sent", message.metadata.run_id)
             return set(), ""
         asked, received = answered
+        noted = []  # What the app, or this guard, may have noted as sent.
         try:
-            reply = self._allowed(message, tree, asked, received)
+            if message.has_error():
+                reply = self._failure(message, asked)
+            else:
+                noted.append(_read_content(tree, self._contents(tree)))
+                noted.append(self._leaves.check(received, noted[0], asked.metadata.run_id))
+                self._replies.amend(received, *noted)
+                reply = Message(noted[1], reply_to=asked)
             objects = _in_pieces(reply)
             self._note("out", asked, reply.metadata.message_id, objects.size)
         except Exception as error:  # whatever an app sends, the SuperNode goes on
             self._refuse("out", asked, error)
+            try:
+                for content in noted:
+                    self._replies.disown(received, content)
+            except StorageError as full:
+                logger.error("%s", full)
         else:
             self._push(reply, objects, seconds)
         return set(), ""
 
-    def _allowed(
-        self, message: Message, tree: Any, asked: Message, received: RecordDict
-    ) -> Message:
-        """Return the reply that leaves."""
-        if message.has_error():
-            said = str(message.error.reason)
-            run_id = asked.metadata.run_id
-            logger.warning("run %d: the app failed: %s", run_id, printable(said, 2000))
-            code = message.error.code
-            known = code if code in _CODES else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            return Message(Error(known, self._leaves.error_text(said)), reply_to=asked)
-        content = _read_content(tree, self._contents(tree))
-        leaving = self._leaves.check(received, content, asked.metadata.run_id)
-        return Message(leaving, reply_to=asked)
+    def _failure(self, message: Message, asked: Message) -> Message:
+        """Return what leaves of an app's error."""
+        said = str(message.error.reason)
+        logger.warning("run %d: the app failed: %s", asked.metadata.run_id, printable(said, 2000))
+        code = message.error.code
+        known = code if code in _CODES else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        return Message(Error(known, self._leaves.error_text(said)), reply_to=asked)
 
     def _contents(self, tree: Any) -> dict[str, bytes]:
         """Return the objects of a reply once the app has sent all of them."""
@@ -304,11 +318,13 @@ class MessageGuard:
         size: int,
         reason: str = "",
     ) -> None:
-        admitted = self._runs.get(asked.metadata.run_id)
+        run_id = asked.metadata.run_id
+        run = self._runs[run_id].run if run_id in self._runs else self._asked
+        is_known = run is not None and run.run_id == run_id
         self._log.append(
             direction=direction,
-            run_id=asked.metadata.run_id,
-            app=f"{admitted.run.fab_id} {admitted.run.fab_hash}" if admitted else "",
+            run_id=run_id,
+            app=f"{run.fab_id} {run.fab_hash}" if is_known else "",
             kind=asked.metadata.message_type,
             bytes=size,
             digest=digest,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -45,8 +45,9 @@ class MemberAccount:
         Its lasting id, and the part of the data that it says it holds (-1: unknown).
     name : str
         What pages call it.
-    asked, taken_part, refused, away : int
-        Rounds: in all, with an accepted reply, with a refused one, without any.
+    asked, taken_part, refused, away, signed : int
+        Rounds: in all, with an accepted reply, with a refused one, without any; and with an
+        accepted reply that it signed.
     revoked_in : int, optional
         The round in which the operator ended its registration.
     examples : float, optional
@@ -88,6 +89,7 @@ class MemberAccount:
     taken_part: int
     refused: int
     away: int
+    signed: int
     revoked_in: int | None
     examples: float | None
     contribution: float
@@ -136,6 +138,11 @@ class Account:
     def last_round(self) -> int:
         """The last of the rounds that count."""
         return self.first_round + self.rounds - 1
+
+    @property
+    def has_signatures(self) -> bool:
+        """Whether any member signed an update."""
+        return any(member.signed for member in self.members)
 
     @property
     def gained(self) -> float:
@@ -201,6 +208,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
             withheld[i],
             budget_cents,
             equal[client_id],
+            records.signed,
             beyond(records.parts_of[client_id]),
         )
         for i, client_id in enumerate(members)
@@ -401,6 +409,7 @@ def _member(
     withheld: Fraction,
     budget_cents: int | None,
     equal_part: float,
+    signed: Collection[tuple[int, int]],
     usual: Beyond,
 ) -> MemberAccount:
     away = sum(reply.away for reply in replies)
@@ -417,6 +426,7 @@ def _member(
         taken_part=taken_part,
         refused=refused,
         away=away,
+        signed=sum((r.round, client_id) in signed for r in replies if r.status == "accepted"),
         revoked_in=replies[-1].round if replies and replies[-1].status == "revoked" else None,
         examples=max(claims, default=None),
         contribution=contribution,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError, StorageError
-from fedif_flower.evidence.keys import SigningKey, public_der, public_of
+from fedif_flower.evidence.keys import SigningKey, public_bytes, public_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.rows import csv_text
@@ -36,6 +36,7 @@ from fedif_flower.statement.manifest import (
     statement_of,
 )
 from fedif_flower.statement.pages import consortium_page, member_page
+from fedif_flower.statement.receipts import last_head
 from fedif_flower.statement.records import RunRecords, read_run
 from fedif_flower.statement.verdict import Verdict
 from fedif_flower.storage import make_folder, temporary_sibling, writing
@@ -109,8 +110,9 @@ def make_statement(
         run=records.name,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         contact=contact,
-        public_key=base64.b64encode(public_der(public_of(key))).decode(),
+        public_key=base64.b64encode(public_bytes(public_of(key))).decode(),
         chain=hashes[-1],
+        head=last_head(records.folder),
         settings=str(records.provenance["settings_sha256"]),
         validation=str(records.provenance["validation_sha256"]),
         code=str(records.provenance["code_sha256"]),

@@ -68,6 +68,8 @@ class Manifest(_Part):
         Of the operator who signed first: DER, SubjectPublicKeyInfo, in base64.
     chain : str
         The last hash of the chain.
+    head : str
+        Lines and root of the tree that members have receipts of; empty: there are none.
     settings, validation, code : str
         Hashes of what can change a result, of the validation set, of the package's source.
     made_with : str
@@ -81,6 +83,7 @@ class Manifest(_Part):
     contact: str
     public_key: str
     chain: Sha256
+    head: str
     settings: Sha256
     validation: Sha256
     code: Sha256

@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message, MessageType
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import FedIFError
@@ -19,6 +19,7 @@ from fedif_flower.messages.delivery import ACTION, Delivery, read_receipt
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.receipts import last_receipts
 from fedif_flower.statement.bundle import make_statement, parse_budget
 from fedif_flower.statement.manifest import ACCOUNT, ENVELOPE
 from fedif_flower.statement.signing import default_key_path, load_or_make_key
@@ -82,9 +83,15 @@ def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
     names = {member["client_id"]: member["name"] for member in _members(folder)}
     envelope = (folder / ENVELOPE).read_bytes()
     online = (set(grid.get_node_ids()) & left.keys()) - silent
+    receipts = last_receipts(run, online)
     messages = [
         Message(
-            Delivery((folder / left[node_id]).read_bytes(), envelope).to_content(),
+            RecordDict(
+                {
+                    **Delivery((folder / left[node_id]).read_bytes(), envelope).to_content(),
+                    **receipts.get(node_id, {}),
+                }
+            ),
             node_id,
             f"{MessageType.QUERY}.{ACTION}",
         )

@@ -97,6 +97,8 @@ class RunRecords:
         Members of rounds that are left out: partition by client id.
     masking : mapping, optional
         Who kept the masks, and the last hash of that keeper's log, if updates were masked.
+    signed : frozenset of (int, int)
+        Round and client id of the replies that were signed.
     """
 
     folder: RunFolder
@@ -109,6 +111,7 @@ class RunRecords:
     scoring: Scoring | None = None
     earlier: Mapping[int, int] = field(default_factory=dict)
     masking: Mapping[str, Any] | None = None
+    signed: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def name(self) -> str:
@@ -215,6 +218,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         names=dict(names),
         scoring=_scoring(summary),
         masking=folder.masking.read() if folder.masking.path.is_file() else None,
+        signed=frozenset(_parse(folder.signatures, _signed)),
     )
 
 
@@ -292,6 +296,10 @@ def _reply(row: Mapping[str, str]) -> Reply:
         status=_status(row["status"]),
         rejection=row["rejection"],
     )
+
+
+def _signed(row: Mapping[str, str]) -> tuple[int, int]:
+    return int(row["round"]), int(row["client_id"])
 
 
 def _status(text: str) -> Status:

@@ -40,6 +40,11 @@ federation: the operator, who signed with the key at the end of this page{% endi
 {% elif member.away %}{{ member.away }} away{% endif %}
 {%- endmacro %}
 
+{% macro signed(member) -%}
+{% if member.signed == member.taken_part and member.signed %}all signed{% elif member.signed %}\
+{{ member.signed }} signed{% else %}none signed{% endif %}
+{%- endmacro %}
+
 {% macro withheld(member) -%}
 {% if member.withheld >= 0.0005 %}; {{ member.withheld | percent }}{% if member.withheld_cents
 is not none %} ({{ member.withheld_cents | money }}){% endif %} withheld{% endif %}
@@ -129,6 +134,8 @@ another way.</p>
 <table class="hashes">
 <tr><td>signed by key</td><td>{{ key }}</td></tr>
 <tr><td>records, rounds 0 to {{ account.last_round }}</td><td>{{ manifest.chain }}</td></tr>
+{% if manifest.head %}<tr><td>lines of receipts, their root</td><td>{{ manifest.head }}</td></tr>
+{% endif %}
 <tr><td>validation set</td><td>{{ manifest.validation }}</td></tr>
 <tr><td>settings</td><td>{{ manifest.settings }}</td></tr>
 <tr><td>code {{ version }}</td><td>{{ manifest.code }}</td></tr>
@@ -183,7 +190,9 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 {% for member in account.members -%}
 <tr><td class="name">{{ member.name }}</td>
 <td class="number" data-label="Rounds, of those asked in">{{ member.taken_part }} / {{
-member.asked }}<span class="between wraps">{{ parts.absence(member) }}</span></td>
+member.asked }}<span class="between wraps">{{ parts.absence(member) }}</span>
+{% if account.has_signatures %}<span class="between wraps">{{ parts.signed(member) }}</span>
+{% endif %}</td>
 <td class="number" data-label="Examples, claimed">{{ member.examples | count }}</td>
 <td class="number" data-label="Contribution, 95 % interval">{{ parts.contribution(member) }}</td>
 <td class="picture">{{ drawn[member.client_id] }}</td>
@@ -252,7 +261,8 @@ MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
 endif %}
 <div><dt>Rounds</dt><dd>{{ member.taken_part }} of {{ member.asked }}
 <small>taken part, of those you were asked in{% if parts.absence(member) %}; {{
-parts.absence(member) }}{% endif %}</small></dd></div>
+parts.absence(member) }}{% endif %}{% if account.has_signatures %}; {{ parts.signed(member) }}{%
+endif %}</small></dd></div>
 <div><dt>Examples</dt><dd>{{ member.examples | count }}
 <small>that you said you trained on</small></dd></div>
 {% if omega_words -%}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
@@ -31,7 +30,14 @@ from fedif_flower.statement.manifest import (
     read_file,
     read_signed,
 )
-from fedif_flower.statement.records import read_run
+from fedif_flower.statement.receipts import (
+    CheckedReceipts,
+    check_receipts,
+    check_tree,
+    redone_rounds,
+)
+from fedif_flower.statement.records import read_names, read_run
+from fedif_flower.statement.signatures import SignedMember, check_signatures
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 
@@ -46,10 +52,19 @@ class Verified:
         The statement, and whose signatures it has; those of nobody known were not checked.
     not_here : tuple of str
         Files whose hashes are signed but which are not there, and so were not checked.
+    members : tuple of SignedMember
+        Who signed its updates; empty: nobody did.
+    receipts : tuple of CheckedReceipts
+        Whose receipts are as the records say.
+    redone : tuple of int
+        Rounds of which members have receipts twice: the run was resumed, and did them again.
     """
 
     signed: Signed
     not_here: tuple[str, ...] = ()
+    members: tuple[SignedMember, ...] = ()
+    receipts: tuple[CheckedReceipts, ...] = ()
+    redone: tuple[int, ...] = ()
 
     @property
     def manifest(self) -> Manifest:
@@ -63,7 +78,10 @@ class Verified:
 
 
 def verify(
-    path: Path, key: str = "", members: Mapping[str, VerifyingKey] = MappingProxyType({})
+    path: Path,
+    key: str = "",
+    members: Mapping[str, VerifyingKey] | None = None,
+    receipts: Sequence[Path] = (),
 ) -> Verified:
     """Check a run's statement, or a single page of one.
 
@@ -73,8 +91,12 @@ def verify(
         A run's folder, or a member's page with the manifest beside it.
     key : str
         The fingerprint that the operator's key must have; empty: any, which the caller compares.
-    members : mapping of str to public key
-        Who else may have signed, by name.
+    members : mapping of str to public key, optional
+        Who may have signed updates and the statement, by name; see
+        :func:`~fedif_flower.statement.signatures.check_signatures`.
+    receipts : sequence of Path
+        Members' ``receipts-dir``, see
+        :func:`~fedif_flower.statement.receipts.check_receipts`.
 
     Raises
     ------
@@ -90,7 +112,7 @@ def verify(
     folder = path.parent if is_page else run.statement
     if not is_page and not folder.is_dir():
         raise ConfigError(f"{str(path)!r} holds no statement: make one with `fedif statement`")
-    found = Verified(read_signed(folder, members))
+    found = Verified(read_signed(folder, members or {}))
     statement, manifest = found.signed.statement, found.manifest
     if key and key.replace(" ", "") != found.key.replace(" ", ""):
         raise StatementError(f"the statement is signed by another key: {found.key}")
@@ -101,7 +123,15 @@ def verify(
     _check_chain(run, manifest)
     _check_salt(run)
     _check_account(run, manifest)
-    return replace(found, not_here=not_here)
+    names = read_names(run.names.path) if run.names.path.is_file() else {}
+    tree = check_tree(run, manifest.head)
+    return replace(
+        found,
+        not_here=not_here,
+        members=check_signatures(run, names, members),
+        receipts=check_receipts(run, tree, receipts) if receipts else (),
+        redone=tuple(redone_rounds(tree)) if tree else (),
+    )
 
 
 def _check_page(page: Path, statement: SignedStatement) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from flwr.app import ConfigRecord
+
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.stages import Stages
 from fedif_flower.strategies.global_model import GlobalModel
@@ -52,6 +54,10 @@ class Callback:
     def admit(self, nodes: Sequence[ClientNode], server_round: int) -> Sequence[ClientNode]:  # noqa: ARG002
         """Return those of the nodes that may be drawn in a round."""
         return nodes
+
+    def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord]:  # noqa: ARG002
+        """Return what a node's next message holds beside the model and the settings."""
+        return {}
 
     def on_replies(self, server_round: int) -> None:
         """Be told that a round's replies are here; the updates of the last step are lost now."""

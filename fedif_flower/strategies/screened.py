@@ -382,8 +382,19 @@ class ScreenedStrategy(FlowerFedAvg):
         config["server-round"] = server_round
         self.workspace.instruct(config, server_round)
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        if self.setup.witness is not None:
+            late_rounds = self.setup.pace.late_rounds
+            self.setup.witness.begin(server_round, arrays, grid, late_rounds=late_rounds)
         self._started = time.perf_counter()
-        return [Message(record, node_id, MessageType.TRAIN) for node_id in self._asked]
+        return [
+            Message(self._for(node, record), node_id, MessageType.TRAIN)
+            for node_id, node in self._asked.items()
+        ]
+
+    def _for(self, node: ClientNode, record: RecordDict) -> RecordDict:
+        """Return a round's content with what is for one node alone."""
+        own = {name: r for of in self.callbacks for name, r in of.enclose(node).items()}
+        return RecordDict({**record, **own}) if own else record
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -406,6 +417,8 @@ class ScreenedStrategy(FlowerFedAvg):
             on_update=None if stream is None else stream.take,
             late=self._late,
             closing=self._closing,
+            look=None if self.setup.witness is None else self.setup.witness.look,
+            server_round=server_round,
         )
         self.outstanding.update(server_round, screening, self.model.vectors, self._started)
         started = time.perf_counter() - screening.seconds

@@ -10,6 +10,7 @@ import torch
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.masked_rounds import Masking
+from fedif_flower.messages.signed_replies import ReplyWitness
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
@@ -57,6 +58,8 @@ class Setup:
         Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
     masking : Masking, optional
         Who keeps the masks under which members send their updates; ``None``: there are none.
+    witness : ReplyWitness, optional
+        Checks the signatures of replies, and remembers what it saw; ``None``: nobody looks.
     """
 
     seed: int = 0
@@ -106,6 +109,7 @@ class Setup:
         ),
     ] = "stacked"
     masking: Masking | None = None
+    witness: ReplyWitness | None = None
     pace: Pace = DEFAULT_PACE
 
     def __post_init__(self) -> None:

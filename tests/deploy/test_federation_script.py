@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -9,6 +10,11 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.masking import KeeperPolicy
+from fedif_flower.member.app_rules import AppRules
+from fedif_flower.member.node_log import LogSettings
+from fedif_flower.member.policy import SignRules, read_member_policy
+from fedif_flower.member.run_rules import RunRules
+from fedif_flower.run.config import default_run_config
 from fedif_flower.runtime.keeper_config import KeeperSettings
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "federation.sh"
@@ -114,3 +120,28 @@ def test_the_keeper_s_example_has_every_default():
     assert len(content.pop("members")) >= KeeperPolicy().least_members
     assert content.pop("policy") == KeeperPolicy().to_mapping()
     assert content == KeeperSettings().to_mapping()
+
+
+def test_the_member_s_example_has_every_key_and_every_default(tmp_path):
+    text = (SCRIPT.parent / "member-policy.toml").read_text()
+    (tmp_path / "policy.toml").write_text(text)
+    assert read_member_policy(tmp_path / "policy.toml").config == {}
+    content = tomllib.loads(text)
+    assert content["runs"].pop("config") == {}
+    for section, settings in (("apps", AppRules), ("runs", RunRules), ("log", LogSettings)):
+        defaults = {
+            key: value for key, value in settings().to_mapping().items() if value is not None
+        }
+        assert content[section] == defaults
+        assert all(f"{key} = " in text for key in settings.key_names())
+    assert content["sign"] == SignRules().to_mapping()
+    assert content["leaves"] == {}
+
+
+def test_the_example_accepts_values_once_they_are_not_commented_out(tmp_path):
+    text = (SCRIPT.parent / "member-policy.toml").read_text()
+    (tmp_path / "policy.toml").write_text(re.sub(r"^# (?=[\w-]+ = )", "", text, flags=re.M))
+    policy = read_member_policy(tmp_path / "policy.toml")
+    assert set(policy.config) == {"num-server-rounds", "local-epochs", "strategy", "masking"}
+    assert policy.runs.first_day < policy.runs.last_day
+    assert all(key in default_run_config() for key in policy.config)

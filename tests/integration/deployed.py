@@ -221,6 +221,17 @@ class Deployment:
         return self.flwr("log", run_id, NAME, "--show")
 
 
+def copy_app(folder: Path, client_app: str) -> Path:
+    """Copy this project's app into a new folder, with another ``client_app.py``."""
+    folder.mkdir()
+    for name in ("fedif_flower", "pyproject.toml", "README.md", "LICENSE", "server_app.py"):
+        source = REPOSITORY / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, folder / name)
+    (folder / "client_app.py").write_text(client_app)
+    return folder
+
+
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process, and the helpers that share its session, without warning."""
     os.killpg(process.pid, 9)

@@ -230,6 +230,7 @@ def test_an_app_changed_by_one_byte_is_refused_kept_and_runs_once_approved(start
     assert member.fetched == 1  # It is kept: it need not be sent again.
     assert len(f"client error 6: {member.error}") <= 200  # As long as the server shows.
     assert [(one["decision"], one["bytes"]) for one in member.log.lines] == [("refused", 0)] * 2
+    assert member.log.lines[0]["app"] == f"fedif/app {digest}"
     member.policy.apps.approve(member.policy.apps.find(digest[:12]))
     assert member.ask() is not None
 

@@ -1,0 +1,91 @@
+"""Small runs whose members sign, and what a dishonest server does to their records."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from client_app import app as client_app
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.folder import Table
+from fedif_flower.runtime.local_grid import LocalGrid
+
+NAMES = ("ada", "bob", "cyd")
+ROUNDS = 3
+
+
+class NamedGrid(LocalGrid):
+    """A LocalGrid whose nodes have names, as an operator gives them."""
+
+    def get_nodes(self):
+        names = dict(zip(self.get_node_ids(), NAMES, strict=True))
+        return [SimpleNamespace(node_id=i, name=n, public_key=b"") for i, n in names.items()]
+
+
+def write_keys(folder: Path) -> None:
+    """Write ``NAME`` and ``NAME.pub`` for each member; the last one's is Ed25519."""
+    folder.mkdir(parents=True)
+    for name in NAMES:
+        key = ec.generate_private_key(ec.SECP384R1())
+        if name == NAMES[-1]:
+            key = Ed25519PrivateKey.generate()
+        (folder / name).write_bytes(
+            key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        )
+        (folder / f"{name}.pub").write_bytes(
+            key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        )
+
+
+def nodes(keys: Path, signing=NAMES, **more) -> NamedGrid:
+    configs = {
+        partition: {"signing-key": str(keys / name)} if name in signing else {}
+        for partition, name in enumerate(NAMES)
+    }
+    for partition, values in more.pop("configs", {}).items():
+        configs[partition] |= values
+    return NamedGrid(more.pop("client", client_app), len(NAMES), node_configs=configs, **more)
+
+
+def config(output_dir: Path, **overrides) -> RunConfig:
+    settings = {
+        "num-clients": len(NAMES),
+        "fraction-train": 1.0,
+        "num-server-rounds": ROUNDS,
+        "local-epochs": 1,
+        "attribution": "trapezoid",
+        "checkpoint-every": 0,
+        "output-dir": str(output_dir),
+        "run-name": "run",
+        "device": "cpu",
+    }
+    overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
+    return RunConfig.from_run_config(default_run_config() | settings | overrides)
+
+
+def copied(run_dir: Path, target: Path) -> Path:
+    """Return a copy of a run without its statement."""
+    shutil.copytree(run_dir, target, ignore=shutil.ignore_patterns("statement"))
+    return target
+
+
+def rewrite(table: Table, change) -> None:
+    """Let a server rewrite a table: ``change`` takes and returns its lines."""
+    rows: list[Mapping[str, str]] = change(table.read())
+    columns = list(table.read()[0])
+    with table.path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
