@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from fedif_flower.client.app import task_app
-from fedif_flower.member.preflight import describe
 from fedif_flower.messages.instructions import round_of
 from fedif_flower.run.logs import about, show_logs
 from fedif_flower.tasks.config import OWN
@@ -42,7 +40,7 @@ def client_app(task: Task | None = None) -> ClientApp:
     task : Task, optional
         What the app is about. ``None``: the run config names a task.
     """
-    return task_app(task, mods=[_with_log], describe=partial(describe, task=task))
+    return task_app(task, mods=[_with_log])
 
 
 def server_app(task: Task | None = None) -> ServerApp:

@@ -33,8 +33,8 @@ def node_check(
     """
     from rich.table import Table
 
+    from fedif_flower.client.preflight import tried
     from fedif_flower.member.host_check import check_policy, check_server, own_findings
-    from fedif_flower.member.preflight import tried
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.preflight import ADVICE, Status
     from fedif_flower.run.config import RunConfig

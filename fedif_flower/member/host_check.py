@@ -12,10 +12,10 @@ from typing import cast
 
 from cryptography import x509
 
+from fedif_flower.client.preflight import check_member, tried
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.errors import ConfigError
 from fedif_flower.member.policy import read_member_policy
-from fedif_flower.member.preflight import check_member, tried
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import Finding, Status, clock_finding

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError, StorageError
-from fedif_flower.evidence.keys import SigningKey, public_der, public_of
+from fedif_flower.evidence.keys import SigningKey, public_of
 from fedif_flower.run.completeness import Completeness, MemberTurns
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash
@@ -111,7 +111,7 @@ def make_statement(
         run=records.name,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         contact=contact,
-        public_key=base64.b64encode(public_der(public_of(key))).decode(),
+        public_key=base64.b64encode(public_bytes(public_of(key))).decode(),
         chain=hashes[-1],
         head=last_head(records.folder),
         settings=str(records.provenance["settings_sha256"]),

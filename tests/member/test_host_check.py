@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
+from fedif_flower.client.preflight import tried
 from fedif_flower.member.host_check import check_policy, check_server, own_findings
-from fedif_flower.member.preflight import tried
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import Finding, Status

@@ -9,15 +9,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedif_flower.apps import client_app
-from fedif_flower.member import preflight
-from fedif_flower.member.outgoing import LeavesSettings, OutgoingPolicy
-from fedif_flower.member.preflight import (
+from fedif_flower.client import preflight
+from fedif_flower.client.preflight import (
     check_disk,
     check_masking,
     check_signing_key,
     data_words,
     tried,
 )
+from fedif_flower.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.node_config import NodeConfig
