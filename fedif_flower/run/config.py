@@ -125,7 +125,8 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         False,
         "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
         "recomputes who contributed what; each round takes as much as its updates and two models "
-        "more, and the log says at the start how much that is",
+        "more, and the log says at the start how much that is; signed replies are kept as they "
+        "came as well, which takes as much as their updates again",
         changes_result=False,
     )
     require_signatures: bool = setting(

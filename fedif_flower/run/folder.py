@@ -222,7 +222,7 @@ class RunFolder:
 
         The log, locks and checkpoints are none.
         """
-        more = sorted(self.updates.glob("*.pt"))
+        more = sorted(self.updates.glob("[rs]*"))
         if self.masking.path.is_file():  # Else vectors are of an earlier run in this place.
             more += sorted(self.vectors.glob("[rv]*"))
         more += sorted(self.time_stamps.glob("*.tsr"))

@@ -111,7 +111,7 @@ def make_statement(
         run=records.name,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         contact=contact,
-        public_key=base64.b64encode(public_bytes(public_of(key))).decode(),
+        public_key=base64.b64encode(public_der(public_of(key))).decode(),
         chain=hashes[-1],
         head=last_head(records.folder),
         settings=str(records.provenance["settings_sha256"]),
