@@ -20,6 +20,7 @@ RUN_CONFIG = {
     "fraction-train": 1.0,
     "num-server-rounds": 9,
     "local-epochs": 1,
+    "strategy": "fedavg",  # FedIF may give a reply no weight.
     "round-quorum": 0.6,
     "late-rounds": 9,
     "least-participation": 1.0,

@@ -67,6 +67,7 @@ def test_a_late_reply_counts_and_who_dies_is_named(tmp_path):
         num_clients=3,
         fraction_train=1.0,
         num_server_rounds=9,
+        strategy="fedavg",
         round_quorum=0.6,
         late_rounds=9,
         least_participation=1.0,
