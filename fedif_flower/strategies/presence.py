@@ -16,7 +16,8 @@ from fedif_flower.strategies.nodes import NodeDirectory
 # A member that is there is asked, or can be; it is offline; its registration ended; it is paused
 # after errors; a callback, such as a quarantine, does not admit it.
 Presence = Literal["there", "offline", "revoked", "paused", "not admitted"]
-MOST_NEW = 10_000  # Of more members at once nobody is told to be there: their number says it.
+# Of more members at once it is not told that they are there, nor asked whether they are registered.
+MOST_NEW = 10_000
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ class RollCall:
         absent = [n for n in directory.known if not n.is_simulated and n.client_id not in there]
         new = [node for node in absent if node.client_id not in self._gone]
         watching = grid if isinstance(grid, ScreenedGrid) else None
-        ended = watching.unregistered(n.node_id for n in new) if watching and new else set()
+        ended = set[int]()
+        if watching and 0 < len(new) <= MOST_NEW:
+            ended = watching.unregistered(node.node_id for node in new)
         changes = []
         for node in new:
             presence: Presence = "revoked" if node.node_id in ended else "offline"
