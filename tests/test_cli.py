@@ -28,6 +28,8 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ["sweep", "--help"],
         ["verify", "--help"],
         ["keeper", "--help"],
+        ["watch", "--help"],
+        ["runs", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(door, arguments):
