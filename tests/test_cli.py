@@ -31,6 +31,8 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ["app", "--help"],
         ["app", "show", "--help"],
         ["node", "log", "--help"],
+        ["watch", "--help"],
+        ["runs", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(door, arguments):

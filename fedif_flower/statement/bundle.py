@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError, StorageError
-from fedif_flower.evidence.keys import SigningKey, public_of
+from fedif_flower.evidence.keys import SigningKey, public_der, public_of
 from fedif_flower.run.completeness import Completeness, MemberTurns
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash

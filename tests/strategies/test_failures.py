@@ -10,7 +10,7 @@ from fedif_flower import FedAvg
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import OnRound
+from fedif_flower.strategies.callbacks import Callback, OnRound
 from fedif_flower.strategies.sampling import sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
 
@@ -137,3 +137,27 @@ def test_too_few_free_members_means_that_all_may_be_asked():
     # Two of three would be paused in round 3, but two are needed.
     reports, _, _ = run(2, 3, 3, min_train_nodes=2)
     assert asked(reports)[2] == [2, 0, 1]
+
+
+def test_callbacks_are_told_who_is_asked_who_is_paused_and_what_came():
+    class Told(Callback):
+        def __init__(self):
+            self.questions, self.replies = [], []
+
+        def on_asked(self, question):
+            self.questions.append(question)
+
+        def on_reply(self, server_round, node, *, failed):
+            self.replies.append((server_round, node.client_id, failed))
+
+    told = Told()
+    run(1, 5, 3, callbacks=[told])
+    asked_in = [[node.client_id for node in question.asked] for question in told.questions]
+    # Client 1000 errs in rounds 1 and 2, and is paused for one turn.
+    assert asked_in == [[*range(1000, 1005)], [*range(1000, 1005)], [*range(1001, 1005)]]
+    assert [set(question.paused) for question in told.questions] == [set(), set(), {1000}]
+    assert [len(question.online) for question in told.questions] == [5, 5, 5]
+    assert [question.server_round for question in told.questions] == [1, 2, 3]
+    assert sorted(told.replies) == [
+        (t, i, i == 1000) for t in (1, 2, 3) for i in range(1000, 1005) if (t, i) != (3, 1000)
+    ]
