@@ -40,6 +40,7 @@ from fedif_flower.run.provenance import provenance
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
 from fedif_flower.run.resume import Again, ResumableRun, require_space
+from fedif_flower.run.rows import RoundRow
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.trackers import build_trackers
@@ -252,7 +253,7 @@ def _run_federation(
     settings = {**config.identity(), "data": loaded.fingerprint}
     checkpoints = CheckpointFolder(RunFolder(config.run_dir).checkpoints, settings)
     checkpoint = checkpoints.find(config.resume)
-    masking = build_masking(config, measured and measured.keeper_answered)
+    masking = build_masking(config, None if measured is None else measured.keeper_answered)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
     strategy = build_strategy(loaded)  # What it refuses is said before anything is written.
@@ -260,12 +261,18 @@ def _run_federation(
         config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
     )
     metrics = loaded.task.metrics
-    told = [tell for tell in (measured and measured.row, on_row) if tell is not None]
+
+    def tell(row: RoundRow) -> None:
+        if measured is not None:
+            measured.row(row)
+        if on_row is not None:
+            on_row(row)
+
     evaluation = ServerEvaluation(loaded.validation, loaded.test, metrics, loaded.triggered)
     recorder = RunRecorder(
         config,
         malicious_marker(config),
-        lambda row: [tell(row) for tell in told],
+        tell,
         metrics,
         evaluation,
         resumed=checkpoint is not None,
