@@ -84,6 +84,19 @@ def test_an_error_is_one_line_without_a_traceback():
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["--metrics-port", "70000"], "metrics-port = 70000; allowed: an integer >= 0"),
+        (["-c", "log-format=xml"], "log-format = 'xml'; allowed: text, json"),
+    ],
+)
+def test_what_a_run_says_of_itself_is_checked_first(settings, words):
+    result = run_python("from fedif_flower.cli import main; main()", "run", *settings)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: {words}")
+
+
 def test_it_says_which_version_it_is():
     result = run_python("from fedif_flower.cli import main; main()", "--version")
     assert result.stdout == f"fedif-flower {version('fedif-flower')}\n"

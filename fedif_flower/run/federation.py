@@ -308,9 +308,10 @@ def _run_federation(
     metrics = loaded.task.metrics
 
     def tell(row: RoundRow) -> None:
-        for told in (None if measured is None else measured.row, on_row):
-            if told is not None:
-                told(row)
+        if measured is not None:
+            measured.row(row)
+        if on_row is not None:
+            on_row(row)
 
     evaluation = ServerEvaluation(loaded.validation, loaded.test, metrics, loaded.triggered)
     recorder = RunRecorder(
