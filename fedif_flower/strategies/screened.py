@@ -399,8 +399,8 @@ class ScreenedStrategy(FlowerFedAvg):
             grid.close_by(self._closing)
         self.prepare(vectors.params, self.model.named_buffers)
         at_work = [work.node for work in self._late.values()]
-        paused = self.failures.paused(server_round)
-        question = Question(server_round, sampled, at_work, nodes, paused)
+        resting = self.failures.paused(server_round)
+        question = Question(server_round, sampled, at_work, nodes, resting)
         for callback in self.callbacks:
             callback.on_asked(question)
         logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
