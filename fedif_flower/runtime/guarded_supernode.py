@@ -29,7 +29,7 @@ from fedif_flower.run.logs import show_logs
 from fedif_flower.runtime.message_guard import Connection, MessageGuard
 from fedif_flower.settings import Scalar
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("fedif_flower.runtime.guarded_supernode")  # Not __main__: it is shown.
 
 USAGE = """\
 usage: python -m fedif_flower.runtime.guarded_supernode POLICY.toml ARGUMENT...

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from fedif_flower.member.app_rules import AppRules
+from fedif_flower.member.node_log import LogSettings
+from fedif_flower.member.policy import SignRules, read_member_policy
+from fedif_flower.member.run_rules import RunRules
+from fedif_flower.run.config import default_run_config
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "member-policy.toml"
+
+
+def test_the_member_s_example_has_every_key_and_every_default(tmp_path):
+    text = EXAMPLE.read_text()
+    (tmp_path / "policy.toml").write_text(text)
+    assert read_member_policy(tmp_path / "policy.toml").config == {}
+    content = tomllib.loads(text)
+    assert content["runs"].pop("config") == {}
+    for section, settings in (("apps", AppRules), ("runs", RunRules), ("log", LogSettings)):
+        defaults = {
+            key: value for key, value in settings().to_mapping().items() if value is not None
+        }
+        assert content[section] == defaults
+        assert all(f"{key} = " in text for key in settings.key_names())
+    assert content["sign"] == SignRules().to_mapping()
+    assert content["leaves"] == {}
+
+
+def test_the_example_accepts_values_once_they_are_not_commented_out(tmp_path):
+    text = re.sub(r"^# (?=[\w-]+ = )", "", EXAMPLE.read_text(), flags=re.M)
+    (tmp_path / "policy.toml").write_text(text)
+    policy = read_member_policy(tmp_path / "policy.toml")
+    assert set(policy.config) == {"num-server-rounds", "local-epochs", "strategy", "masking"}
+    assert policy.runs.first_day < policy.runs.last_day
+    assert all(key in default_run_config() for key in policy.config)
