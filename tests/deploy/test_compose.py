@@ -415,11 +415,12 @@ def test_the_commands_of_the_containers_run_as_they_stand_in_a_clean_directory(t
         folder = tmp_path / "federation" / "runs" / "october"
         assert json.loads((folder / "summary.json").read_text())["config"]["metrics-port"] > 0
         assert statuses(read_rows(folder / "clients.csv")) == ["accepted"]
-        lines = [line for line in run.stdout.splitlines() if line.startswith('{"time"')]
+        printed = (run.stdout + run.stderr).splitlines()
+        lines = [line for line in printed if line.startswith('{"time"')]
         assert {json.loads(line).get("run") for line in lines} >= {"october"}
         address = up.here("127.0.0.1:9093")
         answer = httpx.get(f"http://{address}/health", trust_env=False)
         assert answer.json()["members-online"] == 1
         for name in reversed(started):
             os.killpg(started[name].pid, signal.SIGTERM)
-            started[name].wait(60)
+            started[name].wait(300)
