@@ -18,6 +18,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ErrorCode
@@ -145,7 +146,15 @@ class MessageGuard:
 
     def receive(self) -> tuple[Message, Any] | None:
         """Return the next message that the app may see, whole; ``None``: there is none now."""
-        if (taken := self._connection.receive()) is None:
+        try:
+            taken = self._connection.receive()
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code < 500:
+                raise
+            # Such as a database that is locked for a moment: Flower's SuperNode would end.
+            logger.warning("the SuperLink fails, and is asked again: %s", error)
+            return None
+        if taken is None:
             return None
         message, tree = taken
         try:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
@@ -73,7 +74,7 @@ class Member:
             self.policy,
             Connection(
                 NODE,
-                receive=lambda: self.inbox.pop(0) if self.inbox else None,
+                receive=self._receive,
                 send=self._send,
                 get_run=lambda run_id: replace(self.run, run_id=run_id),
                 get_fab=self._get_fab,
@@ -101,6 +102,12 @@ class Member:
             **changes,
         }
         self.run = replace(Run.create_empty(RUN), **facts)
+
+    def _receive(self):
+        found = self.inbox.pop(0) if self.inbox else None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def _get_fab(self, digest, run_id):
         self.fetched += 1
@@ -297,6 +304,23 @@ def test_objects_that_are_not_what_they_are_called_start_no_app(start):
     assert member.ask() is None
     assert "the objects are not those of the message" in member.error
     assert member.tasks == 0
+
+
+def failing(status):
+    request = httpx.Request("POST", "https://host/v1/fleet/pull-messages")
+    response = httpx.Response(status, request=request)
+    return httpx.HTTPStatusError("it fails", request=request, response=response)
+
+
+def test_a_superlink_that_fails_for_a_moment_is_asked_again(start, caplog):
+    member = start()
+    member.inbox.append(failing(500))
+    assert member.pull() is None
+    assert "is asked again: it fails" in caplog.text
+    assert member.ask() is not None
+    member.inbox.append(failing(401))
+    with pytest.raises(httpx.HTTPStatusError):
+        member.pull()
 
 
 def test_rounds_and_days_are_counted(start):
