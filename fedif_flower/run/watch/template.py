@@ -185,7 +185,8 @@ TEMPLATE = """{% macro percent(value, decimals=1) -%}
 <meta http-equiv="Content-Security-Policy" content="{{ policy }}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
-<title>{{ run.state }}, round {{ run.last_round }} of {{ run.num_rounds }}: {{ title }}</title>
+<title>{{ run.state }}{% if run.num_rounds %}, round {{ run.last_round }} of \
+{{ run.num_rounds }}{% endif %}: {{ title }}</title>
 <style>{{ style }}</style>
 </head>
 <body>
@@ -201,7 +202,8 @@ TEMPLATE = """{% macro percent(value, decimals=1) -%}
 <progress max="{{ run.num_rounds or 1 }}" value="{{ run.last_round }}" \
 aria-label="rounds that are over">{{ run.last_round }} of {{ run.num_rounds }}</progress>
 <dl class="figures">
-<div><dt>Rounds</dt><dd>{{ "{:,}".format(run.last_round) }} of {{ "{:,}".format(run.num_rounds) }}
+<div><dt>Rounds</dt><dd>{{ "{:,}".format(run.last_round) }}{% if run.num_rounds %} of \
+{{ "{:,}".format(run.num_rounds) }}{% endif %}
 <small>{% if run.seconds_per_round is none %}none is over yet{% else %}\
 {{ run.seconds_per_round | lasting }} each, lately{% endif %}</small></dd></div>
 {% if run.end is not none %}
