@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, RecordDict
@@ -14,6 +15,7 @@ RECEIPTS_RECORD, SEEN_RECORD = "receipts", "seen-head"
 MOST_RECEIPTS = 16  # In a message.
 _MOST_HASHES = 128  # Of a path or a proof: trees of more than 2**60 leaves have more.
 _MOST_LETTERS = 300  # Of a leaf.
+_MOST_TEXT = MOST_RECEIPTS * 2 * (_MOST_LETTERS + 2 * _MOST_HASHES * HASH_BYTES)
 MOST_LEAVES = 2**53
 
 
@@ -49,9 +51,9 @@ class Receipts:
                 "signature": self.head.signature,
                 "since": self.since,
                 "proof": b"".join(self.proof),
-                "leaves": [receipt.leaf for receipt in self.receipts],
-                "indices": [receipt.index for receipt in self.receipts],
-                "paths": [b"".join(receipt.path) for receipt in self.receipts],
+                "lines": json.dumps(
+                    [[r.leaf, r.index, b"".join(r.path).hex()] for r in self.receipts]
+                ),
             }
         )
 
@@ -78,19 +80,19 @@ def read_receipts(content: RecordDict) -> Receipts | None:
     if not isinstance(record, ConfigRecord):
         return None
     try:
-        run, size, since = record["run"], record["size"], record["since"]
-        leaves, indices, paths = record["leaves"], record["indices"], record["paths"]
-        if not (isinstance(run, str) and _is_count(size) and _is_count(since)):
-            raise ValueError("run or sizes")
-        if not len(leaves) == len(indices) == len(paths) <= MOST_RECEIPTS:  # type: ignore[arg-type]
-            raise ValueError("receipts")
-        head = SignedHead(run, size, *(_bytes(record[k]) for k in ("root", "key", "signature")))  # type: ignore[arg-type]
+        run, lines = record["run"], record["lines"]
+        if not (isinstance(run, str) and isinstance(lines, str) and len(lines) <= _MOST_TEXT):
+            raise ValueError("run or lines")
+        root, key, signature = (_bytes(record[name]) for name in ("root", "key", "signature"))
+        head = SignedHead(run, _count(record["size"]), root, key, signature)
         receipts = tuple(
-            Receipt(_leaf(leaf), int(index), _hashes(path))
-            for leaf, index, path in zip(leaves, indices, paths, strict=True)  # type: ignore[arg-type]
+            Receipt(_leaf(leaf), _count(index), _hashes(bytes.fromhex(path)))
+            for leaf, index, path in json.loads(lines)
         )
-        return Receipts(head, since, _hashes(record["proof"]), receipts)  # type: ignore[arg-type]
-    except (KeyError, ValueError, TypeError) as error:
+        if len(receipts) > MOST_RECEIPTS:
+            raise ValueError(f"{len(receipts)} lines")
+        return Receipts(head, _count(record["since"]), _hashes(record["proof"]), receipts)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise EvidenceError(
             f"what the server told of its records is unreadable: {error}"
         ) from error
@@ -99,12 +101,16 @@ def read_receipts(content: RecordDict) -> Receipts | None:
 def seen_size(content: RecordDict) -> int:
     """Return the size of the head that a reply's sender says it saw last; 0: none."""
     record = content.get(SEEN_RECORD)
-    size = record.get("size") if isinstance(record, ConfigRecord) else None
-    return size if _is_count(size) else 0  # type: ignore[return-value]
+    try:
+        return _count(record["size"]) if isinstance(record, ConfigRecord) else 0
+    except (KeyError, ValueError):
+        return 0
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MOST_LEAVES
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_LEAVES:
+        raise ValueError("a number of lines")
+    return value
 
 
 def _leaf(value: object) -> str:

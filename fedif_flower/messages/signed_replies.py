@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -72,6 +72,7 @@ class SeenReply:
     digest: bytes
     signed: SignedUpdate | None = None
     head: int = 0  # Leaves of the tree of receipts that it saw.
+    arrays: ArrayRecord | None = field(default=None, repr=False)
 
 
 class ReplyWitness:
@@ -85,6 +86,8 @@ class ReplyWitness:
         Whether replies without a signature are refused.
     digests : bool
         Whether the digest of every reply is taken, signed or not.
+    keeps : bool
+        Whether the arrays of signed replies stay in memory until the next round.
 
     Attributes
     ----------
@@ -92,10 +95,12 @@ class ReplyWitness:
         The round's replies by node id, as far as their arrays could be read.
     """
 
-    def __init__(self, run: str, *, required: bool = False, digests: bool = False) -> None:
+    def __init__(
+        self, run: str, *, required: bool = False, digests: bool = False, keeps: bool = False
+    ) -> None:
         self.run = run
         self.seen: dict[int, SeenReply] = {}
-        self._required, self._digests = required, digests
+        self._required, self._digests, self._keeps = required, digests, keeps
         self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
         self._grid: Grid | None = None
         self._keys: dict[int, bytes] = {}  # That a node has signed with.
@@ -171,7 +176,8 @@ class ReplyWitness:
                 )
         if self._keys[node.node_id] != key:
             raise ReplyError("it is signed with another key than before")
-        self.seen[node.node_id] = SeenReply(node, digest, signed, head)
+        kept = arrays if self._keeps else None
+        self.seen[node.node_id] = SeenReply(node, digest, signed, head, kept)
 
     def _registered(self, node_id: int) -> bytes | None:
         """Return the key that the operator registered a node with; ``None``: not known."""

@@ -96,7 +96,8 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         False,
         "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
         "recomputes who contributed what; each round takes as much as its updates and two models "
-        "more, and the log says at the start how much that is",
+        "more, and the log says at the start how much that is; signed replies are kept as they "
+        "came as well, which takes as much as their updates again",
         changes_result=False,
     )
     require_signatures: bool = setting(
@@ -109,6 +110,14 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         False,
         "with `attribution`, where clients are real nodes: each gets receipts for its own lines of "
         "the records, by which it sees whether they are rewritten later ([receipts](receipts.md))",
+        changes_result=False,
+    )
+    time_stamp_url: str = setting(
+        "",
+        "with `receipts`: a server for time stamps (RFC 3161), which stamps heads beside the "
+        "rounds; one that does not answer costs a warning. It needs the extra `timestamps`",
+        pattern=r"^(https?://\S+)?$",
+        allowed="a URL that begins with https:// or http://",
         changes_result=False,
     )
     statement_budget: str = setting(
@@ -185,6 +194,8 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
             raise RefusedValueError("keep_updates", "false with attribution = 'off'")
         if self.receipts and self.attribution == "off":
             raise RefusedValueError("receipts", "false with attribution = 'off'")
+        if self.time_stamp_url and not self.receipts:
+            raise RefusedValueError("time_stamp_url", "empty without receipts")
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")

@@ -25,6 +25,7 @@ from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.collusion import ColludingGrid, needs_collusion
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.kept_replies import KeptReplies
 from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
@@ -45,6 +46,7 @@ from fedif_flower.run.resume import Again, Kept, ResumableRun, require_space
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.signatures import SignatureRecords
+from fedif_flower.run.time_stamps import TimeStamps, clear_time_stamps, rfc3161
 from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.attributed import RoundAttribution
@@ -138,23 +140,22 @@ def credit_bounds(config: RunConfig) -> CreditBounds:
 def build_attribution(
     config: RunConfig,
     validation: Validation,
-    folder: RunFolder,
-    on_attribution: Callable[[RoundAttribution], object] = lambda _: None,
+    told: Sequence[Callable[[RoundAttribution], object]],
 ) -> PathAttribution | None:
-    """Return the run's attribution, which is written as rounds are attributed; ``None``: off."""
-
-    def attributed(found: RoundAttribution) -> None:
-        folder.add_attribution(found)
-        on_attribution(found)
-
+    """Return the run's attribution, of whose rounds all of ``told`` are told; ``None``: off."""
     if config.attribution == "off":
         return None
+
+    def tell(found: RoundAttribution) -> None:
+        for function in told:
+            function(found)
+
     return PathAttribution(
         validation,
         config.attribution,
         per_class=config.attribution_per_class,
         bounds=credit_bounds(config),
-        on_attribution=attributed,
+        on_attribution=tell,
     )
 
 
@@ -213,6 +214,10 @@ def run_federation(
     loaded = loaded or load_task(with_free_folder(config), task)
     if loaded.config.masking != "off":
         build_strategy(loaded).require_maskable(model_arrays(loaded.model))
+    if loaded.config.receipts and (head_key is None or is_simulated(grid)):
+        raise ConfigError("receipts = True; allowed: false where clients are simulated")
+    if loaded.config.time_stamp_url:
+        rfc3161()
     require_simulated(grid, loaded.config)
     warn_of_one(loaded.config)
     try_clients(grid, loaded)
@@ -243,7 +248,12 @@ def _run_federation(
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
     run_id = str((checkpoint and checkpoint.records.get(RUN_ID)) or secrets.token_hex(16))
-    witness = ReplyWitness(run_id, required=config.require_signatures, digests=config.receipts)
+    witness = ReplyWitness(
+        run_id,
+        required=config.require_signatures,
+        digests=config.receipts,
+        keeps=config.keep_updates,
+    )
     # What it refuses is said before anything is written.
     strategy = build_strategy(loaded, witness=witness, identify=members)
     members.ask(grid, loaded, resumed=checkpoint is not None)
@@ -285,26 +295,30 @@ def _run_federation(
         masking = replace(masking, on_vector=asked.note)
         strategy = build_strategy(loaded, masking=masking, witness=witness, identify=members)
     signatures = SignatureRecords(recorder.folder, witness)
-    kept: dict[str, Kept] = {"signatures": signatures}
+    tables: dict[str, Kept] = {"signatures": signatures}
     own: list[Callback] = [recorder, signatures]
-    attributed: Callable[[RoundAttribution], object] = lambda _: None  # noqa: E731
+    on_attribution: list[Callable[[RoundAttribution], object]] = [recorder.folder.add_attribution]
+    stamps = None
     if config.receipts:
-        if head_key is None or is_simulated(grid):
-            raise ConfigError("receipts = True; allowed: false where clients are simulated")
-        book = kept["receipts"] = ReceiptBook(recorder.folder, witness, head_key)
-        attributed = book.attributed
+        assert head_key is not None  # run_federation
+        url = config.time_stamp_url
+        stamps = TimeStamps(recorder.folder, url) if url else None
+        on_head = stamps.on_head if stamps else None
+        book = tables["receipts"] = ReceiptBook(recorder.folder, witness, head_key, on_head)
         own.append(book)
-    attribution = build_attribution(config, paying, recorder.folder, attributed)
+        on_attribution.append(book.attributed)
+    attribution = build_attribution(config, paying, on_attribution)
     run = ResumableRun(
         checkpoints,
         strategy,
         recorder,
         every=config.checkpoint_every,
         attribution=attribution,
-        kept=kept,
+        kept=tables,
     )
     if checkpoint is None:
         checkpoints.begin()
+        clear_time_stamps(recorder.folder)
         if attribution is not None:
             recorder.folder.begin_attribution(attribution.num_classes)
     else:
@@ -317,6 +331,7 @@ def _run_federation(
             own.append(recorded_quarantine(attribution, recorder.folder))
     if config.keep_updates:
         own.append(KeptUpdates(recorder.folder, after=done))
+        own.append(KeptReplies(recorder.folder, witness, after=done))
     if asked is not None:
         own.append(asked)
     strategy.callbacks += [*own, *trackers, *callbacks, run]
@@ -341,6 +356,8 @@ def _run_federation(
         if again is not None:
             logger.warning("%s", run.farewell(again))
         raise
+    if stamps is not None:
+        stamps.close()
     final = result.arrays if len(result.arrays) else arrays
     attributed = None if attribution is None else attribution.rounds
     summary = recorder.finish(final.to_torch_state_dict(), attributed)

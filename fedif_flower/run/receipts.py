@@ -56,7 +56,7 @@ class ReceiptBook(Callback):
         folder: RunFolder,
         witness: ReplyWitness,
         key: Ed25519PrivateKey,
-        on_head: Callable[[SignedHead], object] = lambda _: None,
+        on_head: Callable[[SignedHead], object] | None = None,
     ) -> None:
         self._folder, self._witness, self._key, self._on_head = folder, witness, key, on_head
         self._earlier = _entries(folder)  # Of a process that was stopped, perhaps.
@@ -96,7 +96,8 @@ class ReceiptBook(Callback):
         root = self._grown(leaves)
         head = SignedHead.by(self._key, self._witness.run, len(self._tree.leaves), root)
         self._add({"round": found.server_round, "leaves": leaves, **_head_cells(head)}, head)
-        self._on_head(head)
+        if self._on_head is not None:
+            self._on_head(head)
 
     def on_end(self) -> None:
         """Remember which heads members saw, for the last receipts, which come later."""

@@ -12,6 +12,7 @@ from fedif_flower.evidence.signed_update import SignedUpdate
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.signatures import read_signature
+from fedif_flower.statement.kept_replies import check_kept_replies
 
 _By = tuple[int, int]  # Round and client id.
 
@@ -79,6 +80,7 @@ def check_signatures(
         if (number, client_id) not in accepted:
             raise StatementError(f"{where} was signed, and clients.csv has no such reply")
         _check_examples(where, update, accepted[number, client_id])
+    check_kept_replies(run, signed)
     if known is not None:
         _check_members(accepted, signed, keys, names, known)
     return _summary(accepted, signed, keys, names, known)

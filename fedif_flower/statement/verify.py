@@ -38,6 +38,7 @@ from fedif_flower.statement.receipts import (
 )
 from fedif_flower.statement.records import read_names, read_run
 from fedif_flower.statement.signatures import SignedMember, check_signatures
+from fedif_flower.statement.time_stamps import Stamped, check_time_stamps
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 
@@ -58,6 +59,8 @@ class Verified:
         Whose receipts are as the records say.
     redone : tuple of int
         Rounds of which members have receipts twice: the run was resumed, and did them again.
+    stamped : tuple of Stamped
+        Rounds with a time stamp, and its time.
     """
 
     signed: Signed
@@ -65,6 +68,7 @@ class Verified:
     members: tuple[SignedMember, ...] = ()
     receipts: tuple[CheckedReceipts, ...] = ()
     redone: tuple[int, ...] = ()
+    stamped: tuple[Stamped, ...] = ()
 
     @property
     def manifest(self) -> Manifest:
@@ -82,6 +86,7 @@ def verify(
     key: str = "",
     members: Mapping[str, VerifyingKey] | None = None,
     receipts: Sequence[Path] = (),
+    time_stamps: Path | None = None,
 ) -> Verified:
     """Check a run's statement, or a single page of one.
 
@@ -97,6 +102,9 @@ def verify(
     receipts : sequence of Path
         Members' ``receipts-dir``, see
         :func:`~fedif_flower.statement.receipts.check_receipts`.
+    time_stamps : Path, optional
+        Certificates of stamping servers, see
+        :func:`~fedif_flower.statement.time_stamps.check_time_stamps`.
 
     Raises
     ------
@@ -131,6 +139,7 @@ def verify(
         members=check_signatures(run, names, members),
         receipts=check_receipts(run, tree, receipts) if receipts else (),
         redone=tuple(redone_rounds(tree)) if tree else (),
+        stamped=check_time_stamps(run, tree, time_stamps) if tree and time_stamps else (),
     )
 
 

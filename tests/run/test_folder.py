@@ -72,7 +72,7 @@ def test_every_file_has_one_name():
     files = vars(RunFolder("run")).values()
     names = {getattr(file, "path", file).name for file in files}
     others = {"checkpoints", "updates", "statement", "undelivered.json", "flwr.log", "run"}
-    others |= {"receipts_seen.json"}
+    others |= {"receipts_seen.json", "time_stamps"}
     others |= {"vectors", "vectors.csv"}
     assert names == {*RESULT_FILES, *others}
 

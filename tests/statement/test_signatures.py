@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from fedif_flower.errors import ConfigError, StatementError, TrainingFailedError
 from fedif_flower.evidence.keys import read_private_key
@@ -203,3 +205,49 @@ def test_members_who_were_sent_different_models_are_found(signed_run, keys, key,
     make_statement(run.path, key)
     with pytest.raises(StatementError, match="round 2: members were sent different models"):
         verify(run.path, members=read_members(keys))
+
+
+@pytest.fixture(scope="module")
+def kept_run(tmp_path_factory, keys):
+    """One round, its replies kept; bob's update is far too long, and was shortened."""
+    folder = tmp_path_factory.mktemp("kept")
+    configs = {1: {"attack": "honest-scaling"}}
+    settings = config(folder, keep_updates=True, num_server_rounds=2)
+    return run_federation(nodes(keys, configs=configs), settings)
+
+
+def test_the_updates_that_a_run_kept_are_those_that_were_signed(kept_run, keys, key, tmp_path):
+    run_dir = copied(kept_run, tmp_path / "run")
+    make_statement(run_dir, key)
+    found = verify(run_dir, members=read_members(keys))
+    assert [m.signed for m in found.members] == [2] * 3
+    assert {"updates/round-000001.pt", "updates/sent-000001.npz"} <= set(found.manifest.files)
+
+
+def kept_changes(run: RunFolder, what: str) -> str:
+    """Change what was kept of round 1; return what is found."""
+    path = run.updates / "sent-000001.npz"
+    if what == "reply":
+        with np.load(path) as content:
+            arrays = dict(content)
+        name = next(name for name in arrays if name.startswith("1000/"))
+        arrays[name] = arrays[name] + 1
+        np.savez(path, **arrays)
+        return "round 1: the kept update of client 1000 is not the one that was signed"
+    if what == "missing":
+        path.unlink()
+        return "round 1: the reply of client 1000 is missing"
+    of_step = run.updates / "round-000001.pt"
+    content = torch.load(of_step, weights_only=True)
+    content["updates"][0] *= -1.0
+    torch.save(content, of_step)
+    return "round 1: the kept update of client 1000, which was used, is not what it sent"
+
+
+@pytest.mark.parametrize("what", ["reply", "missing", "update"])
+def test_a_kept_update_that_is_not_the_signed_one_is_named(kept_run, key, tmp_path, what):
+    run = RunFolder(copied(kept_run, tmp_path / "run"))
+    found = kept_changes(run, what)
+    make_statement(run.path, key)
+    with pytest.raises(StatementError, match=found):
+        verify(run.path)
