@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click import Context
 from rich.console import Console
 from typer.core import TyperGroup
 
@@ -22,7 +21,7 @@ DEFAULT = "make"
 class DefaultCommand(TyperGroup):
     """A group whose first word may be left out: it is ``make`` where it is no command's name."""
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the default command first where no other one, nor ``--help``, is."""
         if args and args[0] not in (*self.commands, "--help"):
             args = [DEFAULT, *args]
@@ -54,7 +53,7 @@ def make(
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(help="private key that signs, made if missing; default: one of your own"),
+        typer.Option(help="Ed25519 key that signs, made if missing; default: one of your own"),
     ] = None,
     from_round: Annotated[
         int, typer.Option(help="the first round that counts, where the first ones decide too much")
