@@ -57,7 +57,8 @@ class ReceiptKeeper:
         held = context.state.get(self._key)
         remembered = json.loads(str(held["memory"])) if isinstance(held, ConfigRecord) else {}
         self._heads: dict[str, str] = remembered.get("heads", {})  # Root by size.
-        self._sent: dict[str, str] = remembered.get("sent", {})  # Digest by round.
+        # Digest by round, and of how many lines the records were then.
+        self._sent: dict[str, tuple[str, int]] = remembered.get("sent", {})
         self._signer: str = remembered.get("signer", "")
         self._unproven: int = remembered.get("unproven", 0)
         node = NodeConfig.from_node_config(context.node_config)
@@ -81,7 +82,7 @@ class ReceiptKeeper:
 
     def note_sent(self, server_round: int, sent: bytes, signed: SignedUpdate | None) -> None:
         """Remember what goes out in a round."""
-        self._sent[str(server_round)] = sent.hex()
+        self._sent[str(server_round)] = (sent.hex(), self.last_size)
         about: dict[str, Any] = {"node": self._node_id, "round": server_round, "sent": sent.hex()}
         if signed is not None:
             about |= {
@@ -134,14 +135,16 @@ class ReceiptKeeper:
             except EvidenceError as error:
                 reasons.append(str(error))
                 continue
-            where, sent = f"round {leaf['round']}", self._sent.get(leaf["round"])
+            where, (sent, size) = f"round {leaf['round']}", self._sent.get(leaf["round"], ("", 0))
+            # An older line is of the same round before the run was resumed.
+            is_own = bool(sent) and receipt.index >= size
             if not receipt.holds(told.head):
                 reasons.append(f"{where}: this node's line is not in the records")
             elif leaf["client_id"] not in self._names:
                 reasons.append(f"{where}: the line is another member's")
-            elif leaf["update"] and sent is not None and leaf["update"] != sent:
+            elif is_own and leaf["update"] and leaf["update"] != sent:
                 reasons.append(f"{where}: the records have another update than this node sent")
-            elif sent is not None and leaf["status"] in ("away", "failed"):
+            elif is_own and leaf["status"] in ("away", "failed"):
                 reasons.append(f"{where}: this node sent an update; the records say no reply came")
         return [printable(reason) for reason in reasons]
 
@@ -229,5 +232,5 @@ def _count(folder: Path) -> int:
     return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
-def _number(item: tuple[str, str]) -> int:
+def _number(item: tuple[str, object]) -> int:
     return int(item[0])

@@ -111,11 +111,16 @@ def verify(
     StatementError
         Naming what was changed, is missing, or does not follow from the records.
     ConfigError
-        If there is no statement.
+        If there is no statement, or a single page is to be checked against more than itself.
     """
     if not path.exists():
         raise ConfigError(f"{str(path)!r} does not exist")
     is_page = path.is_file()
+    if is_page and (members is not None or receipts or time_stamps is not None):
+        raise ConfigError(
+            f"{str(path)!r} is a page; members, receipts and time stamps are checked against a "
+            "run's folder"
+        )
     run = RunFolder(path)
     folder = path.parent if is_page else run.statement
     if not is_page and not folder.is_dir():

@@ -93,6 +93,19 @@ def test_an_update_that_the_records_leave_out_is_a_warning(log):
     assert "round 2: this node sent an update; the records say no reply came" in log.text
 
 
+def test_a_round_that_is_done_again_has_its_own_line(log):
+    context = node()
+    take_receipts(told(FIRST), context)
+    ReceiptKeeper(context, RUN).note_sent(1, b"\xcc" * 32, None)  # The run was resumed.
+    take_receipts(told(FIRST, SECOND, seen=2), context)
+    assert log.text == ""
+    again = [FIRST[0].replace("aa", "cc"), FIRST[1]]
+    take_receipts(told(FIRST, SECOND, again, seen=4), context)
+    assert log.text == ""
+    take_receipts(told(FIRST, SECOND, again, FIRST, seen=6), context)
+    assert "round 1: the records have another update than this node sent" in log.text
+
+
 def test_a_missing_proof_is_forgiven_once(log):
     context = node()
     for rounds, warned in (((FIRST,), 0), ((FIRST, SECOND), 0), ((FIRST, SECOND, FIRST), 1)):

@@ -321,6 +321,13 @@ def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, monkeypa
     assert rounds == [1, 2, 3, 4, 3, 4, 5]
 
 
+def test_a_page_alone_is_not_enough(honest):
+    (page,) = (honest / "pages" / "ada").glob("*/statement.html")
+    for more in ({"receipts": held(honest)}, {"members": {}}, {"time_stamps": page}):
+        with pytest.raises(ConfigError, match="is a page; members, receipts"):
+            verify(page, **more)
+
+
 def test_receipts_are_refused_where_they_mean_nothing(tmp_path, key):
     with pytest.raises(ConfigError, match="receipts = True; allowed: false with attribution"):
         config(tmp_path, receipts=True, attribution="off")
