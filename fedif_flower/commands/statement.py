@@ -120,7 +120,8 @@ def sign(
     from fedif_flower.statement.signing import load_key
 
     signer = load_key(key)
-    target = sign_statement(path, signer, operator, read_members(members), keeper_log)
+    known = None if members is None else read_members(members)
+    target = sign_statement(path, signer, operator, known, keeper_log)
     console = Console()
     console.print(f"Signed by: {fingerprint(public_of(signer))}", highlight=False)
     console.print(f"Send this to the operator: {target.absolute()}", soft_wrap=True)

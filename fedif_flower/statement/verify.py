@@ -98,7 +98,8 @@ def verify(
         The fingerprint that the operator's key must have; empty: any, which the caller compares.
     members : mapping of str to public key, optional
         Who may have signed updates and the statement, by name; see
-        :func:`~fedif_flower.statement.signatures.check_signatures`.
+        :func:`~fedif_flower.statement.signatures.check_signatures`. Beside a page there are no
+        updates, and they say who signed the statement alone.
     receipts : sequence of Path
         Members' ``receipts-dir``, see
         :func:`~fedif_flower.statement.receipts.check_receipts`.
@@ -116,10 +117,9 @@ def verify(
     if not path.exists():
         raise ConfigError(f"{str(path)!r} does not exist")
     is_page = path.is_file()
-    if is_page and (members is not None or receipts or time_stamps is not None):
+    if is_page and (receipts or time_stamps is not None):
         raise ConfigError(
-            f"{str(path)!r} is a page; members, receipts and time stamps are checked against a "
-            "run's folder"
+            f"{str(path)!r} is a page; receipts and time stamps are checked against a run's folder"
         )
     run = RunFolder(path)
     folder = path.parent if is_page else run.statement
