@@ -259,7 +259,8 @@ def verify(
     from fedif_flower.statement.own_updates import check_own
     from fedif_flower.statement.verify import verify as check
 
-    found = check(path, key, read_members(members), receipts or (), time_stamps)
+    known = None if members is None else read_members(members)
+    found = check(path, key, known, receipts or (), time_stamps)
     console = Console()
     console.print(f"Unchanged: {path}, made {found.manifest.made}", soft_wrap=True, highlight=False)
     print_signers(found.signed.signers, console)

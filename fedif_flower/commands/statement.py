@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click import Context
 from rich.console import Console
 from typer.core import TyperGroup
 
@@ -22,7 +21,7 @@ DEFAULT = "make"
 class DefaultCommand(TyperGroup):
     """A group whose first word may be left out: it is ``make`` where it is no command's name."""
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the default command first where no other one, nor ``--help``, is."""
         if args and args[0] not in (*self.commands, "--help"):
             args = [DEFAULT, *args]
@@ -54,7 +53,7 @@ def make(
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(help="private key that signs, made if missing; default: one of your own"),
+        typer.Option(help="Ed25519 key that signs, made if missing; default: one of your own"),
     ] = None,
     from_round: Annotated[
         int, typer.Option(help="the first round that counts, where the first ones decide too much")
@@ -121,7 +120,8 @@ def sign(
     from fedif_flower.statement.signing import load_key
 
     signer = load_key(key)
-    target = sign_statement(path, signer, operator, read_members(members), keeper_log)
+    known = None if members is None else read_members(members)
+    target = sign_statement(path, signer, operator, known, keeper_log)
     console = Console()
     console.print(f"Signed by: {fingerprint(public_of(signer))}", highlight=False)
     console.print(f"Send this to the operator: {target.absolute()}", soft_wrap=True)

@@ -11,14 +11,14 @@ from fedif_flower.evidence.keys import VerifyingKey, key_digest, read_public_key
 _SUFFIX = ".pub"
 
 
-def read_members(folder: Path | None) -> dict[str, VerifyingKey]:
+def read_members(folder: Path) -> dict[str, VerifyingKey]:
     """Return the public keys in a folder, each by its file's name without `.pub`.
 
     Parameters
     ----------
-    folder : Path, optional
-        With files such as ``hospital-a.pub``, as OpenSSH or PEM writes them; other files are
-        ignored. One such file will do. ``None``: there are no keys.
+    folder : Path
+        With files such as ``hospital-a.pub``, as OpenSSH or PEM writes them, other files being
+        ignored; or one such file.
 
     Raises
     ------
@@ -26,12 +26,8 @@ def read_members(folder: Path | None) -> dict[str, VerifyingKey]:
         If there is no such folder or file, or naming the file that is no public key, or two with
         the same one.
     """
-    if folder is None:
-        return {}
-    if not folder.is_dir() and not folder.is_file():
-        raise ConfigError(f"members = {str(folder)!r} is no directory")
     members = {}
-    for path in [folder] if folder.is_file() else sorted(folder.glob(f"*{_SUFFIX}")):
+    for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else [folder]:
         try:
             data = path.read_bytes()
         except OSError as error:

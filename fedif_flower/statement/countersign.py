@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.evidence.chained_log import verified
@@ -22,7 +21,7 @@ def sign_statement(
     path: Path,
     key: SigningKey,
     operator: str = "",
-    members: Mapping[str, VerifyingKey] = MappingProxyType({}),
+    members: Mapping[str, VerifyingKey] | None = None,
     keeper_log: Path | None = None,
 ) -> Path:
     """Verify a statement and add a signature to its manifest; return the manifest's path.
@@ -35,7 +34,7 @@ def sign_statement(
         Of the member who agrees.
     operator : str
         The fingerprint that the operator's key must have; empty: any.
-    members : mapping of str to public key
+    members : mapping of str to public key, optional
         Who else may have signed, by name.
     keeper_log : Path, optional
         Of the keeper of a masked run, who signs: it must hold the hash that the records name.

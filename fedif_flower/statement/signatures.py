@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.evidence.keys import VerifyingKey, public_der
@@ -15,7 +14,6 @@ from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.signatures import read_signature
 from fedif_flower.statement.kept_replies import check_kept_replies
 
-NOBODY: Mapping[str, VerifyingKey] = MappingProxyType({})
 _By = tuple[int, int]  # Round and client id.
 
 
@@ -37,7 +35,7 @@ class SignedMember:
 
 
 def check_signatures(
-    run: RunFolder, names: Mapping[int, str], keys_by_name: Mapping[str, VerifyingKey] = NOBODY
+    run: RunFolder, names: Mapping[int, str], members: Mapping[str, VerifyingKey] | None = None
 ) -> tuple[SignedMember, ...]:
     """Check every line of a run's ``signatures.csv``, and that every update has one.
 
@@ -47,16 +45,16 @@ def check_signatures(
         The run.
     names : mapping of int to str
         What the records call members, by client id.
-    keys_by_name : mapping of str to public key
-        The members' keys, from elsewhere than the run. Without them, signatures are checked by the
-        keys that the records name.
+    members : mapping of str to public key, optional
+        Members' keys by name, from elsewhere than the run. Without them, signatures are checked by
+        the keys that the records name.
 
     Raises
     ------
     StatementError
         Naming round and member of an update that was invented, changed or left out.
     """
-    members = {public_der(key): name for name, key in keys_by_name.items()} or None
+    known = None if members is None else {public_der(key): n for n, key in members.items()}
     lines = run.clients.read()
     accepted = _accepted(lines)
     late = {(int(row["round"]), int(row["client_id"])) for row in lines if row["status"] == "late"}
@@ -66,7 +64,7 @@ def check_signatures(
     for (number, client_id), update in signed.items():
         who = _called(client_id, names)
         where = f"round {number}: the update of {who}"
-        if members is not None and update.key not in members:
+        if known is not None and update.key not in known:
             raise StatementError(f"{where} is signed with a key that is no member's")
         try:
             update.check()
@@ -83,9 +81,9 @@ def check_signatures(
             raise StatementError(f"{where} was signed, and clients.csv has no such reply")
         _check_examples(where, update, accepted[number, client_id])
     check_kept_replies(run, signed)
-    if members is not None:
-        _check_members(accepted, signed, keys, names, members)
-    return _summary(accepted, signed, keys, names, members)
+    if known is not None:
+        _check_members(accepted, signed, keys, names, known)
+    return _summary(accepted, signed, keys, names, known)
 
 
 def read_signatures(run: RunFolder) -> dict[_By, SignedUpdate]:

@@ -23,18 +23,21 @@ def default_key_path() -> Path:
     return Path(named) if named else config_folder() / "statement-key.pem"
 
 
-def load_or_make_key(path: Path) -> SigningKey:
-    """Return the private key in a file; an Ed25519 key with mode 0600 is made where none is.
+def load_or_make_key(path: Path) -> Ed25519PrivateKey:
+    """Return the operator's key in a file, which is made with mode 0600 if it is not there.
 
     Raises
     ------
     ConfigError
-        If it is no unencrypted key that signs, or others may read it.
+        If it is no unencrypted Ed25519 key, or others may read it.
     StorageError
         If it cannot be made.
     """
     if path.exists():
-        return load_key(path)
+        loaded = load_key(path)
+        if not isinstance(loaded, Ed25519PrivateKey):
+            raise ConfigError(f"key = {str(path)!r} is no Ed25519 key")
+        return loaded
     key = Ed25519PrivateKey.generate()
     write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return key

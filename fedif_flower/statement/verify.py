@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
@@ -85,7 +84,7 @@ class Verified:
 def verify(
     path: Path,
     key: str = "",
-    members: Mapping[str, VerifyingKey] = MappingProxyType({}),
+    members: Mapping[str, VerifyingKey] | None = None,
     receipts: Sequence[Path] = (),
     time_stamps: Path | None = None,
 ) -> Verified:
@@ -97,8 +96,10 @@ def verify(
         A run's folder, or a member's page with the manifest beside it.
     key : str
         The fingerprint that the operator's key must have; empty: any, which the caller compares.
-    members : mapping of str to public key
-        Who else may have signed the statement, and who must have signed updates, by name.
+    members : mapping of str to public key, optional
+        Who may have signed updates and the statement, by name; see
+        :func:`~fedif_flower.statement.signatures.check_signatures`. Beside a page there are no
+        updates, and they say who signed the statement alone.
     receipts : sequence of Path
         Members' ``receipts-dir``, see
         :func:`~fedif_flower.statement.receipts.check_receipts`.
@@ -116,16 +117,15 @@ def verify(
     if not path.exists():
         raise ConfigError(f"{str(path)!r} does not exist")
     is_page = path.is_file()
-    if is_page and (members is not None or receipts or time_stamps is not None):
+    if is_page and (receipts or time_stamps is not None):
         raise ConfigError(
-            f"{str(path)!r} is a page; members, receipts and time stamps are checked against a "
-            "run's folder"
+            f"{str(path)!r} is a page; receipts and time stamps are checked against a run's folder"
         )
     run = RunFolder(path)
     folder = path.parent if is_page else run.statement
     if not is_page and not folder.is_dir():
         raise ConfigError(f"{str(path)!r} holds no statement: make one with `fedif statement`")
-    found = Verified(read_signed(folder, members))
+    found = Verified(read_signed(folder, members or {}))
     statement, manifest = found.signed.statement, found.manifest
     if key and key.replace(" ", "") != found.key.replace(" ", ""):
         raise StatementError(f"the statement is signed by another key: {found.key}")
@@ -137,18 +137,14 @@ def verify(
     _check_salt(run)
     _check_account(run, manifest)
     names = read_names(run.names.path) if run.names.path.is_file() else {}
-    signed = check_signatures(run, names, members)
     tree = check_tree(run, manifest.head)
-    held = check_receipts(run, tree, receipts) if receipts else ()
-    redone = redone_rounds(tree) if tree else ()
-    stamped = check_time_stamps(run, tree, time_stamps) if tree and time_stamps else ()
     return replace(
         found,
         not_here=not_here,
-        members=signed,
-        receipts=held,
-        redone=tuple(redone),
-        stamped=stamped,
+        members=check_signatures(run, names, members),
+        receipts=check_receipts(run, tree, receipts) if receipts else (),
+        redone=tuple(redone_rounds(tree)) if tree else (),
+        stamped=check_time_stamps(run, tree, time_stamps) if tree and time_stamps else (),
     )
 
 

@@ -209,9 +209,9 @@ def kept_run(tmp_path_factory, keys):
 def test_the_updates_that_a_run_kept_are_those_that_were_signed(kept_run, keys, key, tmp_path):
     run_dir = copied(kept_run, tmp_path / "run")
     make_statement(run_dir, key)
-    assert [m.signed for m in verify(run_dir, members=read_members(keys)).members] == [2] * 3
-    files = json.loads((run_dir / "statement" / "manifest.json").read_text())["files"]
-    assert {"updates/round-000001.pt", "updates/sent-000001.npz"} <= set(files)
+    found = verify(run_dir, members=read_members(keys))
+    assert [m.signed for m in found.members] == [2] * 3
+    assert {"updates/round-000001.pt", "updates/sent-000001.npz"} <= set(found.manifest.files)
 
 
 def kept_changes(run: RunFolder, what: str) -> str:

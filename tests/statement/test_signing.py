@@ -5,7 +5,6 @@ import stat
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from fedif_flower.errors import ConfigError
@@ -51,9 +50,9 @@ def test_a_key_that_others_may_read_is_refused(tmp_path):
 
 
 def test_what_is_no_such_key_is_refused(tmp_path):
-    other = X25519PrivateKey.generate()
+    other = generate_private_key(SECP256R1())
     pem = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    for content, said in ((b"nothing", "no private key"), (pem, "key of another kind")):
+    for content, said in ((b"nothing", "no private key"), (pem, "no Ed25519 key")):
         path = tmp_path / "key.pem"
         path.write_bytes(content)
         path.chmod(0o600)
