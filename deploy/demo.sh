@@ -143,7 +143,10 @@ for i in 0 1 2 3; do
 done
 
 step "a run of $rounds rounds, which wait for three of four"
+set -m # a group of its own, which ends with the others
 late_and_missing "$leaver" &
+set +m
+started=("$!" "${started[@]}")
 "$deploy/federation.sh" run demo num-clients=4 fraction-train=1.0 "num-server-rounds=$rounds" \
   local-epochs=1 'attribution="simpson"' 'statement-budget="1000"' round-timeout=120.0 \
   round-quorum=0.6 late-rounds=9 least-participation=0.2 \
