@@ -70,6 +70,9 @@ def check_signatures(
             update.check()
         except EvidenceError as error:
             raise StatementError(f"{where} is not the one that was signed: {error}") from error
+        if update.statement.node != client_id:
+            node = _called(update.statement.node, names)
+            raise StatementError(f"{where} is the one that {node} signed")
         if keys.setdefault(client_id, update.key) != update.key:
             raise StatementError(f"{where} is signed with another key than before")
         asked, model = update.statement.server_round, update.statement.received

@@ -31,6 +31,7 @@ class Remote(LocalGrid):
         self.free = threading.Event()
         self.free.set()
         self.dead: set[int] = set()
+        self.one_at_a_time = threading.Lock()  # Real clients share no process.
         self.done: dict[str, list] = {}
 
     def get_node_ids(self):
@@ -54,7 +55,8 @@ class Remote(LocalGrid):
         if node_id == CYD and message.metadata.message_type == MessageType.TRAIN:
             self.free.wait()
         if node_id not in self.dead:
-            self.done[message_id] = super().pull_messages([message_id])
+            with self.one_at_a_time:
+                self.done[message_id] = super().pull_messages([message_id])
 
     def pull_messages(self, message_ids):
         return [reply for i in message_ids for reply in self.done.pop(i, [])]

@@ -71,6 +71,12 @@ def with_another_round(rows):
     return [{**row, "asked_in": "9"} if row["round"] == "3" else row for row in rows]
 
 
+def swap_members(rows):
+    """Give ada's updates to bob, and bob's to ada."""
+    other = {"1000": "1001", "1001": "1000"}
+    return [{**row, "client_id": other.get(row["client_id"], row["client_id"])} for row in rows]
+
+
 def twice(rows):
     return [*rows, rows[0]]
 
@@ -82,6 +88,7 @@ def twice(rows):
         (swap_rounds, "round 2: the update of ada is the one that it signed for round 1"),
         (without_line, "round 2: the update of ada is not signed, though this member has a key"),
         (with_another_round, "round 3: the update of .* is not the one that was signed"),
+        (swap_members, "round 1: the update of bob is the one that ada signed"),
         (twice, r"signatures.csv, line 11: .*it is there twice"),
     ],
 )
