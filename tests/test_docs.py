@@ -150,7 +150,7 @@ def test_a_browser_finds_what_is_searched_in_a_file(built):
         check=True,
     ).stdout
     assert re.search(r"[1-9]\d* matching documents?", shown)
-    assert re.search(r'<a href="[^"]*deployment.html[^"]*" class="md-search-result__link"', shown)
+    assert re.search(r'<a href="[^"]*operations.html[^"]*" class="md-search-result__link"', shown)
 
 
 def test_wide_pictures_are_shown_whole_on_a_click(site):

@@ -56,9 +56,10 @@ def test_members_are_sorted_by_any_column(tmp_path):
 
 def test_tables_are_read_as_numbers_and_frames(tmp_path):
     run = by_hand(tmp_path)
+    counts = {"rejected": 0, "failed": 0, "round_failed": 0, "online": 3}
     assert run.lines("rounds") == [
-        {"round": 0, "test_loss": 2.5},
-        {"round": 5, "test_loss": 1.5},
+        {**counts, "round": 0, "test_loss": 2.5, "accepted": 0},
+        {**counts, "round": 5, "test_loss": 1.5, "accepted": 3},
     ]
     assert run.lines("clients")[0]["rejection"] is None
     with pytest.raises(ConfigError, match="table = 'x'; allowed: members, rounds, clients"):

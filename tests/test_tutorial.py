@@ -103,7 +103,8 @@ def test_the_demo_shows_who_lies(tmp_path):
     (command,) = re.findall(r"federation run --in \S+ (.*)", script)
     settings = " ".join(shlex.split(command.replace("$rounds", rounds)))
     settings = re.sub(r'(output-dir|run-name)="[^"]*"', "", settings)
-    settings = re.sub(r"(late-rounds|receipts)=\S+", "", settings)  # Of real nodes.
+    of_real_nodes = "late-rounds|round-quorum|least-participation|start-without|receipts"
+    settings = re.sub(rf"({of_real_nodes})=\S+", "", settings)
     run = run_of(settings, tmp_path, {3: {"attack": "label-noise"}})
     honest, (liar,) = last_scores(run.path)
     assert liar < 0.5 * min(honest)

@@ -137,11 +137,12 @@ def verify(
     _check_salt(run)
     _check_account(run, manifest)
     names = read_names(run.names.path) if run.names.path.is_file() else {}
+    signed = check_signatures(run, names, members)
     tree = check_tree(run, manifest.head)
     return replace(
         found,
         not_here=not_here,
-        members=check_signatures(run, names, members),
+        members=signed,
         receipts=check_receipts(run, tree, receipts) if receipts else (),
         redone=tuple(redone_rounds(tree)) if tree else (),
         stamped=check_time_stamps(run, tree, time_stamps) if tree and time_stamps else (),
