@@ -36,8 +36,15 @@ for _readme in sorted(REPOSITORY.glob("examples/*/README.md")):
         REPOSITORY_PAGES[f"examples/{_folder.name}-{_picture.name}"] = str(
             _picture.relative_to(REPOSITORY)
         )
+# What notebooks become, by page; their pictures are in them, and are named as if they lay beside.
+RENDERED: dict[str, str | bytes] = {}
 for _notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
+    _text, _pictures = render(read(_notebook), _notebook.stem)
+    RENDERED[f"examples/{_notebook.stem}.md"] = _text
     REPOSITORY_PAGES[f"examples/{_notebook.stem}.md"] = f"examples/notebooks/{_notebook.name}"
+    for _name, _drawn in _pictures.items():
+        RENDERED[f"examples/{_name}"] = _drawn
+        REPOSITORY_PAGES[f"examples/{_name}"] = f"examples/notebooks/{_name}"
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^( *```.*?^ *```)", flags=re.DOTALL | re.MULTILINE)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', flags=re.DOTALL)
@@ -46,12 +53,7 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', flags=re.DOT
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and pictures that lie outside docs/."""
     for page, source in REPOSITORY_PAGES.items():
-        path = REPOSITORY / source
-        content: str | bytes = path.read_bytes()
-        if path.parent == NOTEBOOKS:
-            content, pictures = render(read(path), path.stem)
-            for name, picture in pictures.items():
-                files.append(File.generated(config, f"examples/{name}", content=picture))
+        content = RENDERED[page] if page in RENDERED else (REPOSITORY / source).read_bytes()
         files.append(File.generated(config, page, content=content))
     return files
 
