@@ -4,7 +4,7 @@ import logging
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Flower's telemetry would wait for a network that tests must not need.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -17,8 +17,10 @@ if WORKERS > 1:
 SLOW = ("deployment", "ray")
 
 # The same examples on every machine and in every run. HYPOTHESIS_PROFILE=search draws others.
-settings.register_profile("suite", deadline=None, derandomize=True)
-settings.register_profile("search", deadline=None)
+# How long drawing takes is the machine's matter.
+_ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("suite", **_ANY_SPEED, derandomize=True)
+settings.register_profile("search", **_ANY_SPEED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 

@@ -216,6 +216,8 @@ def test_commands_exist():
     assert set(re.findall(r"^make ([a-z-]+)", text, flags=re.M)) <= set(targets)
     commands = {c.name or c.callback.__name__ for c in cli.registered_commands}
     commands |= {group.name for group in cli.registered_groups}
+    flat = [group.typer_instance for group in cli.registered_groups if not group.name]
+    commands |= {c.name or c.callback.__name__ for one in flat for c in one.registered_commands}
     assert set(re.findall(r"^fedif ([\w-]+)", text, flags=re.M)) <= commands
     for line in re.findall(r"^(python -m [\w.]+)", text, flags=re.M):
         assert importlib.util.find_spec(shlex.split(line)[2]), line

@@ -29,7 +29,8 @@ def by_hand(tmp_path: Path) -> Run:
     run_dir = make_run(tmp_path / "run", rounds, rejections=refused, names={1: "hospital-b"})
     settings = {"strategy": "fedif", "dataset": "digits", "attack": "none"}
     (run_dir / "config.json").write_text(json.dumps(settings))
-    (run_dir / "rounds.csv").write_text("round,test_loss\n0,2.5\n5,1.5\n")
+    columns = "round,test_loss,accepted,rejected,failed,round_failed,online"
+    (run_dir / "rounds.csv").write_text(f"{columns}\n0,2.5,0,0,0,0,3\n5,1.5,3,0,0,0,3\n")
     return load(run_dir)
 
 

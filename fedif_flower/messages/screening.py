@@ -282,7 +282,7 @@ def screen_replies(
             model, at = (received, asked_at) if work is None else (work.received, work.asked_at)
             if look is not None:
                 asked_in = server_round if work is None else work.server_round
-                look(reply.content, arrays_of(reply.content), node, asked_in)
+                look(reply.content, workspace.arrays(reply.content), node, asked_in)
             accepted[row] = _screen(reply, node, model, workspace, row, limits, at, arrive)
             if work is not None:
                 accepted[row] = _discounted(accepted[row], work, workspace, row)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 RUN_ID = "run_id"  # Drawn for a run, and kept where it is resumed.
 PACKAGE = Path(__file__).resolve().parents[1]
 # What a run's bundle leaves out: a server that got one has the same hash as a checkout.
-_NOT_IN_BUNDLES = ("cli.py", "commands", "listing.py", "runtime", "scaffold.py", "sweeps")
+_NOT_IN_BUNDLES = (
+    *("cli.py", "commands", "federation", "listing.py", "member", "run/reference.py", "runtime"),
+    *("scaffold.py", "sweeps"),
+)
 
 
 def provenance(config: RunConfig, data: str, validation: Iterable[Tensor]) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def code_hash() -> str:
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE)
-        if name.parts[0] not in _NOT_IN_BUNDLES:
+        if name.as_posix() not in _NOT_IN_BUNDLES and name.parts[0] not in _NOT_IN_BUNDLES:
             digest.update(f"{name.as_posix()} {path.stat().st_size}\n".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -23,7 +23,7 @@ from pydantic.alias_generators import to_camel
 
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.evidence.dsse import Envelope, read_envelope
-from fedif_flower.evidence.keys import VerifyingKey, fingerprint
+from fedif_flower.evidence.keys import VerifyingKey, fingerprint, key_id
 from fedif_flower.messages.text import printable
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -189,7 +189,8 @@ def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxy
     except EvidenceError as error:
         raise StatementError(f"{ENVELOPE} was changed: {error}") from error
     signers = signers_of(envelope, {**members, OPERATOR: statement.predicate.signer})
-    if OPERATOR not in [signer.name for signer in signers]:
+    named = key_id(statement.predicate.signer) in [one.keyid for one in envelope.signatures]
+    if OPERATOR not in [signer.name for signer in signers] or not named:
         raise StatementError(f"{ENVELOPE} was changed: the operator's signature is not there")
     if envelope.to_bytes() != content:
         raise StatementError(f"{ENVELOPE} was changed: it is not written as fedif writes it")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedif_flower.errors import EvidenceError
 from fedif_flower.evidence.dsse import MOST_SIGNATURES, Envelope, Signature, read_envelope
-from fedif_flower.evidence.keys import fingerprint, key_id, public_bytes
+from fedif_flower.evidence.keys import fingerprint, key_id, public_der
 
 KEYS = {
     "P-256": ec.generate_private_key(ec.SECP256R1()),
@@ -139,6 +139,6 @@ def test_two_signatures_of_one_key_are_refused():
 def test_a_fingerprint_is_half_of_the_key_s_id():
     key = PUBLIC["Ed25519"]
     # Algorithm 1.3.101.112 of RFC 8410, then the 32 bytes themselves.
-    assert public_bytes(key) == bytes.fromhex("302a300506032b6570032100") + key.public_bytes_raw()
+    assert public_der(key) == bytes.fromhex("302a300506032b6570032100") + key.public_bytes_raw()
     assert fingerprint(key).replace(" ", "") == key_id(key)[:32]
     assert [len(group) for group in fingerprint(key).split(" ")] == [4] * 8

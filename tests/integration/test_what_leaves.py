@@ -54,6 +54,8 @@ RUN_CONFIG = {
     "num-server-rounds": ROUNDS,
     "round-timeout": 300.0,
     "run-name": "thief",
+    "start-without": "unfit",
+    "least-participation": 0.0,  # Who hides something in its replies is refused.
     "device": "cpu",
 }
 

@@ -92,7 +92,7 @@ def test_a_sign_of_life_comes_though_nothing_changes(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_refuses_does_not_end_the_run(tmp_path, caplog):
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="fedif_flower")
     with LiveState(RunFolder(tmp_path / "nowhere")) as live:
         live.on_asked(QUESTION)
     assert "cannot write" in caplog.text

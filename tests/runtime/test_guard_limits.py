@@ -8,7 +8,7 @@ import pytest
 from fedif_flower.errors import ConfigError
 from fedif_flower.runtime.guard_limits import GuardLimits, variable
 
-DEPLOY = Path(__file__).parents[2] / "deploy" / "README.md"
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def test_limits_come_from_the_environment():
@@ -49,7 +49,7 @@ def test_nodes_get_the_descriptors_that_are_left(monkeypatch):
 
 
 def test_the_operators_page_has_every_limit():
-    page = DEPLOY.read_text()
+    page = OPERATIONS.read_text()
     for (_, default, _, words), name in zip(
         GuardLimits.describe(), GuardLimits.model_fields, strict=True
     ):

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.evidence.keys import is_signed, public_bytes
+from fedif_flower.evidence.keys import is_signed, public_der
 from fedif_flower.statement.signing import default_key_path, load_key, load_or_make_key
 
 
@@ -19,7 +19,7 @@ def test_a_key_is_made_once_for_its_owner_alone(tmp_path):
     content = path.read_bytes()
     again = load_or_make_key(path)
     assert path.read_bytes() == content
-    assert public_bytes(again.public_key()) == public_bytes(key.public_key())
+    assert public_der(again.public_key()) == public_der(key.public_key())
     assert is_signed(key.public_key(), again.sign(b"text"), b"text")
     assert not is_signed(key.public_key(), again.sign(b"text"), b"test")
 
@@ -32,7 +32,7 @@ def test_a_member_s_key_is_read_and_none_is_made(tmp_path):
     own = generate_private_key(SECP256R1())
     path.write_bytes(own.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     path.chmod(0o600)
-    assert public_bytes(load_key(path).public_key()) == public_bytes(own.public_key())
+    assert public_der(load_key(path).public_key()) == public_der(own.public_key())
 
 
 def test_the_default_key_does_not_lie_with_results(monkeypatch, tmp_path):
