@@ -1,7 +1,7 @@
 """MkDocs hooks: pages that lie elsewhere in the repository, links between them, formulas.
 
-README.md is the site's home; the deployment guide, CONTRIBUTING.md, CHANGELOG.md and the examples
-are pages too.
+README.md is the site's home; the deployment guide, CONTRIBUTING.md, CHANGELOG.md, the examples and
+the notebooks are pages too.
 Each exists once, where readers of the repository look for it, and its links work there; the hooks
 translate them into links of the site. Formulas become MathML while the site is built, so that
 pages need no script and no network.
@@ -14,6 +14,7 @@ import posixpath
 import re
 from pathlib import Path
 
+from gallery import NOTEBOOKS, read, render
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -35,6 +36,15 @@ for _readme in sorted(REPOSITORY.glob("examples/*/README.md")):
         REPOSITORY_PAGES[f"examples/{_folder.name}-{_picture.name}"] = str(
             _picture.relative_to(REPOSITORY)
         )
+# What notebooks become, by page; their pictures are in them, and are named as if they lay beside.
+RENDERED: dict[str, str | bytes] = {}
+for _notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
+    _text, _pictures = render(read(_notebook), _notebook.stem)
+    RENDERED[f"examples/{_notebook.stem}.md"] = _text
+    REPOSITORY_PAGES[f"examples/{_notebook.stem}.md"] = f"examples/notebooks/{_notebook.name}"
+    for _name, _drawn in _pictures.items():
+        RENDERED[f"examples/{_name}"] = _drawn
+        REPOSITORY_PAGES[f"examples/{_name}"] = f"examples/notebooks/{_name}"
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^( *```.*?^ *```)", flags=re.DOTALL | re.MULTILINE)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', flags=re.DOTALL)
@@ -43,7 +53,8 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', flags=re.DOT
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and pictures that lie outside docs/."""
     for page, source in REPOSITORY_PAGES.items():
-        files.append(File.generated(config, page, content=(REPOSITORY / source).read_bytes()))
+        content = RENDERED[page] if page in RENDERED else (REPOSITORY / source).read_bytes()
+        files.append(File.generated(config, page, content=content))
     return files
 
 
