@@ -50,7 +50,7 @@ COLUMNS = (
 def main(
     dataset: Annotated[str, typer.Option(help="digits, fashion-mnist ...")] = "digits",
     data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="of each run")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="of each run")] = 10,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     examples: Annotated[int, typer.Option(min=0, help="of each member at most; 0: all")] = 0,
     output: Annotated[Path, typer.Option(help="CSV file to append to")] = OUTPUT,

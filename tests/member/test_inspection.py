@@ -259,6 +259,21 @@ def test_the_command_says_what_is_missing(tmp_path):
     assert "--task MODULE:OBJECT" in str(result.exception)
 
 
+def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
+    first = read_kept(kept_rounds(run_of_an_own_task(tmp_path))[0])
+    model, data = nn.Linear(2, 2), classes().validation_data(None)
+    inspection.load_kept(model, first)
+    functional.cross_entropy(model(data[0]), data[1]).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert torch.allclose(torch.from_numpy(first.gradient), expected, atol=1e-5)
+
+
+def test_no_gradient_is_published_of_data_that_are_secret():
+    settings = {"secret-validation": True, "attribution": "simpson", "publish-gradients": True}
+    with pytest.raises(ConfigError, match=r"publish-gradients = True; allowed: false with secret"):
+        RunConfig.from_run_config(settings)
+
+
 def run_of_an_own_task(tmp_path: Path) -> Path:
     task, folder = classes(), tmp_path / "gradients"
     config = RunConfig.from_run_config(
