@@ -70,7 +70,7 @@ def example_influence(
         raise ValuationError(
             f"the gradient has shape {list(gradient.shape)}; the model has {total} parameters"
         )
-    pieces = gradient.split([weight.numel() for weight in weights.values()])
+    pieces = torch.split(gradient, [weight.numel() for weight in weights.values()])
     direction = {
         name: piece.view_as(weight).to(weight)
         for (name, weight), piece in zip(weights.items(), pieces, strict=True)
@@ -84,7 +84,8 @@ def example_influence(
             return found
 
         try:
-            loss, product = torch.func.jvp(along, (weights,), (direction,))
+            found = torch.func.jvp(along, (weights,), (direction,))
+            loss, product = found[0], found[1]
         except NotImplementedError:  # A layer without forward differentiation.
             loss, product = _by_rows(along, weights, direction)
         losses.append(loss.detach().double().cpu())
