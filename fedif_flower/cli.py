@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from fedif_flower.commands.app import app_cli
 from fedif_flower.commands.federation import federation_cli
+from fedif_flower.commands.inspect import inspect_cli
 from fedif_flower.commands.keeper import keeper_cli
 from fedif_flower.commands.node import node_cli
 from fedif_flower.commands.statement import Members, print_signers, statement_cli
@@ -36,6 +37,7 @@ cli.add_typer(federation_cli, name="federation")
 cli.add_typer(node_cli, name="node")
 cli.add_typer(statement_cli, name="statement")
 cli.add_typer(watch_cli)
+cli.add_typer(inspect_cli)
 
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")

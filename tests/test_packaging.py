@@ -20,7 +20,7 @@ from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "fedif_flower"
 STUDIES = PROJECT / "fedif_studies"
-OPTIONAL = ("metrics", "mlflow", "pandas", "privacy", "tensorboard", "timestamps")
+OPTIONAL = ("metrics", "mlflow", "pandas", "privacy", "studies", "tensorboard", "timestamps")
 
 
 def imports(path: Path) -> Iterator[str]:

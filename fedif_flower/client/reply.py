@@ -23,6 +23,7 @@ from fedif_flower.attacks import (
     require_fit,
 )
 from fedif_flower.client.data import client_site
+from fedif_flower.client.gradients import keep_gradient
 from fedif_flower.client.local import Trained, train_task
 from fedif_flower.client.masking import member_masking
 from fedif_flower.client.memory import node_memory
@@ -84,6 +85,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     masking = member_masking(settings, node, message.metadata.dst_node_id)
     key = signing_key(node)
     take_receipts(message.content, context)
+    keep_gradient(message.content, node)
     task = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
     acting = behaviour(config, node)
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):

@@ -65,6 +65,13 @@ class NodeConfig(Settings):
         "they are checked as they come, and not kept",
         allowed="a string",
     )
+    gradients_dir: str | None = setting(
+        None,
+        "folder in which this node keeps the gradients of runs with `publish-gradients=true`, and "
+        "the models they were taken at, for `fedif inspect` ([inspect](methods/inspect.md)): at "
+        "most 16 rounds and 4 GiB; without: none",
+        allowed="a string",
+    )
     attack: str | None = setting(
         None,
         "this node misbehaves in this way, whatever the run config says (for tests and demos)",

@@ -141,6 +141,12 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         "the records, by which it sees whether they are rewritten later ([receipts](receipts.md))",
         changes_result=False,
     )
+    publish_gradients: bool = setting(
+        False,
+        "each model goes to the members with the gradient of the validation loss at it, for "
+        "`fedif inspect` on their own hosts ([what that gives away](methods/inspect.md))",
+        changes_result=False,
+    )
     time_stamp_url: str = setting(
         "",
         "with `receipts`: a server for time stamps (RFC 3161), which stamps heads beside the "
@@ -223,6 +229,8 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
             raise RefusedValueError("keep_updates", "false with attribution = 'off'")
         if self.receipts and self.attribution == "off":
             raise RefusedValueError("receipts", "false with attribution = 'off'")
+        if self.publish_gradients and self.secret_validation:
+            raise RefusedValueError("publish_gradients", "false with secret-validation")
         if self.time_stamp_url and not self.receipts:
             raise RefusedValueError("time_stamp_url", "empty without receipts")
         sampled = self.clients_per_round

@@ -44,6 +44,7 @@ from fedif_flower.run.preflight import (
     with_free_folder,
 )
 from fedif_flower.run.provenance import RUN_ID, provenance
+from fedif_flower.run.published_gradients import PublishedGradients
 from fedif_flower.run.receipts import ReceiptBook
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
@@ -388,6 +389,8 @@ def _run_federation(
         own.append(KeptReplies(recorder.folder, witness, after=done))
     if asked is not None:
         own.append(asked)
+    if config.publish_gradients:
+        own.append(PublishedGradients(loaded.validation))
     live = LiveState(recorder.folder)
     strategy.callbacks += [live, *own, *trackers, *callbacks, run]
     with live:

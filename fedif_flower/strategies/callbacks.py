@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.stages import Stages
@@ -90,7 +90,7 @@ class Callback:
         Told at once, while others are still waited for: it must not take long.
         """
 
-    def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord]:  # noqa: ARG002
+    def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:  # noqa: ARG002
         """Return what a node's next message holds beside the model and the settings."""
         return {}
 

@@ -22,7 +22,7 @@ _MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB"
 
 
 @dataclass(frozen=True)
-class _Listing:
+class Listing:
     """The image files of one split, sorted by class and name."""
 
     classes: tuple[str, ...]
@@ -48,9 +48,9 @@ class ImageFolder(Source):
         return Path(self.data_dir).expanduser().resolve()
 
     @cached_property
-    def _splits(self) -> tuple[_Listing, _Listing]:
-        train = _list_images(self._folder / "train")
-        test = _list_images(self._folder / "test")
+    def _splits(self) -> tuple[Listing, Listing]:
+        train = list_images(self._folder / "train")
+        test = list_images(self._folder / "test")
         if not train.paths:
             raise DataError(
                 f"no images in {self._folder / 'train'}; expected train/<class>/<file> with one "
@@ -78,7 +78,7 @@ class ImageFolder(Source):
         first = _decode(train.paths[0])
         labels = {name: label for label, name in enumerate(train.classes)}
 
-        def split(listing: _Listing) -> RawSplit:
+        def split(listing: Listing) -> RawSplit:
             def blocks() -> Iterator[NDArray[np.uint8]]:
                 for path in listing.paths:
                     yield _checked(_decode(path), path, first.shape, train.paths[0])[None]
@@ -96,7 +96,7 @@ class ImageFolder(Source):
         )
 
 
-def _list_images(folder: Path) -> _Listing:
+def list_images(folder: Path) -> Listing:
     """List ``<class>/**/<image>`` below a folder that may be missing."""
     paths, labels, digest = [], [], hashlib.sha256()
     try:
@@ -112,10 +112,10 @@ def _list_images(folder: Path) -> _Listing:
     except FileNotFoundError as error:
         if Path(error.filename) != folder:  # a dangling link, or a file that has just gone
             raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-        return _Listing((), (), (), "missing")
+        return Listing((), (), (), "missing")
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-    return _Listing(classes, tuple(paths), tuple(labels), digest.hexdigest())
+    return Listing(classes, tuple(paths), tuple(labels), digest.hexdigest())
 
 
 def _image_files(folder: str | Path) -> Iterator[os.DirEntry[str]]:

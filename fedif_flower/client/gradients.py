@@ -1,0 +1,136 @@
+"""A member keeps the gradients that the server publishes, with the models that they were taken at.
+
+``fedif inspect`` reads them. Nothing that the server publishes stops the member's work.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from fedif_flower.errors import ConfigError, FedIFError, StorageError
+from fedif_flower.messages.gradients import read_gradient
+from fedif_flower.messages.instructions import CONFIG_KEY, FACTS_KEY, ROUND_KEY, TASK_KEY
+from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.storage import make_folder, write_atomically, writing
+
+MOST_ROUNDS = 16
+MOST_BYTES = 4 * 2**30  # Of all files together.
+_FILE = re.compile(r"round-(\d{6,12})\.npz")
+_MODEL, _GRADIENT = "model/", "gradient"
+_TEXTS = (CONFIG_KEY, TASK_KEY, FACTS_KEY)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KeptGradient:
+    """A round's model and gradient, as a member kept them.
+
+    Attributes
+    ----------
+    server_round : int
+        Which round.
+    arrays : dict of str to ndarray
+        The model's.
+    gradient : ndarray
+        ``[d]``: of the server's held-out loss at that model.
+    config, task, facts : str
+        What the server said of the run: its settings and facts in JSON, its task's name.
+    """
+
+    server_round: int
+    arrays: dict[str, NDArray[Any]]
+    gradient: NDArray[np.floating]
+    config: str
+    task: str
+    facts: str
+
+
+def keep_gradient(content: RecordDict, node: NodeConfig) -> None:
+    """Keep what a message brings into ``gradients-dir``, if the node has one.
+
+    At most 16 rounds are kept: of more, those that lie spread over the run.
+    """
+    if not node.gradients_dir:
+        return
+    settings = cast(ConfigRecord, content["config"])
+    arrays = cast(ArrayRecord, content["arrays"])
+    try:
+        model = {name: array.numpy() for name, array in arrays.items()}
+        gradient = read_gradient(content, sum(array.size for array in model.values()))
+        if gradient is None:
+            return
+        texts = {name: np.array(str(settings[name])) for name in _TEXTS}
+        held = {**{_MODEL + name: array for name, array in model.items()}, **texts}
+        buffer = io.BytesIO()
+        np.savez(buffer, **{_GRADIENT: gradient}, **held)  # type: ignore[arg-type]
+        folder = Path(node.gradients_dir).expanduser().absolute()
+        _write(folder, cast(int, settings[ROUND_KEY]), buffer.getvalue())
+    except (FedIFError, OSError) as error:
+        logger.warning("a published gradient was not kept: %s", error)
+
+
+def _write(folder: Path, server_round: int, content: bytes) -> None:
+    """Write a round's file, and remove one where there are too many."""
+    make_folder(folder)
+    there = {number: path.stat().st_size for number, path in _files(folder).items()}
+    there.pop(server_round, None)
+    if sum(there.values()) + len(content) > MOST_BYTES:
+        raise StorageError(f"{folder} would hold more than {MOST_BYTES} bytes: move some away")
+    write_atomically(folder / f"round-{server_round:06d}.npz", content)
+    rounds = sorted(_files(folder))
+    while len(rounds) > MOST_ROUNDS:
+        gaps = {rounds[i]: rounds[i + 1] - rounds[i - 1] for i in range(1, len(rounds) - 1)}
+        closest = min(gaps, key=lambda number: gaps[number])
+        with writing(folder):
+            _files(folder)[closest].unlink(missing_ok=True)
+        rounds.remove(closest)
+
+
+def _files(folder: Path) -> dict[int, Path]:
+    named = ((_FILE.fullmatch(path.name), path) for path in folder.iterdir())
+    return {int(match[1]): path for match, path in named if match}
+
+
+def kept_rounds(folder: Path) -> list[Path]:
+    """Return the files in a ``gradients-dir``, by round.
+
+    Raises
+    ------
+    ConfigError
+        If there are none.
+    """
+    found = _files(folder) if folder.is_dir() else {}
+    if not found:
+        raise ConfigError(
+            f"gradients-dir = {str(folder)!r} holds no gradient: the node keeps them where the run "
+            "config has publish-gradients=true"
+        )
+    return [found[number] for number in sorted(found)]
+
+
+def read_kept(path: Path) -> KeptGradient:
+    """Return what :func:`keep_gradient` wrote.
+
+    Raises
+    ------
+    ConfigError
+        If the file is damaged.
+    """
+    try:
+        match = _FILE.fullmatch(path.name)
+        with np.load(path, allow_pickle=False) as held:
+            texts = [str(held[name]) for name in _TEXTS]
+            arrays = {n.removeprefix(_MODEL): held[n] for n in held if n.startswith(_MODEL)}
+            return KeptGradient(int(match[1]) if match else 0, arrays, held[_GRADIENT], *texts)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path} is no kept gradient: {error!r:.200}") from error

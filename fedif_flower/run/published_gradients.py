@@ -1,0 +1,54 @@
+"""``publish-gradients``: each model goes out with the gradient of the held-out loss at it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from flwr.app import ArrayRecord
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.gradients import GRADIENT_RECORD, gradient_record
+from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
+from fedif_flower.strategies.global_model import GlobalModel
+from fedif_flower.valuation import Validation
+
+logger = logging.getLogger(__name__)
+
+
+class PublishedGradients(Callback):
+    """Sends the gradient with the model, so that members can inspect their own data.
+
+    A strategy that weighs by the same gradient takes it once for both.
+
+    Parameters
+    ----------
+    validation : Validation
+        The server's.
+    """
+
+    def __init__(self, validation: Validation) -> None:
+        self._validation = validation
+        self._model: GlobalModel | None = None
+        self._record: ArrayRecord | None = None
+
+    def on_start(self, strategy: RunningStrategy) -> None:
+        """Note where the model of each round is."""
+        self._model = strategy.model
+
+    def on_asked(self, question: Question) -> None:
+        """Take the gradient of the round's model."""
+        assert self._model is not None
+        self._record = None
+        vectors, buffers = self._model.vectors, self._model.named_buffers
+        try:
+            found = self._validation.gradients.begin(vectors.params, buffers).result()
+        except ValuationError as error:
+            logger.warning("round %d: no gradient is published: %s", question.server_round, error)
+            return
+        self._record = gradient_record(found.gradient)
+
+    def enclose(self, node: ClientNode) -> Mapping[str, ArrayRecord]:  # noqa: ARG002
+        """Return the gradient."""
+        return {} if self._record is None else {GRADIENT_RECORD: self._record}

@@ -1,0 +1,204 @@
+"""What each single example does to a held-out loss, and how far its neighbours agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.tasks.batches import map_tensors, num_rows
+from fedif_flower.tasks.modules import trainable_names
+from fedif_flower.valuation.objective import BatchObjective, Objective, PairObjective
+
+_BLOCK = 256  # Examples whose similarities to all others are in memory at a time.
+
+
+class ExampleInfluence(NamedTuple):
+    """Of each example its loss ``[n]`` and its product ``[n]`` with a gradient, float64."""
+
+    losses: Tensor
+    products: Tensor
+
+
+def example_influence(
+    model: nn.Module, objective: Objective, batches: Iterable[Any], gradient: Tensor
+) -> ExampleInfluence:
+    r"""Return each example's loss, and how far its gradient points along a given one.
+
+    .. math:: p_i = \langle \nabla \ell_i(w), G \rangle
+              = \left. \frac{\mathrm{d}}{\mathrm{d} \epsilon} \ell_i(w + \epsilon G)
+                \right|_{\epsilon = 0}
+
+    A step of SGD on example i alone changes a held-out loss, whose gradient is G, by
+    :math:`-\eta p_i` to first order: where :math:`p_i < 0`, learning the example does harm. The
+    right side is one forward pass with dual numbers: no gradient of an example is ever formed.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In eval mode, with the parameters w.
+    objective : Objective
+        How a batch is judged.
+    batches : iterable
+        Batches of any structure whose tensors all have the examples in their first dimension.
+    gradient : Tensor
+        ``[d]``: G, in the order of the model's trainable parameters.
+
+    Returns
+    -------
+    ExampleInfluence
+        In the order of the examples.
+
+    Raises
+    ------
+    ValuationError
+        If the gradient is not of the model, or a batch cannot be taken apart.
+
+    References
+    ----------
+    Pruthi et al., *Estimating Training Data Influence by Tracing Gradient Descent*, 2020.
+    """
+    names = trainable_names(model)
+    named = dict(model.named_parameters(remove_duplicate=False))
+    weights = {f"model.{name}": named[name].detach() for name in names}
+    total = sum(weight.numel() for weight in weights.values())
+    if gradient.shape != (total,):
+        raise ValuationError(
+            f"the gradient has shape {list(gradient.shape)}; the model has {total} parameters"
+        )
+    pieces = torch.split(gradient, [weight.numel() for weight in weights.values()])
+    direction = {
+        name: piece.view_as(weight).to(weight)
+        for (name, weight), piece in zip(weights.items(), pieces, strict=True)
+    }
+    losses, products = [], []
+    judged = _Judged(model, objective)
+    for batch in batches:
+
+        def along(moved: dict[str, Tensor], batch: Any = batch) -> Tensor:
+            found: Tensor = torch.func.functional_call(judged, moved, (batch,))
+            return found
+
+        try:
+            found = torch.func.jvp(along, (weights,), (direction,))
+            loss, product = found[0], found[1]
+        except NotImplementedError:  # A layer without forward differentiation.
+            loss, product = _by_rows(along, weights, direction)
+        losses.append(loss.detach().double().cpu())
+        products.append(product.detach().double().cpu())
+    if not losses:
+        raise ValuationError("there are no examples")
+    return ExampleInfluence(torch.cat(losses), torch.cat(products))
+
+
+def _by_rows(
+    along: Any, weights: dict[str, Tensor], direction: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the same by one backward pass for each example."""
+    moved = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    losses = along(moved)  # [n]
+    products = []
+    for loss in losses:
+        found = torch.autograd.grad(
+            loss, list(moved.values()), retain_graph=True, materialize_grads=True
+        )
+        parts = zip(found, direction.values(), strict=True)
+        products.append(torch.stack([(own * piece).sum() for own, piece in parts]).sum())
+    return losses, torch.stack(products)
+
+
+class _Judged(nn.Module):
+    """A model whose output is the loss of each example of a batch ``[n]``."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model, self._objective = model, objective
+
+    def forward(self, batch: Any) -> Tensor:
+        count = num_rows(batch)
+        if count is None:
+            raise ValuationError(
+                "a batch's tensors differ in length: its examples cannot be told apart"
+            )
+        objective = self._objective
+        if isinstance(objective, PairObjective):
+            *inputs, targets = batch
+            outputs, loss_fn = self.model(*inputs), objective.loss_fn
+            pair = (outputs, targets)
+            return torch.stack([loss_fn(*_row(pair, i)) for i in range(count)])
+        assert isinstance(objective, BatchObjective)
+        return torch.stack([objective.loss(self.model, _row(batch, i)) for i in range(count)])
+
+
+def _row(batch: Any, row: int) -> Any:
+    """Return a batch of one of its examples."""
+    return map_tensors(lambda tensor: tensor[row : row + 1], batch)
+
+
+@torch.no_grad()
+def representations(model: nn.Module, batches: Iterable[Any]) -> Tensor:
+    """Return what a model's last linear layer is given ``[n, f]``; without one, its output.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In eval mode.
+    batches : iterable
+        ``(inputs, targets)``, as :class:`~fedif_flower.valuation.objective.PairObjective` has them.
+    """
+    found: list[Tensor] = []
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    given: list[Tensor] = []
+    handles = [
+        module.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+        for module in linear[-1:]
+    ]
+    try:
+        for *inputs, _ in batches:
+            outputs = model(*inputs)
+            seen = given.pop() if given else outputs
+            found.append(seen.flatten(1).float().cpu())
+            given.clear()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.cat(found)
+
+
+def neighbour_agreement(features: Tensor, labels: Tensor, k: int) -> Tensor:
+    r"""Return which share of each example's nearest others has its label.
+
+    .. math:: a_i = \frac{1}{k} \left| \{ j \in N_k(i) : y_j = y_i \} \right|
+
+    with :math:`N_k(i)` the k others of greatest cosine similarity to example i.
+
+    Parameters
+    ----------
+    features : Tensor
+        ``[n, f]``.
+    labels : Tensor
+        ``[n]``.
+    k : int
+        >= 1; of fewer others, all count.
+
+    Returns
+    -------
+    Tensor
+        ``[n]`` float64 in [0, 1]; NaN for a single example.
+    """
+    count = len(features)
+    k = min(k, count - 1)
+    unit = functional.normalize(features, dim=1)
+    found = []
+    for start in range(0, count, _BLOCK):
+        similar = unit[start : start + _BLOCK] @ unit.T  # [b, n]
+        own = torch.arange(len(similar))
+        similar[own, own + start] = -torch.inf
+        nearest = similar.topk(k, dim=1).indices  # [b, k]
+        same = labels[nearest] == labels[start : start + len(similar), None]
+        found.append(same.double().mean(dim=1))
+    return torch.cat(found)

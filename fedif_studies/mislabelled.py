@@ -1,0 +1,191 @@
+"""How many wrong labels ``fedif inspect`` finds, and what their removal does for the member.
+
+Six members share a data set evenly; member 0 has 10, 30 or 70 % of its labels replaced by other
+classes. It ranks its examples by the published gradients, by their own loss, and by ``cleanlab``
+(confident learning; a logistic regression on its own pixels, cross-validated). Precision is taken
+at the number of labels that are truly wrong. Then the same run is done again: without the examples
+whose influence is below 0, and without as many of the largest loss as there are wrong labels.
+Results are appended; what is there is not measured again.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedif_flower.apps import client_app
+from fedif_flower.attacks.label_noise import flip_labels
+from fedif_flower.client.gradients import kept_rounds, read_kept
+from fedif_flower.member.inspection import inspect_examples
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.seeding import torch_generator
+from fedif_flower.tasks.images import image_task, settled
+from fedif_flower.tasks.task import ClientSite, Data, Task
+from fedif_studies.rows import RESULTS, append_rows
+
+OUTPUT = RESULTS / "mislabelled.csv"
+CLIENTS, FLIPPED = 6, (0.1, 0.3, 0.7)
+Pair = tuple[Tensor, Tensor]
+COLUMNS = (
+    *("dataset", "seed", "flipped", "examples", "wrong"),
+    *("influence", "loss", "neighbours", "cleanlab"),  # Precision at the number of wrong labels.
+    *("harmful", "harmful_wrong", "contribution", "without_harmful", "without_largest_loss"),
+    *("accuracy", "accuracy_without_harmful", "accuracy_without_largest_loss"),
+)
+
+
+def main(
+    dataset: Annotated[str, typer.Option(help="digits, fashion-mnist ...")] = "digits",
+    data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="of each run")] = 10,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    examples: Annotated[int, typer.Option(min=0, help="of each member at most; 0: all")] = 0,
+    output: Annotated[Path, typer.Option(help="CSV file to append to")] = OUTPUT,
+) -> None:
+    """Measure what is missing, then print all rows."""
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    done = {(row["dataset"], row["seed"], row["flipped"]) for row in read_rows(output)}
+    for share in FLIPPED:
+        if (dataset, str(seed), str(share)) not in done:
+            line = measure(dataset, data_dir, rounds, seed, share, examples)
+            append_rows(output, COLUMNS, [line], digits=4)
+    for row in read_rows(output):
+        print(", ".join(f"{name} {row[name]}" for name in COLUMNS))
+
+
+def measure(
+    dataset: str, data_dir: str, rounds: int, seed: int, share: float, examples: int
+) -> list[object]:
+    """Return a row: a run, what is found of member 0, and the run again without it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = RunConfig.from_run_config(
+            {
+                "dataset": dataset,
+                "data-dir": data_dir,
+                "num-clients": CLIENTS,
+                "fraction-train": 1.0,
+                "num-server-rounds": rounds,
+                "dirichlet-alpha": 1000.0,
+                "attribution": "simpson",
+                "publish-gradients": True,
+                "checkpoint-every": 0,
+                "device": "cpu",
+                "seed": seed,
+                "output-dir": name,
+                "run-name": "before",
+            }
+        )
+        task, wrong = noisy_task(config, share, examples)
+        before = run(config, task, folder / "gradients")
+        data = task.load("client_data", ClientSite(seed, config.data_path, 0, CLIENTS))
+        assert isinstance(data, tuple)
+        kept = map(read_kept, kept_rounds(folder / "gradients"))
+        found = inspect_examples(task, data, kept, "cpu")
+        largest = torch.zeros(len(wrong), dtype=torch.bool)
+        largest[found.order[: int(wrong.sum())]] = True
+        runs = [before] + [
+            run(config.replace(run_name=name), without(task, ~dropped), folder / "again")
+            for name, dropped in (("harmful", found.harmful), ("largest", largest))
+        ]
+        assert found.agreement is not None
+        ranked = [found.influence, -found.losses, found.agreement, quality(data)]
+        return [
+            *(dataset, seed, share, len(wrong), int(wrong.sum())),
+            *(precision(scores, wrong) for scores in ranked),
+            *(int(found.harmful.sum()), int((found.harmful & wrong).sum())),
+            *(contribution(run_dir) for run_dir in runs),
+            *(accuracy(run_dir) for run_dir in runs),
+        ]
+
+
+def noisy_task(config: RunConfig, share: float, examples: int) -> tuple[Task, Tensor]:
+    """Return the task with member 0's labels changed, and which ``[n]`` are wrong."""
+    task = image_task(settled(config))
+    drawn = torch_generator("mislabelled", config.seed, round(100 * share))
+    state = drawn.get_state()
+
+    def client_data(site: ClientSite) -> Data:
+        inputs, labels = own(site)
+        if site.partition_id == 0:
+            labels = flip_labels(labels, task.num_classes or 0, share, drawn.set_state(state))
+        return inputs, labels
+
+    def own(site: ClientSite) -> Pair:
+        inputs, labels = task.client_data(site)  # type: ignore[misc]
+        count = examples or len(labels)
+        return inputs[:count], labels[:count]  # type: ignore[index]
+
+    site = ClientSite(config.seed, config.data_path, 0, CLIENTS)
+    noisy: Pair = client_data(site)  # type: ignore[assignment]
+    return replace(task, client_data=client_data), noisy[1] != own(site)[1]
+
+
+def without(task: Task, kept: Tensor) -> Task:
+    """Return the task in which member 0 has the kept ``[n]`` of its examples alone."""
+
+    def client_data(site: ClientSite) -> Data:
+        inputs, labels = task.client_data(site)  # type: ignore[misc]
+        if site.partition_id == 0:
+            return inputs[kept], labels[kept]  # type: ignore[index]
+        return inputs, labels
+
+    return replace(task, client_data=client_data)
+
+
+def run(config: RunConfig, task: Task, gradients: Path) -> Path:
+    """Run a federation in this process; member 0 keeps what is published."""
+    own = {0: {"gradients-dir": str(gradients)}}
+    grid = LocalGrid(client_app(task), CLIENTS, node_configs=own)
+    return run_federation(grid, config, task=task)
+
+
+def precision(scores: Tensor, wrong: Tensor) -> float:
+    """Return the share of wrong ones among as many of lowest score as there are."""
+    first = scores.argsort(stable=True)[: int(wrong.sum())]
+    return float(wrong[first].double().mean())
+
+
+def quality(data: Pair) -> Tensor:
+    """Return cleanlab's score ``[n]`` of each label; low: likely wrong."""
+    from cleanlab.rank import get_label_quality_scores
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_predict
+
+    inputs, labels = (
+        values.flatten(1).numpy() if values.dim() > 1 else values.numpy() for values in data
+    )
+    model = LogisticRegression(max_iter=200)
+    predicted: NDArray[np.float64] = cross_val_predict(
+        model, inputs, labels, cv=5, method="predict_proba"
+    )
+    return torch.from_numpy(get_label_quality_scores(labels, predicted))
+
+
+def contribution(run_dir: Path) -> float:
+    """Return what member 0 contributed, in nats, over all rounds."""
+    rows = RunFolder(run_dir).attribution.read()
+    return sum(float(row["contribution"]) for row in rows if row["partition_id"] == "0")
+
+
+def accuracy(run_dir: Path) -> float:
+    """Return the last model's test accuracy."""
+    return float(read_rows(run_dir / "rounds.csv")[-1]["test_accuracy"])
+
+
+if __name__ == "__main__":
+    typer.run(main)
