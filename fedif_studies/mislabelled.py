@@ -126,22 +126,28 @@ def noisy_task(config: RunConfig, share: float, examples: int) -> tuple[Task, Te
         return inputs, labels
 
     def own(site: ClientSite) -> Pair:
-        inputs, labels = task.client_data(site)  # type: ignore[misc]
+        inputs, labels = pair_of(task, site)
         count = examples or len(labels)
-        return inputs[:count], labels[:count]  # type: ignore[index]
+        return inputs[:count], labels[:count]
 
     site = ClientSite(config.seed, config.data_path, 0, CLIENTS)
     noisy: Pair = client_data(site)  # type: ignore[assignment]
     return replace(task, client_data=client_data), noisy[1] != own(site)[1]
 
 
+def pair_of(task: Task, site: ClientSite) -> Pair:
+    """Return a client's images and labels."""
+    pair: Pair = task.client_data(site)  # type: ignore[assignment]
+    return pair
+
+
 def without(task: Task, kept: Tensor) -> Task:
     """Return the task in which member 0 has the kept ``[n]`` of its examples alone."""
 
     def client_data(site: ClientSite) -> Data:
-        inputs, labels = task.client_data(site)  # type: ignore[misc]
+        inputs, labels = pair_of(task, site)
         if site.partition_id == 0:
-            return inputs[kept], labels[kept]  # type: ignore[index]
+            return inputs[kept], labels[kept]
         return inputs, labels
 
     return replace(task, client_data=client_data)

@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,8 @@ class Line(NamedTuple):
     agreement: float | None
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """The examples of a class or a folder."""
 
     name: str
