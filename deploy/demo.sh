@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A whole federation on this machine, as in deploy/README.md: certificates, an authenticated
-# SuperLink, four SuperNodes with data folders of their own, one of them with flipped labels. One is
-# late, and its reply counts; another goes away, and the report says so.
+# SuperLink, four guarded SuperNodes with data folders of their own, one of them with flipped labels.
+# One refuses an app that was changed, and the run goes on without it. One is late, and its reply
+# counts; another goes away, and the report says so. Two members sign the statement, too.
 # Results stay in $OUTPUT/deploy-demo, the pages that members get in $OUTPUT/deploy-demo-pages
 # (default: runs); everything else is removed.
 # Exit status 0: the run completed.
@@ -14,7 +15,7 @@ rounds=${ROUNDS:-9}
 mkdir -p "${OUTPUT:=$repository/runs}"
 output=$(cd "$OUTPUT" && pwd)
 pages="$output/deploy-demo-pages"
-rm -rf "$pages" "$output/deploy-demo" # of an earlier demo, signed by another key
+rm -rf "$pages" "$output/deploy-demo" "$output/deploy-demo-changed" # of an earlier demo, signed by another key
 home=$(mktemp -d "${TMPDIR:-/tmp}/fedif-demo.XXXXXX")
 export FLWR_HOME="$home/flower" XDG_CONFIG_HOME="$home/config" FEDIF_DEMO="$home"
 export PYTHONPATH="$repository"
@@ -133,7 +134,9 @@ done
 step "each hospital joins, with a policy of its own; the labels of number 3 are flipped"
 for i in 0 1 2 3; do
   mkdir "$home/hospital-$i"
-  printf '[apps]\napproved = "../approved-apps"\n[runs]\nunknown-keys = true\n' \
+  approved=../approved-apps # by somebody whom the hospitals trust; number 2 looks itself
+  [ "$i" -ne 2 ] || approved=approved-apps
+  printf '[apps]\napproved = "%s"\n[runs]\nunknown-keys = true\n' "$approved" \
     >"$home/hospital-$i/member-policy.toml"
   config="statement-dir='$pages/hospital-$i'"
   [ "$i" -ne 3 ] || config="$config attack='label-noise'"
@@ -142,6 +145,7 @@ for i in 0 1 2 3; do
     --policy "$home/hospital-$i/member-policy.toml"
 done
 "${fedif[@]}" app approve "$repository" --policy "$home/hospital-0/member-policy.toml"
+"${fedif[@]}" app approve "$home"/approved-apps/*.fab --policy "$home/hospital-2/member-policy.toml"
 
 step "the operator lets them in, and they start"
 "${fedif[@]}" federation add-member "$home"/hospital-*/*.answer.toml --in "$server"
@@ -152,11 +156,22 @@ for i in 0 1 2 3; do
   [ "$i" -ne 0 ] || leaver=${started[0]}
 done
 
-step "a run of $rounds rounds, which wait for three of four"
+step "the app is changed by one byte; number 2 has not approved that, and the run goes on without it"
+mkdir "$home/changed"
+cp -R "$repository"/{pyproject.toml,README.md,LICENSE,client_app.py,server_app.py,fedif_flower} \
+  "$home/changed"
+printf '#' >>"$home/changed/client_app.py"
+"${fedif[@]}" app approve "$home/changed" --policy "$home/hospital-0/member-policy.toml"
+"${fedif[@]}" federation run --in "$server" --app "$home/changed" num-clients=4 fraction-train=1.0 \
+  num-server-rounds=1 local-epochs=1 'start-without="unfit"' least-participation=0.0 \
+  "output-dir=\"$output\"" 'run-name="deploy-demo-changed"' 'device="cpu"'
+"${fedif[@]}" node log "$home/hospital-2/member-state/node-log" --decision refused
+
+step "a run of $rounds rounds with the approved app, which wait for three of four"
 late_and_missing "$leaver" &
 "${fedif[@]}" federation run --in "$server" num-clients=4 fraction-train=1.0 \
   "num-server-rounds=$rounds" local-epochs=1 'attribution="simpson"' 'statement-budget="1000"' \
-  round-timeout=120.0 round-quorum=0.6 late-rounds=9 least-participation=0.2 \
+  round-timeout=120.0 round-quorum=0.6 late-rounds=9 least-participation=0.2 receipts=true \
   "output-dir=\"$output\"" 'run-name="deploy-demo"' overwrite=true 'device="cpu"'
 
 step "what the operator sees, and a backup"
@@ -169,6 +184,27 @@ from fedif_flower.run.report import print_summary
 print_summary(pathlib.Path(sys.argv[1]))' "$output/deploy-demo"
 sed -n '/^## Members/,$p' "$output/deploy-demo/report.md"
 
-step "a signed statement, and for each hospital its own page"
-"${fedif[@]}" verify "$output/deploy-demo"
-ls "$pages"/*/*/statement.html || echo "no node answered in time"
+step "each hospital has its own page of the statement; two sign it, too"
+ls "$pages"/*/*/statement.html
+operator=$(sed -n 's/^statement-key = "\(.*\)"/\1/p' "$server/invitations/hospital-1.invitation.toml")
+signed=()
+for i in 1 2; do
+  page=$(ls "$pages/hospital-$i"/*/statement.html)
+  "${fedif[@]}" statement sign "$page" --key "$home/hospital-$i/node.key" --operator "$operator"
+  signed+=("${page%/*}/manifest.intoto.json")
+done
+"${fedif[@]}" statement merge "$output/deploy-demo" "${signed[@]}" --members "$server/members"
+
+step "it is what was signed, follows from the records, and fits what members signed and kept"
+"${fedif[@]}" verify "$output/deploy-demo" --key "$operator" --members "$server/members" \
+  --receipts "$home/hospital-1/receipts" --receipts "$home/hospital-2/receipts"
+
+step "openssl finds the same three signatures (docs/statement-format.md)"
+mkdir "$home/pems"
+openssl pkey -in "$server/statement-key.pem" -pubout -out "$home/pems/operator.pem"
+for i in 1 2; do
+  ssh-keygen -e -m PKCS8 -f "$server/members/hospital-$i.pub" >"$home/pems/hospital-$i.pem"
+done
+sed '1,/^```sh$/d; /^```$/,$d' "$repository/docs/statement-format.md" >"$home/pems/verify.sh"
+cp "$output/deploy-demo/statement/manifest.intoto.json" "$home/pems"
+(cd "$home/pems" && sh verify.sh operator.pem hospital-1.pem hospital-2.pem)

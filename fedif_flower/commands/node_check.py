@@ -9,43 +9,61 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedif_flower.commands.node_join import Folder
+
 check_cli = typer.Typer(add_completion=False)
+_HERE = Path()
 
 
 @check_cli.command("check")
 def node_check(
     node_config: Annotated[
-        str, typer.Option("--node-config", help="KEY=VALUE ..., as for flower-supernode")
-    ],
+        str | None,
+        typer.Option(
+            "--node-config",
+            help="KEY=VALUE ..., as for flower-supernode; default: the node of `fedif node join`, "
+            "with its server, certificate and policy",
+        ),
+    ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option("-c", "--run-config", help="KEY=VALUE ... of the run, as for flwr run"),
     ] = None,
     server: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink")] = "",
-    ca: Annotated[Path, typer.Option(help="the federation's certificate")] = Path("ca.crt"),
+    ca: Annotated[Path | None, typer.Option(help="the federation's certificate: ca.crt")] = None,
     policy: Annotated[
         Path | None, typer.Option(help="your member-policy.toml, if the SuperNode is guarded")
     ] = None,
+    folder: Folder = _HERE,
 ) -> None:
-    """Check data, a batch of training, disk and keys; with --server, its certificate and the clock.
+    """Check data, a batch of training, disk, keys and app; the server's certificate and the clock.
 
     Ends with status 1 if this host cannot take part.
     """
     from rich.table import Table
 
     from fedif_flower.client.preflight import tried
+    from fedif_flower.federation.node import NodeFolder
     from fedif_flower.member.host_check import check_policy, check_server, own_findings
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.preflight import ADVICE, Status
     from fedif_flower.run.config import RunConfig
     from fedif_flower.settings import parse_overrides
 
-    node = NodeConfig.from_node_config(parse_overrides(node_config))
+    if node_config is None:
+        joined = NodeFolder(folder.expanduser().absolute())
+        settings, own = joined.read()
+        server = server or settings.superlink
+        ca = ca or joined.path / settings.certificate
+        policy = policy or (joined.path / settings.policy if settings.policy else None)
+    else:
+        own = parse_overrides(node_config)
+    node = NodeConfig.from_node_config(own)
     clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
     run = RunConfig.from_run_config({**clients, **parse_overrides(" ".join(config or []))})
     found = own_findings(run, node, run.masking)
     if server:
-        found += check_server(server, ca)
+        found += check_server(server, ca or Path("ca.crt"))
     if policy is not None:
         found.append(tried("app", lambda: check_policy(policy)))
     table = Table("check", "status", "found", "to do")

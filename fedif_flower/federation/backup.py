@@ -136,7 +136,7 @@ def restore(folder: FederationFolder, archive: Path, steps: Steps) -> None:
 
 def _restore_file(path: Path, data: bytes) -> None:
     make_folder(path.parent)
-    mode = 0o644 if path.suffix in (".crt", ".toml") else _SECRET
+    mode = 0o644 if path.suffix in (".crt", ".toml", ".pub") else _SECRET
     with writing(path), path.open("xb") as file:
         path.chmod(mode)
         file.write(data)
@@ -145,7 +145,8 @@ def _restore_file(path: Path, data: bytes) -> None:
 def _kept(folder: FederationFolder) -> list[Path]:
     """Return the small files: keys, certificates, members, and every policy."""
     named = [folder.path / name for name in _FILES]
-    others = sorted({*folder.path.glob("*.toml"), *(folder.path / "members").glob("*.toml")})
+    members = (path for end in ("toml", "pub") for path in folder.path.glob(f"members/*.{end}"))
+    others = sorted({*folder.path.glob("*.toml"), *members})
     return [path for path in dict.fromkeys([*named, *others]) if path.is_file()]
 
 

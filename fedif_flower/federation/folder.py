@@ -158,6 +158,10 @@ class FederationFolder:
         """Return where a member's record lies."""
         return self.path / "members" / f"{name}.toml"
 
+    def member_key(self, name: str) -> Path:
+        """Return where a member's public key lies, as `fedif verify --members` reads it."""
+        return self.path / "members" / f"{name}.pub"
+
     def settings(self) -> FederationSettings:
         """Read the federation's settings.
 

@@ -238,6 +238,9 @@ def _free_number(folder: FederationFolder, name: str, wanted: int | None) -> int
 def _save(folder: FederationFolder, member: Member, steps: Steps) -> None:
     text = to_toml(_ABOUT_MEMBER, member.to_mapping())
     steps.replace(folder.member_file(member.name), f"{member.name}, {member.state}", text)
+    if member.node_id:
+        key, purpose = folder.member_key(member.name), "for `fedif verify --members`"
+        steps.new(key, purpose, lambda: f"{member.key}\n")
 
 
 def _locked(folder: FederationFolder, steps: Steps) -> AbstractContextManager[None]:

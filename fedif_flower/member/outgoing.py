@@ -22,6 +22,7 @@ from fedif_flower.errors import ConfigError, RefusedByMemberError, ReplyError
 from fedif_flower.member.node_log import PRIVACY, NodeLog
 from fedif_flower.member.privacy import Floats, PrivacyBudget, add_noise
 from fedif_flower.messages.arrays import pack_array, view_array
+from fedif_flower.messages.instructions import VECTOR_RECORD
 from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import RefusedValueError, Settings, setting
@@ -202,6 +203,10 @@ class OutgoingPolicy:
         StorageError
             If the spent budget cannot be written.
         """
+        limits = self.settings
+        if VECTOR_RECORD in reply and (limits.longest_update or limits.clip_length):
+            # Its values are no update of the vector that came, as the model's are.
+            _refuse("no bound on the update's length holds for a vector beside it", VECTOR_RECORD)
         leaving: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
         models: list[_ReturnedArrays] = []
         for name in sorted(reply):

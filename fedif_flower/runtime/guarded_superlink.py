@@ -23,6 +23,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import uvicorn
+from flwr.supercore import sql_mixin
 from flwr.supercore.constant import NodeStatus
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.servicer.fleet import fleet_handlers
@@ -288,6 +289,12 @@ def _online(app: Any) -> dict[str, object]:
     return {"members-online": len(found)}
 
 
+def wait_for_database() -> None:
+    """Let SQLite wait a minute for a lock: after Flower's 5 s a busy host's error ends a run."""
+    pragmas = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", "60000"))
+    setattr(sql_mixin, "SQLITE_PRAGMAS", pragmas)  # noqa: B010  # a constant of Flower
+
+
 def main() -> None:
     """Run ``flower-superlink`` with its own arguments, guarded."""
     try:
@@ -298,6 +305,7 @@ def main() -> None:
         sys.exit(f"error: {error}")
     guard = ReplyGuard(limits.reply_budget)
     guard.install(fleet_handlers, runtime_handlers)
+    wait_for_database()
 
     def run_guarded(app: Any, **options: Any) -> None:
         try:

@@ -152,7 +152,9 @@ def read_held(folder: Path, run: str) -> HeldReceipts:
     paths = sorted(own.glob("*.json")) if own.is_dir() else []
     if not paths:
         raise ConfigError(f"receipts = {str(folder)!r} holds none of run {run}")
-    name = folder.parent.name if folder.name == run else folder.name
+    whole = own.absolute().parent
+    # Of `fedif node join`: receipts/ in the folder of a node.
+    name = (whole.parent if whole.name == "receipts" else whole).name
     heads, receipts, sent = [], [], dict[int, set[str]]()
     for path in paths:
         content = _content(path)

@@ -20,6 +20,7 @@ def used(folder):
     invite(folder, "hospital-a", None, Lines().steps())
     (folder.path / "policy.toml").write_text("least = 3\n")
     (folder.path / "keeper-client.key").write_text("secret")
+    folder.member_key("hospital-a").write_text("ecdsa-sha2-nistp384 AAAA")
     run = folder.runs / "october"
     run.mkdir(parents=True)
     (run / "report.md").write_text("good")
@@ -45,7 +46,7 @@ def test_what_cannot_be_made_again_comes_back(used, tmp_path):
     assert after.keys() == {
         *("ca.key", "ca.crt", "server.key", "server.crt", "statement-key.pem"),
         *("federation.toml", "members/hospital-a.toml", "policy.toml", "keeper-client.key"),
-        *("superlink.db", "runs/october/report.md"),
+        *("superlink.db", "runs/october/report.md", "members/hospital-a.pub"),
     }
     assert all(data == before[name] for name, data in after.items() if name != "superlink.db")
     with closing(sqlite3.connect(other.database)) as database:

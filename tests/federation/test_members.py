@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.evidence.members import read_members
 from fedif_flower.federation.documents import read_document, to_toml
 from fedif_flower.federation.flower import FlowerCommandError
 from fedif_flower.federation.invitation import (
@@ -76,6 +77,8 @@ def test_an_answer_lets_its_member_in_once(folder, answer, registry):
     assert member == folder.member("hospital-a")
     assert (member.state, member.node_id, member.number) == ("registered", "1000", 0)
     assert lines.has("registered hospital-a", "node 1000", key_fingerprint(member.key))
+    assert list(read_members(folder.path / "members")) == ["hospital-a"]
+    assert folder.member_key("hospital-a").read_text() == f"{member.key}\n"
     before = content(folder.path)
     _, lines = let_in(folder, answer, registry)
     assert content(folder.path) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,6 +39,13 @@ def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:
     assert all(int(hospital["missing"]) == 0 for hospital in hospitals[1:])
     assert "| hospital-2 | 2 |" in ended.stdout
     assert f"Unchanged: {tmp_path / 'runs' / 'deploy-demo'}" in ended.stdout
-    assert ended.stdout.count("/statement.html") >= 3  # Hospital 0 gets its own another time.
+    refused = "this member has not approved app "
+    assert refused in ended.stdout.partition("-- hospital-1 is late")[0]
+    for name in ("the operator", "hospital-1", "hospital-2"):
+        assert re.search(rf"^Signed by: [0-9a-f ]{{39}}, {name}$", ended.stdout, re.MULTILINE), name
+    assert re.search(r"^Signed by hospital-2: (\d+) of \1 updates$", ended.stdout, re.MULTILINE)
+    assert re.search(r"^As hospital-1 was told: \d+ lines, \d+ heads$", ended.stdout, re.MULTILINE)
+    _, _, checked = ended.stdout.partition("== openssl ")
+    assert re.findall("Verified", checked) == ["Verified"] * 3
     assert left == []
     assert list(tmp_path.glob("fedif-demo.*")) == []

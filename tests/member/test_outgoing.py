@@ -241,6 +241,20 @@ def test_a_long_update_is_refused_or_shortened():
     assert unchanged["weight"].tolist() == [[4.0, 2.0]]
 
 
+def test_the_vector_of_a_local_method_leaves_where_no_length_is_bounded():
+    vectors = [ArrayRecord({"local-method": pack_array(f32(v)[0])}) for v in (1.0, -2.0)]
+    received, reply = (
+        content(arrays=arrays(), local_method=vector, config=ConfigRecord({"server-round": 1}))
+        for vector in vectors
+    )
+    del reply["config"]
+    left = policy().check(received, reply).array_records
+    assert view_array(left["local-method"]["local-method"]).tolist() == [-2.0]
+    for limit in ("longest_update", "clip_length"):
+        with pytest.raises(RefusedByMemberError, match="local-method"):
+            policy(**{limit: 1000.0}).check(received, reply)
+
+
 def test_buffers_do_not_count_in_the_length():
     reply = content(arrays=arrays(norm__running_mean=np.array([100.0], np.float32)))
     found = left(reply, clip_length=1.0, longest_update=1.0, buffers=STATISTICS)

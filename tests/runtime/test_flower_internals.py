@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import sqlite3
+from contextlib import closing
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore import sql_mixin
+
+from fedif_flower.runtime.guarded_superlink import wait_for_database
 
 PACKAGE = Path(__file__).parents[2] / "fedif_flower"
 FLOWER = f"flwr {version('flwr')}"
@@ -197,3 +202,12 @@ def test_an_object_that_is_not_there_yet_is_empty():
 def test_a_bundle_is_built_as_flwr_run_builds_it():
     source = inspect.getsource(import_module("flwr.cli.run.run"))
     require("build_fab_from_disk(" in source, "flwr run builds otherwise: see app_build.py")
+
+
+def test_a_database_waits_for_a_lock_as_long_as_it_is_told(monkeypatch):
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
+    wait_for_database()
+    with closing(sqlite3.connect(":memory:")) as database:
+        sql_mixin._set_sqlite_pragmas(database, None)
+        (waits,) = database.execute("PRAGMA busy_timeout").fetchone()
+    require(waits == 60_000, "SQLITE_PRAGMAS are not what a connection is begun with")

@@ -55,6 +55,15 @@ def held(folder, *names):
     return [folder / name for name in names or NAMES]
 
 
+def test_receipts_are_called_after_the_node_s_folder(honest, tmp_path):
+    shutil.copytree(honest / "ada", tmp_path / "hospital-a" / "receipts")
+    kept = tmp_path / "hospital-a" / "receipts"
+    (run,) = kept.iterdir()
+    for folder in (kept, run):
+        (found,) = verify(honest / "runs" / "run", receipts=[folder]).receipts
+        assert found.name == "hospital-a"
+
+
 def test_what_members_kept_is_what_the_records_say(honest, caplog):
     found = verify(honest / "runs" / "run", receipts=held(honest))
     # The head before the last round, and the last one, with the statement.
