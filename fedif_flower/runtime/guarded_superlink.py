@@ -291,7 +291,7 @@ def _online(app: Any) -> dict[str, object]:
 
 def wait_for_database() -> None:
     """Let SQLite wait a minute for a lock: after Flower's 5 s a busy host's error ends a run."""
-    pragmas = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", "60000"))
+    pragmas = (*vars(sql_mixin)["SQLITE_PRAGMAS"], ("busy_timeout", "60000"))
     setattr(sql_mixin, "SQLITE_PRAGMAS", pragmas)  # noqa: B010  # a constant of Flower
 
 
