@@ -189,15 +189,19 @@ class Deployment:
         wait_for("SuperLink", lambda: starts() > before)
 
     def kill_superlink(self) -> None:
-        """Kill the SuperLink, and wait until the processes of its runs have noticed and ended.
+        """Kill the SuperLink and the processes of its runs at once, as a host that goes down does.
 
-        Flower gives them a session of their own. An app that outlives its SuperLink for a moment
-        may still save a checkpoint, and holds its run's folder.
+        Flower gives these a session of their own: one that outlived its SuperLink might save
+        another checkpoint, and would hold its run's folder.
         """
         assert self.superlink is not None
-        helpers = {p.pid for p in psutil.Process(self.superlink.pid).children(recursive=True)}
+        helpers = psutil.Process(self.superlink.pid).children(recursive=True)
         kill_group(self.superlink)
-        wait_for("the end of its apps", lambda: helpers.isdisjoint(self.marked.alive()))
+        for helper in helpers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                helper.kill()
+        ids = {helper.pid for helper in helpers}
+        wait_for("the end of its apps", lambda: ids.isdisjoint(self.marked.alive()))
 
     def start_node(
         self,
