@@ -150,7 +150,8 @@ def test_the_keepers_log_has_what_was_asked_and_its_last_hash_is_in_the_records(
     assert said["log"] == head
     told = read_rows(masked.run_dir / "vectors" / "vectors.csv")
     heard = [digest for entry in entries for digest in entry.get("vectors", ())]
-    assert [line["sha256"] for line in told] == heard
+    # What was asked as the keeper was killed is asked again.
+    assert [line["sha256"] for line in told] == list(dict.fromkeys(heard))
 
 
 def test_members_that_name_a_keeper_take_no_part_in_a_plain_run(masked: Masked) -> None:
