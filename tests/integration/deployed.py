@@ -24,7 +24,7 @@ from tests.integration.watch import if_killed, kill_marked
 REPOSITORY = Path(__file__).parents[2]
 NAME = "test"
 # So many times as long as usual, on a machine that has much else to do.
-PATIENCE = float(os.environ.get("FEDIF_TEST_PATIENCE", "1"))
+PATIENCE = float(os.environ.get("FEDIF_TEST_PATIENCE", "3"))
 marks = [pytest.mark.deployment]  # For the modules that use this.
 
 
