@@ -63,16 +63,21 @@ class Copy:
         )
 
     def call(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            cwd=self.tree,
-            env={**self.marked.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
+        """Give a command; again where Flower's own 15 s for its SuperLink's start were too few."""
+        for _ in range(4):
+            result = subprocess.run(
+                command,
+                cwd=self.tree,
+                env={**self.marked.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=400,
+                check=False,
+            )
+            if "start local SuperLink within" not in result.stdout + result.stderr:
+                break
+        return result
 
     def results(self) -> list[Path]:
         return list((self.tree / "runs").glob("*"))
