@@ -100,7 +100,8 @@ def test_the_first_run_ends_as_the_readme_shows(tmp_path):
 def test_the_demo_shows_who_lies(tmp_path):
     script = (REPOSITORY / "deploy" / "demo.sh").read_text().replace("\\\n", "")
     (rounds,) = re.findall(r"ROUNDS:-(\d+)", script)
-    (command,) = re.findall(r"federation run --in \S+ (.*)", script)
+    commands = re.findall(r"federation run --in \S+ (.*)", script)
+    (command,) = [text for text in commands if 'run-name="deploy-demo"' in text]
     settings = " ".join(shlex.split(command.replace("$rounds", rounds)))
     settings = re.sub(r'(output-dir|run-name)="[^"]*"', "", settings)
     of_real_nodes = "late-rounds|round-quorum|least-participation|start-without|receipts"

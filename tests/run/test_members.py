@@ -106,13 +106,17 @@ def with_preflight(**values):
     return change
 
 
+def an_hour_ahead(message: Message, reply: Message) -> Message:
+    return with_preflight(time=time.time() + 3600)(message, reply)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda message, _: Message(RecordDict(), reply_to=message), "node warning: unreadable"),
         (with_preflight(data=[1] * 10_000), "node warning: unreadable"),
         (with_preflight(data="\x1b" * 5_000), "node warning: unreadable"),
-        (with_preflight(time=time.time() + 3600), "clock warning: 3"),
+        (an_hour_ahead, "clock warning: 3"),
         (with_preflight(time=float("nan")), ""),
     ],
 )
