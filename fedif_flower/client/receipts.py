@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_flower.errors import EvidenceError, FedIFError, StorageError
 from fedif_flower.evidence.merkle import begins_with
@@ -23,6 +23,7 @@ from fedif_flower.evidence.signed_update import SignedUpdate
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.receipts import SEEN_RECORD, Receipts, read_receipts
+from fedif_flower.messages.reply_arrays import model_arrays_of
 from fedif_flower.messages.signed_replies import record_digest
 from fedif_flower.messages.text import printable
 from fedif_flower.storage import make_folder, write_atomically, writing
@@ -218,8 +219,7 @@ def note_sent(
     except EvidenceError as error:
         logger.warning("%s", error)
         return
-    arrays = next(record for record in content.values() if isinstance(record, ArrayRecord))
-    sent = signed.statement.sent if signed is not None else record_digest(arrays)
+    sent = signed.statement.sent if signed is not None else record_digest(model_arrays_of(content))
     content[SEEN_RECORD] = ConfigRecord({"size": keeper.last_size})
     keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, signed)
 

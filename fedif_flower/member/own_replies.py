@@ -16,6 +16,7 @@ from fedif_flower.client.signing import signed_reply, signing_key
 from fedif_flower.errors import ConfigError, EvidenceError, ReplyError
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.reply_arrays import model_arrays_of
 from fedif_flower.messages.signed_replies import SIGNATURE_RECORD, record_digest
 from fedif_flower.settings import Scalar
 
@@ -83,8 +84,11 @@ def _round(settings: ConfigRecord) -> int:
 
 
 def _arrays(content: RecordDict) -> ArrayRecord | None:
-    """Return the arrays that the app signs."""
-    return next((one for one in content.values() if isinstance(one, ArrayRecord)), None)
+    """Return the arrays that the app signs; ``None``: it is no reply of this project's app."""
+    try:
+        return model_arrays_of(content)
+    except ReplyError:
+        return None
 
 
 def _digest(content: RecordDict) -> bytes | None:

@@ -54,7 +54,8 @@ from fedif_flower.messages.masking_terms import (
     VECTOR,
     MaskingTerms,
 )
-from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace, arrays_of
+from fedif_flower.messages.reply_arrays import arrays_of
+from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace
 from fedif_flower.round import ModelVectors, RoundUpdates
 
 # Of what is free, the masked vectors of a round; beyond that they lie in a file.

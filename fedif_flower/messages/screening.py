@@ -25,6 +25,7 @@ from fedif_flower.messages.metrics import (
     bound_examples,
     screen_records,
 )
+from fedif_flower.messages.reply_arrays import arrays_of
 from fedif_flower.messages.text import printable
 from fedif_flower.round import ModelVectors, RoundUpdates
 
@@ -334,22 +335,6 @@ def _discounted(
     rounds = f"trained on the model of round {work.server_round}"
     reported = replace(reply.reported, notes=(*reply.reported.notes, rounds))
     return replace(reply, reported=reported, squared_norm=reply.squared_norm * work.factor**2)
-
-
-def arrays_of(content: RecordDict) -> ArrayRecord:
-    """Return the one record of arrays that a reply has to hold.
-
-    Raises
-    ------
-    ReplyError
-        If there is none, or more.
-    """
-    # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
-    # until the garbage collector comes by.
-    of_arrays = [record for record in content.values() if isinstance(record, ArrayRecord)]
-    if len(of_arrays) != 1:
-        raise ReplyError(f"expected one ArrayRecord, got {len(of_arrays)}")
-    return of_arrays[0]
 
 
 def _screen(

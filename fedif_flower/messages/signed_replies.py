@@ -15,6 +15,7 @@ from fedif_flower.evidence.signed_update import SignedUpdate, UpdateStatement, a
 from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.receipts import seen_size
+from fedif_flower.messages.reply_arrays import model_arrays_of
 
 SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
 EXAMPLES = "num-examples"
@@ -43,14 +44,13 @@ def sign_reply(
     node_id: int,
 ) -> SignedUpdate:
     """Sign what a reply holds, and add the signature to it."""
-    sent = next(record for record in content.values() if isinstance(record, ArrayRecord))
     statement = UpdateStatement(
         run=run,
         server_round=server_round,
         node=node_id,
         examples=_examples(content),
         received=record_digest(received),
-        sent=record_digest(sent),
+        sent=record_digest(model_arrays_of(content)),
     )
     signed = SignedUpdate.by(key, statement)
     content[SIGNATURE_RECORD] = ConfigRecord(
@@ -103,6 +103,7 @@ class ReplyWitness:
         self._required, self._digests, self._keeps = required, digests, keeps
         self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
         self._grid: Grid | None = None
+        self._registered: dict[int, bytes | None] | None = None  # Keys, asked for when needed.
         self._keys: dict[int, bytes] = {}  # That a node has signed with.
 
     def begin(
@@ -131,7 +132,7 @@ class ReplyWitness:
         older = [t for t in self._sent if server_round - t <= late_rounds]
         self._sent = {t: self._digest_of(t) for t in older}
         self._sent[server_round] = sent
-        self._grid = grid
+        self._grid, self._registered = grid, None
 
     def look(self, content: RecordDict, arrays: ArrayRecord, node: ClientNode, asked: int) -> None:
         """Take note of a reply to round ``asked``, and check its signature.
@@ -168,7 +169,7 @@ class ReplyWitness:
             raise ReplyError(str(error)) from error
         if node.node_id not in self._keys:
             self._keys[node.node_id] = key
-            if self._registered(node.node_id) not in (None, key):
+            if self._registered_key(node.node_id) not in (None, key):
                 logger.warning(
                     "%s signs with another key than it is registered with: whoever verifies the "
                     "statement needs that key's public half",
@@ -179,13 +180,14 @@ class ReplyWitness:
         kept = arrays if self._keeps else None
         self.seen[node.node_id] = SeenReply(node, digest, signed, head, kept)
 
-    def _registered(self, node_id: int) -> bytes | None:
+    def _registered_key(self, node_id: int) -> bytes | None:
         """Return the key that the operator registered a node with; ``None``: not known."""
         assert self._grid is not None  # begin
-        infos = (info for info in self._grid.get_nodes() if info.node_id == node_id)
-        info = next(infos, None)
-        # A node that registered itself has no name, and a key that it made up.
-        return _read_pem(info.public_key) if info is not None and info.name else None
+        if self._registered is None:  # One question a round, however many sign for the first time.
+            # A node that registered itself has no name, and a key that it made up.
+            nodes = [info for info in self._grid.get_nodes() if info.name]
+            self._registered = {info.node_id: _read_pem(info.public_key) for info in nodes}
+        return self._registered.get(node_id)
 
     def _digest_of(self, server_round: int) -> bytes:
         """Return the digest of the model that was sent in a round."""

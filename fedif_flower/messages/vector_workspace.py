@@ -15,7 +15,8 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import VECTOR_KEY, VECTOR_RECORD
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.models import tensor_arrays
-from fedif_flower.messages.screening import MAX_MAGNITUDE, Arrive, Workspace, arrays_of
+from fedif_flower.messages.reply_arrays import model_arrays_of
+from fedif_flower.messages.screening import MAX_MAGNITUDE, Arrive, Workspace
 from fedif_flower.round import ModelVectors
 
 
@@ -40,8 +41,7 @@ class VectorWorkspace(Workspace):
 
     def arrays(self, content: RecordDict) -> ArrayRecord:
         """Return the model's arrays: those that are not the vector's."""
-        own = {name: record for name, record in content.items() if name != VECTOR_RECORD}
-        return arrays_of(RecordDict(own))
+        return model_arrays_of(content)
 
     def unpack(
         self,
