@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import annotated_types
@@ -211,6 +212,41 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
             values[match[1]] = match[2]  # A shell took the quotes away.
         position = match.end()
     return values
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Return what one's own TOML file says.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:  # ValueError: no TOML, or no text.
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[str, Any]:
+    """Take a section out of a file's content; empty if it has none.
+
+    Parameters
+    ----------
+    content : dict
+        Of the file, or of the section that this one is part of.
+    name, called : str
+        Its key, and its whole name if that differs.
+
+    Raises
+    ------
+    ConfigError
+        If it is no section.
+    """
+    found = content.pop(name, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{called or name} = {found!r}; allowed: a section, [{called or name}]")
+    return found
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:

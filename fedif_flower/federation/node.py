@@ -26,7 +26,7 @@ from fedif_flower.federation.invitation import (
 from fedif_flower.federation.programs import Program, flower_program, guarded_program
 from fedif_flower.federation.steps import Steps
 from fedif_flower.federation.units import node_unit
-from fedif_flower.settings import Scalar, Settings, setting
+from fedif_flower.settings import Scalar, Settings, setting, take_section
 from fedif_flower.storage import require_private
 
 GUARDED_SUPERNODE = "fedif_flower.runtime.guarded_supernode"
@@ -95,10 +95,8 @@ class NodeFolder:
                 "`fedif node join INVITATION`"
             )
         content = read_toml(self.configuration)
-        config = content.pop("config", {})
         try:
-            if not isinstance(config, dict):
-                raise ConfigError(f"config = {config!r}; allowed: a section, [config]")
+            config = take_section(content, "config")
             return NodeSettings(**content), config
         except ConfigError as error:
             raise ConfigError(f"{self.configuration}: {error}") from error

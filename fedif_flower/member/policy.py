@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from fedif_flower.member.app_rules import AppRules, MemberApps
 from fedif_flower.member.node_log import LogSettings
 from fedif_flower.member.outgoing import LeavesSettings
 from fedif_flower.member.run_rules import Accepted, RunRules
-from fedif_flower.settings import Settings, setting, unknown_key
+from fedif_flower.settings import Settings, read_settings_file, setting, take_section, unknown_key
 
 SECTIONS = ("apps", "runs", "leaves", "log", "sign")
 FILE = "member-policy.toml"
@@ -89,14 +88,11 @@ def read_member_policy(path: Path) -> MemberPolicy:
     ConfigError
         Naming the file, the key, and what is allowed.
     """
-    try:
-        content: dict[str, Any] = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:  # ValueError: no TOML, or no text.
-        raise ConfigError(f"{path}: {error}") from error
+    content = read_settings_file(path)
     beside = path.parent.absolute()
     try:
-        apps, runs, leaves, log, sign = (_section(content, name) for name in SECTIONS)
-        config = _section(runs, "config", "runs.config")
+        apps, runs, leaves, log, sign = (take_section(content, name) for name in SECTIONS)
+        config = take_section(runs, "config", "runs.config")
         for key in content:
             if key not in PolicySettings.key_names():
                 raise ConfigError(unknown_key(key, [*PolicySettings.key_names(), *SECTIONS]))
@@ -112,13 +108,6 @@ def read_member_policy(path: Path) -> MemberPolicy:
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def _section(content: dict[str, Any], name: str, called: str = "") -> dict[str, Any]:
-    found = content.pop(name, {})
-    if not isinstance(found, dict):
-        raise ConfigError(f"{called or name} = {found!r}; allowed: a section, [{called or name}]")
-    return found
 
 
 def _read(kind: type[_Rules], section: str, values: dict[str, Any]) -> _Rules:

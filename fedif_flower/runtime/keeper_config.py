@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.evidence.keys import VerifyingKey, read_public_key
 from fedif_flower.evidence.members import names_by_digest
 from fedif_flower.masking import KeeperPolicy
 from fedif_flower.run.logs import FORMATS
-from fedif_flower.settings import Settings, setting
+from fedif_flower.settings import Settings, read_settings_file, setting, take_section
 
 SECTIONS = ("members", "policy")
 
@@ -83,12 +81,9 @@ def read_keeper_config(path: Path) -> KeeperConfig:
     ConfigError
         Naming the file, the key, and what is allowed.
     """
+    content = read_settings_file(path)
     try:
-        content: dict[str, Any] = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:  # ValueError: no TOML, or no text.
-        raise ConfigError(f"{path}: {error}") from error
-    try:
-        members, policy = (_section(content, name) for name in SECTIONS)
+        members, policy = (take_section(content, name) for name in SECTIONS)
         settings = KeeperSettings(**content)
         files = ("state", "certificate", "certificate_key", "server_certificate")
         places = {name: str(path.parent.absolute() / getattr(settings, name)) for name in files}
@@ -107,13 +102,6 @@ def read_keeper_config(path: Path) -> KeeperConfig:
                 raise ConfigError(f"{name.replace('_', '-')} = {places[name]!r} is no file")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    return found
-
-
-def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
-    found = content.pop(name, {})
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name} = {found!r}; allowed: a section, [{name}]")
     return found
 
 
