@@ -59,6 +59,7 @@ from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.combinations import require_maskable
 from fedif_flower.strategies.config import configured_pace, configured_stages
 from fedif_flower.strategies.nodes import Identify, identify_clients, is_simulated
 from fedif_flower.strategies.quarantine import Quarantine
@@ -224,7 +225,7 @@ def run_federation(
     # If this fails, no directory was made.
     loaded = loaded or load_task(with_free_folder(config), task)
     if loaded.config.masking != "off":
-        build_strategy(loaded).require_maskable(model_arrays(loaded.model))
+        require_maskable(build_strategy(loaded), model_arrays(loaded.model))
     if loaded.config.receipts and (head_key is None or is_simulated(grid)):
         raise ConfigError("receipts = True; allowed: false where clients are simulated")
     if loaded.config.time_stamp_url:

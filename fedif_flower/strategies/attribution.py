@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.text import printable
-from fedif_flower.round import BufferNames, HiddenUpdates, ModelVectors
+from fedif_flower.round import HiddenUpdates, ModelVectors
 from fedif_flower.strategies.attributed import (
-    ClientAttribution,
-    MemberCredit,
     RoundAttribution,
     round_from,
     sums_by_client,
@@ -28,50 +24,22 @@ from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.carried import CarriedUpdates, Member, Part, PartCredit
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.round_attribution import RoundAttributor, TakenRound
 from fedif_flower.strategies.steps import Step
 from fedif_flower.valuation.classes import class_validations
 from fedif_flower.valuation.credit import (
     Credit,
     CreditBounds,
     RoundGeometry,
-    credited,
 )
 from fedif_flower.valuation.gradients import LossAndGradient
 from fedif_flower.valuation.past_steps import PastSteps
-from fedif_flower.valuation.path import contributions, find_refinements, is_settled, slopes
+from fedif_flower.valuation.path import find_refinements
 from fedif_flower.valuation.validation import Validation
 
 logger = logging.getLogger(__name__)
 
 OnAttribution = Callable[[RoundAttribution], object]
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """A round that is still to be attributed; without parts, it failed."""
-
-    server_round: int
-    before: ModelVectors
-    after: ModelVectors
-    parts: tuple[Part, ...]
-    credit: Credit | None
-    names: BufferNames
-    ends: tuple[Future[LossAndGradient], Future[LossAndGradient]]  # At the two models.
-    hidden: HiddenUpdates | None = None
-
-
-class _Slopes(NamedTuple):
-    """How fast the loss falls along a part's updates ``[1 + c, m]``, and earlier steps ``[k]``."""
-
-    updates: Tensor
-    basis: Tensor
-
-
-class _Found(NamedTuple):
-    """A part's contributions ``[m, 1 + c]``, and those of what is returned ``[m]``."""
-
-    contributions: Tensor
-    returned: Tensor
 
 
 class PathAttribution(Callback):
@@ -129,15 +97,18 @@ class PathAttribution(Callback):
     ) -> None:
         self.validation = validation
         self.rule = rule
-        self._quadratures = find_refinements(rule)
         self.rounds: list[RoundAttribution] = []
-        self._classes = class_validations(validation) if per_class else []
+        self._attributor = RoundAttributor(
+            validation,
+            find_refinements(rule),
+            class_validations(validation) if per_class else [],
+        )
         self._on_attribution = on_attribution
         self._gradients = validation.gradients
         self._strategy: RunningStrategy | None = None
         self._sent: ModelVectors | None = None
-        self._pending: tuple[_Taken, Future[RoundAttribution]] | None = None
-        self._last: _Taken | None = None
+        self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
+        self._last: TakenRound | None = None
         self._last_params: Tensor | None = None  # That the last step led to.
         self._carried = CarriedUpdates()
         self._bounds = bounds
@@ -148,7 +119,7 @@ class PathAttribution(Callback):
     @property
     def num_classes(self) -> int:
         """How many classes contributions are split by; 0: they are not."""
-        return len(self._classes)
+        return len(self._attributor.classes)
 
     @property
     def contributions(self) -> dict[str, float]:
@@ -160,9 +131,9 @@ class PathAttribution(Callback):
 
     def needs_sight(self, strategy: RunningStrategy) -> str:
         """Return what would take more than one product with each masked update."""
-        if len(self._quadratures) > 1:
+        if len(self._attributor.quadratures) > 1:
             return f"attribution = {self.rule!r} takes several gradients one after the other"
-        if self._classes:
+        if self._attributor.classes:
             return "attribution by class takes a gradient for each class"
         if strategy.stages.carry_steps:
             return "attribution beside server momentum takes gradients of many rounds"
@@ -286,7 +257,7 @@ class PathAttribution(Callback):
         if self._on_attribution is not None:
             self._on_attribution(found)
 
-    def _took_back(self, failed: _Taken) -> bool:
+    def _took_back(self, failed: TakenRound) -> bool:
         """Tell whether a failed round undid the step of the one before it."""
         last = self._last
         return (
@@ -352,156 +323,10 @@ class PathAttribution(Callback):
         """Let the gradients' thread attribute a round."""
         ends = self._begin(before), self._begin(after)
         names = self._model.layout
-        taken = _Taken(server_round, before, after, parts, credit, names, ends, hidden)
-        self._pending = taken, self._gradients.submit(lambda: self._evaluate(taken))
-
-    def _evaluate(self, taken: _Taken) -> RoundAttribution:
-        """Return a round's attribution; where the path leads out of what is finite, none."""
-        losses = [_loss(end) for end in taken.ends]
-        clients: tuple[ClientAttribution, ...] = ()
-        if taken.parts and all(map(math.isfinite, losses)):
-            try:
-                clients = self._clients(taken, losses[0] - losses[1])
-            except Exception as error:  # out of a user's model or loss, as likely as not
-                reason = printable(str(error))
-                logger.error("round %d cannot be attributed: %s", taken.server_round, reason)
-        elif taken.parts:
-            logger.error("round %d cannot be attributed: no finite loss", taken.server_round)
-        return RoundAttribution(taken.server_round, losses[0], losses[1], clients)
-
-    def _clients(self, taken: _Taken, decrease: float) -> tuple[ClientAttribution, ...]:
-        """Return what each client contributed; one that also sent earlier updates has one sum."""
-        coefficients: dict[Member, float] = {}
-        sums: dict[Member, Tensor] = {}
-        bounded: dict[Member, float] = {}
-        by_part = self._of_parts(taken, decrease)
-        for index, (part, found) in enumerate(zip(taken.parts, by_part, strict=True)):
-            own = self._bounded(part, found).tolist()
-            for member, row, applied, credit in zip(
-                part.members, found.contributions, part.applied.tolist(), own, strict=True
-            ):
-                sums[member] = sums.get(member, torch.zeros_like(row)) + row
-                bounded[member] = bounded.get(member, 0.0) + credit
-                coefficients.setdefault(member, 0.0 if index else applied)
-        usual = self._beside_usual(taken)
-        return tuple(
-            ClientAttribution(
-                *member,
-                coefficients[member],
-                total,
-                tuple(classes),
-                credit=None
-                if taken.credit is None
-                else replace(
-                    usual.get(member, MemberCredit(0.0)), credited=min(total, bounded[member])
-                ),
-            )
-            for member in sorted(sums)
-            for total, *classes in [sums[member].tolist()]
-        )
-
-    def _bounded(self, part: Part, found: _Found) -> Tensor:
-        """Return what a part's members are credited with, ``[m]``."""
-        contributed = found.contributions[:, 0]
-        if part.credit is None:
-            return contributed
-        return credited(contributed, part.credit.kept, found.returned)
-
-    def _beside_usual(self, taken: _Taken) -> dict[Member, MemberCredit]:
-        """Return how the round's own updates compare with what is usual."""
-        if taken.credit is None or not taken.parts:
-            return {}
-        own = taken.credit
-        figures = torch.stack([own.length, own.weight, own.borrowed, own.opposed], dim=1)
-        members = taken.parts[0].members
-        return {
-            member: MemberCredit(0.0, *row)
-            for member, row in zip(members, figures.tolist(), strict=True)
-        }
-
-    def _of_parts(self, taken: _Taken, decrease: float) -> list[_Found]:
-        """Return what each part contributed."""
-        if taken.hidden is not None:
-            return [self._hidden(taken, taken.hidden)]
-        known: dict[float, list[_Slopes]] = {}
-        found: list[_Found] = []
-        coarser: Tensor | None = None
-        for rule in self._quadratures:
-            known |= {n: self._slopes(taken, n) for n in rule.nodes if n not in known}
-            found = []
-            for index, part in enumerate(taken.parts):
-                at_nodes = torch.stack([known[n][index].updates for n in rule.nodes])
-                values = [contributions(s, part.applied, rule) for s in at_nodes.unbind(1)]
-                returned = torch.zeros(len(part.members), dtype=torch.float64)
-                if part.credit is not None:
-                    along = torch.stack([known[n][index].basis for n in rule.nodes])  # [nodes, k]
-                    unit = contributions(along, torch.ones(along.shape[1]), rule)  # [k]
-                    returned = part.applied.double() * (part.credit.returned * unit).sum(dim=1)
-                found.append(_Found(torch.stack(values, dim=1), returned))
-            totals = torch.cat([part.contributions[:, 0] for part in found])
-            if is_settled(totals, coarser, decrease):
-                break
-            coarser = totals
-        return found
-
-    def _hidden(self, taken: _Taken, hidden: HiddenUpdates) -> _Found:
-        """Return what masked updates contributed: one product, with the mean gradient."""
-        (rule,), (part,) = self._quadratures, taken.parts
-        mean = torch.zeros_like(taken.before.params, dtype=torch.float64)  # [d]
-        for node, weight in zip(rule.nodes, rule.weights, strict=True):
-            mean.add_(self._gradient(taken, node).cpu(), alpha=weight)
-        applied = part.applied.double()
-        contributed = -applied * hidden.products(mean, "attribution") + 0.0
-        returned = torch.zeros_like(contributed)
-        if part.credit is not None and len(part.credit.basis):
-            along = -(part.credit.basis.cpu().double() @ mean)  # [k]
-            returned = applied * (part.credit.returned @ along)
-        return _Found(contributed[:, None], returned)
-
-    def _gradient(self, taken: _Taken, node: float) -> Tensor:
-        """Return the gradient ``[d]`` at a point of the way."""
-        if node in (0.0, 1.0):
-            return taken.ends[int(node)].result().gradient
-        vectors = _between(taken, node)
-        return self.validation.gradient(vectors.params, taken.names.named_buffers(vectors))
-
-    def _slopes(self, taken: _Taken, node: float) -> list[_Slopes]:
-        """Return, for each part, how fast the loss falls along its updates."""
-        vectors = _between(taken, node)
-        buffers = taken.names.named_buffers(vectors)
-        gradients = [self._gradient(taken, node)]
-        for one_class in self._classes:
-            share = one_class.total_weight / self.validation.total_weight
-            gradients.append(one_class.gradient(vectors.params, buffers) * share)
-        return [
-            _Slopes(
-                torch.stack([slopes(part.updates, g) for g in gradients]),
-                torch.zeros(0)
-                if part.credit is None or not len(part.credit.basis)
-                else slopes(part.credit.basis, gradients[0].to(part.credit.basis.device)).cpu(),
-            )
-            for part in taken.parts
-        ]
+        taken = TakenRound(server_round, before, after, parts, credit, names, ends, hidden)
+        self._pending = taken, self._gradients.submit(lambda: self._attributor.evaluate(taken))
 
     @property
     def _model(self) -> GlobalModel:
         assert self._strategy is not None  # on_start
         return self._strategy.model
-
-
-def _loss(end: Future[LossAndGradient]) -> float:
-    """Return the loss at one of the two models; NaN where the model has diverged."""
-    # Whatever it is that a user's loss raises, the round before was combined without it.
-    return math.nan if end.exception() else end.result().loss
-
-
-def _between(taken: _Taken, node: float) -> ModelVectors:
-    """Return the model at a point of the way from the old one, 0, to the new one, 1."""
-    if node in (0.0, 1.0):
-        return taken.after if node else taken.before
-    before, after = taken.before, taken.after
-    return ModelVectors(
-        torch.lerp(before.params, after.params, node),
-        torch.lerp(before.buffers, after.buffers, node),
-        after.counters,
-    )

@@ -31,7 +31,6 @@ from fedif_flower.errors import (
     KeeperError,
     MaskingError,
     ValuationError,
-    require,
 )
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.masked_rounds import MaskedWorkspace
@@ -45,7 +44,6 @@ from fedif_flower.messages.screening import (
     Workspace,
     screen_replies,
 )
-from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
 from fedif_flower.messages.vector_workspace import VectorWorkspace
@@ -53,6 +51,12 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_
 from fedif_flower.sections import require_settings
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, Question, admitted, tell
+from fedif_flower.strategies.combinations import (
+    require_coefficients,
+    require_late,
+    require_maskable,
+    why_not_streamed,
+)
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
@@ -85,8 +89,6 @@ from fedif_flower.valuation.ledger import ScoreLedger
 
 # Parts that are about one model, by name: lengths, losses, directions.
 _OF_ONE_MODEL = ("stages", "rule")
-# Of a trained parameter in a masked round: its reply, 8 bytes each, must not be taken for a flood.
-_LEAST_BYTES = 4
 logger = logging.getLogger(__name__)
 
 
@@ -282,10 +284,10 @@ class ScreenedStrategy(FlowerFedAvg):
         See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid` and
         :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
-        check_mode(self.setup.aggregation, self._obstacle())
+        check_mode(self.setup.aggregation, why_not_streamed(self))
         grid = screened(grid)
         if self.setup.pace.late_rounds:
-            self._require_late(grid)
+            require_late(self, grid)
         self.begin(initial_arrays)
         for callback in self.callbacks:
             callback.on_start(self)
@@ -295,19 +297,6 @@ class ScreenedStrategy(FlowerFedAvg):
         for remark in self.stages.remarks():
             logger.info("%s", remark)
         return result
-
-    def _require_late(self, grid: Grid) -> None:
-        """Raise ConfigError where late replies cannot come, or cannot be used."""
-        late, obstacle = self.setup.pace.late_rounds, ""
-        if not (isinstance(grid, ScreenedGrid) and grid.keeps_late):
-            obstacle = "in a simulation, whose replies come in their round or never"
-        elif self.keep_arrays:
-            obstacle = f"with {type(self).__name__}, which takes whole models over"
-        elif self.setup.masking is not None:
-            obstacle = "with masked updates"
-        elif self.local_vector.travels:
-            obstacle = "with a local method that sends a vector beside the model"
-        require(not obstacle, "late_rounds", late, f"0 {obstacle}")
 
     def begin(self, initial_arrays: ArrayRecord) -> None:
         """Take the model that a run begins with, before anybody is asked.
@@ -323,37 +312,12 @@ class ScreenedStrategy(FlowerFedAvg):
         if own := self.own_shapes:
             require_shapes(type(self).__name__, own, initial_arrays)
         if self.setup.masking is not None:
-            self.require_maskable(initial_arrays)
+            require_maskable(self, initial_arrays)
         self.stages.begin(self.judge)
-        require(
-            self.combines_updates or not self.local_vector.travels,
-            "local_method",
-            self.setup.local_method,
-            f"with {type(self).__name__}, which gives no update a coefficient: one that sends no "
-            "vector beside the model",
-        )
+        require_coefficients(self)
         self.local_vector.restart()
         parts = self.stateful()
         self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
-
-    def require_maskable(self, initial_arrays: ArrayRecord) -> None:
-        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
-        name = type(self).__name__
-        obstacle = "" if self.can_mask else f"{name} weighs by the updates themselves"
-        obstacle = obstacle or self.stages.needs_sight()
-        for callback in self.callbacks:
-            obstacle = obstacle or callback.needs_sight(self)
-        if self.local_vector.travels:
-            obstacle = obstacle or "the local method sends a vector beside the model"
-        if self.setup.aggregation == "streaming":
-            obstacle = obstacle or "aggregation = 'streaming' sums updates as they come"
-        for key, array in initial_arrays.items():
-            if is_statistic(key):
-                obstacle = obstacle or f"{key!r} is a statistic, which no mask covers"
-            elif array.dtype.startswith("float") and np.dtype(array.dtype).itemsize < _LEAST_BYTES:
-                obstacle = obstacle or f"{key!r} is of {array.dtype}: masked replies need float32"
-        if obstacle:
-            raise ConfigError(f"masking: {obstacle}")
 
     def draw(
         self,
@@ -567,22 +531,9 @@ class ScreenedStrategy(FlowerFedAvg):
         """Return what takes the updates of the round that was asked for, if they are summed."""
         layout = self.model.layout
         num_bytes = len(self._asked) * layout.num_params * layout.dtype.itemsize
-        streaming = streams(self.setup.aggregation, num_bytes, self._obstacle())
+        streaming = streams(self.setup.aggregation, num_bytes, why_not_streamed(self))
         self.workspace.streaming = streaming
         return StreamedRound(lambda: self.stream_rule(server_round)) if streaming else None
-
-    def _obstacle(self) -> str:
-        """Return why the strategy, as it is set, needs all updates at once; empty: it does not."""
-        if not self.can_stream:
-            return f"{type(self).__name__} weighs all updates at once"
-        if reason := self.stages.needs_all_updates():
-            return reason
-        if self.local_vector.travels:
-            return "the local method sends a vector beside the model"
-        for callback in self.callbacks:
-            if type(callback).on_step is not Callback.on_step:
-                return f"{type(callback).__name__} looks at each client's update"
-        return self.needs_all_updates()
 
     def _aggregate(
         self, server_round: int, screening: Screening, stream: StreamedRound | None, *, blamed: bool
