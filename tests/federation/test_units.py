@@ -56,7 +56,7 @@ def test_what_a_node_reads_is_not_for_writing():
 def test_homes_are_hidden_unless_something_needed_is_there(monkeypatch):
     assert "ProtectHome=true" in lines(superlink_unit(FOLDER))
     assert "ProtectHome=read-only" in lines(superlink_unit(Path("/home/me/fedif")))
-    monkeypatch.setattr("sysconfig.get_path", lambda _: "/root/.venv/bin")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(Path("/root", "programs")))
     assert "ProtectHome=read-only" in lines(superlink_unit(FOLDER))
 
 
