@@ -6,7 +6,13 @@ import pytest
 from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.settings import RefusedValueError, Settings, setting
+from fedif_flower.settings import (
+    RefusedValueError,
+    Settings,
+    read_settings_file,
+    setting,
+    take_section,
+)
 
 COLOURS = {"red": 1}
 
@@ -85,3 +91,23 @@ def test_what_a_run_config_needs_is_read_off_the_declarations():
 def test_settings_do_not_change():
     with pytest.raises(ValueError, match="frozen"):
         Both().low = 3
+
+
+def test_a_settings_file_and_its_sections(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text("low = 2\n[a]\nb = 1\n[a.c]\nd = 3\n")
+    content = read_settings_file(path)
+    outer = take_section(content, "a")
+    assert (take_section(outer, "c", "a.c"), outer, content) == ({"d": 3}, {"b": 1}, {"low": 2})
+    assert take_section(content, "a") == {}
+    with pytest.raises(ConfigError, match=r"a\.low = 2; allowed: a section, \[a\.low\]"):
+        take_section(content, "low", "a.low")
+
+
+@pytest.mark.parametrize("written", [None, b"low = ", b"\xff"])
+def test_a_settings_file_that_cannot_be_read_is_named(tmp_path, written):
+    path = tmp_path / "own.toml"
+    if written is not None:
+        path.write_bytes(written)
+    with pytest.raises(ConfigError, match=r"own\.toml: "):
+        read_settings_file(path)

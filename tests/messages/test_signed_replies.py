@@ -117,6 +117,21 @@ def test_a_key_that_nobody_registered_is_told_once(caplog):
         assert caplog.text.count("another key than it is registered with") == told
 
 
+def test_the_registered_keys_are_asked_for_once_a_round():
+    questions: list[int] = []
+
+    def get_nodes():
+        questions.append(1)
+        return grid("ada").get_nodes()
+
+    found = witness()
+    found.begin(1, arrays(1.0), SimpleNamespace(get_nodes=get_nodes))
+    for node_id in (1000, 1001, 1002):
+        content = reply(node_id=node_id)
+        found.look(content, content.array_records["arrays"], ClientNode(0, node_id), 1)
+    assert (len(found.seen), len(questions)) == (3, 1)
+
+
 def test_a_reply_without_a_signature_is_refused_where_that_is_required():
     content = RecordDict({"arrays": arrays(2.0), "metrics": MetricRecord({"num-examples": 10})})
     plain, taking = witness(), witness(digests=True)
