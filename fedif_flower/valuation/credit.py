@@ -64,7 +64,7 @@ class Credit:
     length, weight, borrowed : Tensor
         Length, mean weight and share of the last steps, in multiples of what is usual.
     opposed : Tensor
-        The largest negative cosine with another update, with the sign turned; >= 0.
+        How far it is turned against another one, from 0 to 1 (:func:`opposition`).
     """
 
     kept: Tensor
@@ -257,10 +257,30 @@ def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
 
 
 def opposition(gram: Tensor) -> Tensor:
-    """Return how far each update is turned against another one: the cosine, negated, or 0; [m]."""
+    r"""Return how far each update is turned against another one in particular, ``[m]``.
+
+    .. math:: o_i = \max_{j \ne i} \big( -\cos(u_i, u_j)
+              - \max(0, \operatorname{median}_{k \ne i, j} -\cos(u_j, u_k)) \big)
+
+    and 0 at least. Who is turned against everybody, as a member with inverted labels is, is so by
+    its own doing: the median takes that away from the others, not from itself.
+
+    Parameters
+    ----------
+    gram : Tensor
+        ``[m, m]``: the updates' products with each other.
+    """
+    m = len(gram)
     lengths = gram.double().diagonal().clamp_min(0.0).sqrt()
-    cosines = gram.double() / torch.outer(lengths, lengths).clamp_min(1e-300)
-    return (-cosines).amax(dim=1).clamp(0.0, 1.0)
+    against = -gram.double() / torch.outer(lengths, lengths).clamp_min(1e-300)
+    others = torch.zeros_like(against)  # [i, j]: how far j is turned against those beside i.
+    if m > 2:
+        rows = against.clone().fill_diagonal_(torch.inf)  # Oneself comes last.
+        rank, middle = rows.argsort(dim=1).argsort(dim=1), (m - 3) // 2
+        values = rows.sort(dim=1).values
+        others = torch.where(rank > middle, values[:, [middle]], values[:, [middle + 1]]).T
+    excess = (against - others.clamp_min(0.0)).fill_diagonal_(0.0)
+    return excess.amax(dim=1).clamp(0.0, 1.0)
 
 
 def credited(contributions: Tensor, kept: Tensor, borrowed: Tensor) -> Tensor:

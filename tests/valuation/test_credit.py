@@ -141,6 +141,21 @@ def test_noise_is_nobodys_own():
 def test_opposed_updates_are_seen():
     updates = torch.tensor([[3.0, 0.0], [-5.0, 0.0], [0.0, 1.0]]).double()
     assert opposition(updates @ updates.T).tolist() == [1.0, 1.0, 0.0]
+    pair = updates[:2]
+    assert opposition(pair @ pair.T).tolist() == [1.0, 1.0]
+
+
+def test_who_is_turned_against_all_is_so_alone():
+    # Five alike, one against them; cosines of 0.8 among the five, -0.9 between them and the sixth.
+    gram = torch.full((6, 6), 0.8).double()
+    gram[5, :], gram[:, 5] = -0.9, -0.9
+    gram.fill_diagonal_(1.0)
+    assert opposition(gram).tolist() == pytest.approx([0.0] * 5 + [0.9])
+    # A pair among others is seen whole, whoever else leans against one of the two.
+    gram = torch.eye(6).double()
+    gram[0, 1] = gram[1, 0] = -0.95
+    gram[0, 2] = gram[2, 0] = -0.3
+    assert opposition(gram).tolist() == pytest.approx([0.95, 0.95, 0.3, 0.0, 0.0, 0.0])
 
 
 def test_what_is_negative_counts_whole():
