@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +47,7 @@ def _ended(run: Watched) -> Iterator[Remark]:
                 "The run came to its end, but its last round failed: the model is an older one.",
                 "Read in the log why replies did not count, and run it again.",
             )
+        yield from _completeness(run.records.summary.get("completeness"))
     elif run.state == "failed":
         reason = run.live.reason if run.live else ""
         yield Remark(
@@ -61,6 +62,23 @@ def _ended(run: Watched) -> Iterator[Remark]:
             f"The run has given no sign of life for {minutes:,.0f} minutes.",
             f"See whether its process and host still work; if not, {go_on}. Of a folder that was "
             "copied while the run went on, look at the original.",
+        )
+
+
+def _completeness(found: object) -> Iterator[Remark]:
+    """Say what a run that came to its end lacks; ``found`` is that of its summary."""
+    if not isinstance(found, Mapping):
+        return
+    verdict, reasons = found.get("verdict"), " ".join(map(str, found.get("reasons", ())))
+    if verdict == "complete with gaps":
+        yield Remark(
+            "look", f"The run is complete with gaps: {reasons}", "Its report has them all."
+        )
+    elif verdict == "incomplete":
+        yield Remark(
+            "bad",
+            f"The run is incomplete: {reasons}",
+            "See what kept these members away, and whether its results can be used without them.",
         )
 
 

@@ -43,6 +43,18 @@ def test_a_complete_run_whose_last_round_failed(tmp_path):
     assert ["its last round failed" in text for text in told(folder)] == [True]
 
 
+@pytest.mark.parametrize(
+    ("verdict", "levels"),
+    [("complete", []), ("complete with gaps", ["look"]), ("incomplete", ["bad"])],
+)
+def test_what_a_run_that_ended_lacks(tmp_path, verdict, levels):
+    folder = make_folder(tmp_path, HONEST, accuracies=ACCURACIES)
+    folder.summary.write({"completeness": {"verdict": verdict, "reasons": ["ada was away."]}})
+    found = remarks(watched(folder, NOW))
+    assert [remark.level for remark in found] == levels
+    assert all(verdict in remark.text and "ada was away." in remark.text for remark in found)
+
+
 def test_a_run_that_wrote_nothing_yet(tmp_path):
     folder = make_folder(tmp_path)
     for file in (folder.rounds, folder.clients):
