@@ -253,6 +253,7 @@ def train_model(
         partition_id=partition_id,
         server_round=server_round,
     )
+    data = method.examples(replace(local, data=data))
     local = replace(local, data=data)
     term = method.term(local)
     trained = train_task(

@@ -6,7 +6,6 @@ Paper: https://arxiv.org/abs/2305.05230
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -20,6 +19,7 @@ from fedif_flower.errors import DataError
 from fedif_flower.local_methods.classifier import classifier_misfit, labelled_batches
 from fedif_flower.local_methods.guide import Guide, Told, Turn
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
+from fedif_flower.local_methods.mixture import in_higher, on_one_scale
 from fedif_flower.round import RoundUpdates
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
@@ -29,8 +29,6 @@ from fedif_flower.tasks.task import Data, Task
 CLASS_LOSSES = "class-losses"
 _NONE = -1.0  # In a report: the client has no example of this class.
 _REPORT, _DISTILLATION = "report", "distillation"
-_FITS = 9
-_MOST_MEDIANS = 10.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ class FedNoRoGuide(Guide):
             return
         losses = reports[CLASS_LOSSES].double()
         losses = torch.where(losses < 0, torch.nan, losses)
-        noisy = noisy_rows(normalised_losses(losses), self._method.seed)
+        noisy = in_higher(on_one_scale(losses, losses.shape[1]), self._method.seed)
         self.noisy = frozenset(i for i, is_noisy in zip(client_ids, noisy, strict=True) if is_noisy)
         self._split_after = server_round
 
@@ -255,64 +253,6 @@ def distillation_weight(since: int, ramp: int, largest: float) -> float:
     """
     done = 1.0 if since >= ramp else (since - 1) / (ramp - 1)
     return largest * math.exp(-5 * (1 - done) ** 2)
-
-
-def normalised_losses(losses: Tensor) -> Tensor:
-    r"""Return losses per class on the scale of all clients.
-
-    .. math:: \bar\ell_{ic} = \frac{\ell_{ic} - \min_j \ell_{jc}}{\max_j \ell_{jc} - \min_j
-              \ell_{jc}}
-
-    A missing loss counts as the class's least. What is more than ten times the class's median, and
-    more than guessing costs (log C), counts as that: one absurd report must not hide the others'
-    differences.
-
-    Parameters
-    ----------
-    losses : Tensor
-        ``[k, C]``, float64, >= 0; NaN where client i has no example of class c.
-
-    Returns
-    -------
-    Tensor
-        ``[k, C]``, in [0, 1]; 0 for a class in which all are equal.
-    """
-    most = (_MOST_MEDIANS * losses.nanquantile(0.5, dim=0)).clamp_min(math.log(losses.shape[1]))
-    capped = torch.minimum(losses, most)  # NaN stays.
-    low = capped.nan_to_num(torch.inf).amin(dim=0)  # [C]
-    filled = torch.where(capped.isnan(), low, capped)
-    span = filled.amax(dim=0) - low
-    return torch.where(span > 0, (filled - low) / span, 0.0)
-
-
-def noisy_rows(figures: Tensor, seed: int) -> list[bool]:
-    """Tell which clients are in the higher of two Gaussian components.
-
-    Parameters
-    ----------
-    figures : Tensor
-        ``[k, f]``, k >= 2, finite.
-    seed : int
-        Nine mixtures are fitted, from this seed on; the split found most often counts.
-
-    Returns
-    -------
-    list of bool
-        ``[k]``; nobody is noisy where all are alike, or nobody would be clean.
-    """
-    # Imported here: it takes a second, of every client and command line.
-    from sklearn.mixture import GaussianMixture
-
-    points = figures.numpy()
-    if len(figures.unique(dim=0)) < 2:
-        return [False] * len(points)
-    votes: Counter[tuple[bool, ...]] = Counter()
-    for number in range(_FITS):
-        mixture = GaussianMixture(2, random_state=seed + number).fit(points)
-        higher = mixture.means_.sum(axis=1).argmax()
-        votes[tuple((mixture.predict(points) == higher).tolist())] += 1
-    found = votes.most_common(1)[0][0]
-    return [False] * len(points) if all(found) else list(found)
 
 
 def distance_aware(weights: Tensor, updates: Tensor, noisy: Tensor) -> Tensor:

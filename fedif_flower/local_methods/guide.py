@@ -37,6 +37,9 @@ class Guide:
         """Return who of the members that are there may be asked."""
         return Turn(members)
 
+    def asked(self, client_ids: Sequence[int], server_round: int) -> None:
+        """Be told whom a round asks."""
+
     def told(self, client_id: int, server_round: int) -> Told:  # noqa: ARG002
         """Return what a client finds as ``LocalRound.told``."""
         return {}

@@ -57,11 +57,14 @@ class LocalTerm:
     ----------
     loss_fn : callable, optional
         ``(outputs, targets)`` -> their mean loss, in place of the task's.
+    proximal_mu : float
+        Added to the factor of FedProx's term, >= 0.
     report : dict of str to Tensor
         What the client sends beside its model: arrays ``[n]`` that the guide expects, by name.
     """
 
     loss_fn: LossFunction | None = None
+    proximal_mu = 0.0
 
     def __init__(self, gradient: Tensor | None = None) -> None:
         self.gradient = gradient
@@ -96,6 +99,10 @@ class LocalMethod:
     def guide(self) -> Guide | None:
         """Return a new server's half, for a method whose clients are guided or report figures."""
         return None
+
+    def examples(self, local: LocalRound) -> Any:
+        """Return what to train on, such as ``local.data`` with other labels."""
+        return local.data
 
     def term(self, local: LocalRound) -> LocalTerm:  # noqa: ARG002
         """Return what is added to each step of a round."""

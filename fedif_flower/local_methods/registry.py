@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods.fedcorr import FedCorr
 from fedif_flower.local_methods.fednoro import FedNoRo
 from fedif_flower.local_methods.local_method import LocalMethod
 from fedif_flower.local_methods.moon import Moon
@@ -17,7 +18,13 @@ from fedif_flower.settings import setting
 from fedif_flower.tasks.task import Task
 
 _BUILT_IN: Mapping[str, Callable[..., LocalMethod]] = MappingProxyType(
-    {"sgd": LocalMethod, "scaffold": Scaffold, "moon": Moon, "fednoro": FedNoRo}
+    {
+        "sgd": LocalMethod,
+        "scaffold": Scaffold,
+        "moon": Moon,
+        "fednoro": FedNoRo,
+        "fedcorr": FedCorr,
+    }
 )
 
 # A constructor can have these beside its settings: the task's classes, the run's seed.
@@ -34,7 +41,8 @@ class LocalMethodConfig(SectionedSettings):
         "how clients train: `sgd` on the loss as it is; `scaffold`: corrected by control variates; "
         "`moon`: with a contrastive term (`docs/methods/local-methods.md`); `fednoro`: members "
         "with wrong labels are found, and learn from the global model too "
-        "(`docs/methods/fednoro.md`)",
+        "(`docs/methods/fednoro.md`); `fedcorr`: wrong labels are corrected "
+        "(`docs/methods/fedcorr.md`)",
         choices=LOCAL_METHODS,
         is_new=True,
     )

@@ -48,13 +48,16 @@ class LocalGuide:
         self, nodes: Sequence[ClientNode], server_round: int, select: Select
     ) -> list[ClientNode]:
         """Return the round's clients: of those that the guide leaves, those that are drawn."""
-        if self._guide is not None:
-            turn = self._guide.turn([node.client_id for node in nodes], server_round)
-            members = frozenset(turn.members)
-            nodes = [node for node in nodes if node.client_id in members]
-            if turn.everyone:
-                return list(nodes)
-        return select(nodes, server_round) if nodes else []
+        if self._guide is None:
+            return select(nodes, server_round) if nodes else []
+        before = self._guide.noisy
+        turn = self._guide.turn([node.client_id for node in nodes], server_round)
+        self._remark(server_round, before, nodes)
+        members = frozenset(turn.members)
+        allowed = [node for node in nodes if node.client_id in members]
+        chosen = select(allowed, server_round) if allowed and not turn.everyone else allowed
+        self._guide.asked([node.client_id for node in chosen], server_round)
+        return chosen
 
     def expect(self, workspace: Workspace, server_round: int) -> None:
         """Let the workspace require what a round's clients are to report."""
@@ -87,9 +90,7 @@ class LocalGuide:
         except Exception as error:  # reports are the clients' words: they must not stop a run
             reason = printable(repr(error))
             logger.error("round %d: the reports cannot be used: %s", server_round, reason)
-        if self._guide.noisy != before:
-            noisy = [r.node.label for r in accepted if r.node.client_id in self._guide.noisy]
-            logger.info("round %d: taken to be noisy: %s", server_round, ", ".join(noisy))
+        self._remark(server_round, before, [reply.node for reply in accepted])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the guide's state."""
@@ -99,3 +100,14 @@ class LocalGuide:
         """Take over what :meth:`state_dict` returned."""
         if self._guide is not None:
             self._guide.load_state_dict(state)
+
+    def _remark(
+        self, server_round: int, before: frozenset[int], nodes: Sequence[ClientNode]
+    ) -> None:
+        """Log who is taken to be noisy, where that is news."""
+        noisy = frozenset() if self._guide is None else self._guide.noisy
+        if noisy != before:
+            labels = [node.label for node in nodes if node.client_id in noisy]
+            logger.info(
+                "round %d: taken to be noisy: %s", server_round, ", ".join(labels) or "nobody"
+            )

@@ -6,8 +6,6 @@ import math
 import pytest
 import torch
 from flwr.app import RecordDict
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.mixture import GaussianMixture
 from torch import nn
 from torch.nn import functional
@@ -23,8 +21,6 @@ from fedif_flower.local_methods.fednoro import (
     distance_aware,
     distillation_loss,
     distillation_weight,
-    noisy_rows,
-    normalised_losses,
 )
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout
@@ -67,40 +63,6 @@ def test_shares_and_losses_of_classes_by_hand():
     assert losses.tolist() == pytest.approx(expected, nan_ok=True)
     with pytest.raises(DataError, match="labels are 0 to 3; allowed with FedNoRo: 0 to 2"):
         class_shares([(torch.zeros(2, 3), torch.tensor([0, 3]))], 3)
-
-
-def test_losses_are_normalised_over_the_clients_class_by_class():
-    losses = torch.tensor([[1.0, 4.0, NAN], [2.0, NAN, NAN], [3.0, 2.0, NAN]]).double()
-    found = normalised_losses(losses)
-    # Who has no example of a class counts as its best; nobody has any of the third.
-    assert found.tolist() == [[0, 1, 0], [0.5, 0, 0], [1, 0, 0]]
-
-
-def test_an_absurd_loss_does_not_hide_the_differences_of_others():
-    losses = torch.tensor([[0.5], [0.6], [2.0], [1e15], [0.4]]).double()
-    # At most ten times the median, 6.
-    assert normalised_losses(losses)[:, 0].tolist() == pytest.approx(
-        [0.1 / 5.6, 0.2 / 5.6, 1.6 / 5.6, 1, 0]
-    )
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    st.lists(
-        st.lists(st.floats(0, 1e15) | st.just(NAN), min_size=3, max_size=3), min_size=2, max_size=6
-    )
-)
-def test_whatever_is_reported_normalised_losses_are_between_0_and_1(rows):
-    found = normalised_losses(torch.tensor(rows, dtype=torch.float64))
-    assert bool(((found >= 0) & (found <= 1)).all())
-    assert len(noisy_rows(found, seed=0)) == len(rows)
-
-
-def test_the_higher_component_is_noisy():
-    low = torch.tensor([[0.0, 0.1], [0.1, 0.0], [0.05, 0.05], [0.02, 0.08]])
-    high = torch.tensor([[0.9, 1.0], [1.0, 0.8]])
-    assert noisy_rows(torch.cat([low, high]).double(), seed=0) == [False] * 4 + [True] * 2
-    assert noisy_rows(torch.full((3, 2), 0.5).double(), seed=0) == [False] * 3
 
 
 def test_weights_fall_with_the_distance_from_clean_clients():
@@ -400,6 +362,16 @@ def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):
 def test_what_cannot_work_is_refused(tmp_path, chosen, reason):
     with pytest.raises(ConfigError, match=reason):
         run(tmp_path, task(), **{"local_method": "fednoro", **chosen})
+
+
+def test_without_distance_aware_weights_updates_need_not_be_seen_together(tmp_path):
+    own = {"local_method": "fednoro", "fednoro.warm_up": 2, "fednoro.distance_aware": False}
+    for chosen in (
+        {"strategy": "median"},
+        {"strategy": "fedavg", "aggregation": "streaming", "max_examples_ratio": 0.0},
+    ):
+        run_dir = run(tmp_path, task(), **own, **chosen)
+        assert len(read_rows(run_dir / "rounds.csv")) == 4
 
 
 def test_other_methods_train_on_the_task_s_own_loss():
