@@ -97,8 +97,11 @@ class FedCorr(LocalMethod):
         require_fields(self)
 
     def misfit(self, task: Task, data: Data) -> str:
-        """Return that it needs a classifier."""
-        return super().misfit(task, data) or classifier_misfit(task, data)
+        """Return that it needs a classifier, and labels in an order that stays."""
+        missing = super().misfit(task, data) or classifier_misfit(task, data)
+        if missing or tensor_pair(data) is not None:
+            return missing
+        return "data as a pair of tensors (inputs, labels)"
 
     def guide(self) -> Guide:
         """Return what leads through the stages."""
@@ -286,7 +289,7 @@ class _Mixed(LocalTerm):
 def answers(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return a model's outputs ``[n, C]``, on the CPU."""
     with module_mode(model, training=False):
-        return torch.cat([model(batch).float().cpu() for batch in inputs.split(_BATCH)])
+        return torch.cat([model(batch).float().cpu() for batch in torch.split(inputs, _BATCH)])
 
 
 def corrected(labels: Tensor, probabilities: Tensor, rows: Tensor, confidence: float) -> Tensor:
@@ -330,7 +333,7 @@ def intrinsic_dimensions(points: Tensor, neighbours: int) -> Tensor:
     if k < 2:
         return torch.zeros(len(points), dtype=torch.float64)
     wide, found = points.double(), []
-    for rows in wide.split(_BATCH):
+    for rows in torch.split(wide, _BATCH):
         distances = torch.cdist(rows, wide, compute_mode="donot_use_mm_for_euclid_dist")
         nearest = distances.topk(k + 1, largest=False).values[:, 1:]  # Without the point itself.
         logs = (nearest / (nearest[:, -1:] + _EPSILON)).log().sum(dim=1)  # < 0
@@ -357,7 +360,7 @@ def _pair(data: Any) -> tuple[Tensor, Tensor]:
     pair = tensor_pair(data)
     if pair is None:
         raise DataError(
-            f"FedCorr corrects labels by the examples' order; the client data are "
-            f"{describe(data)}; allowed: a pair of tensors (inputs, labels)"
+            f"FedCorr corrects labels in their order; the client data are {describe(data)}; "
+            "allowed: a pair of tensors (inputs, labels)"
         )
     return pair

@@ -83,7 +83,7 @@ class VectorWorkspace(Workspace):
             If one is missing, of another shape or type, or not finite.
         """
         record = content.get(VECTOR_RECORD)
-        views = []
+        beside: list[Tensor] = []
         for spec in self._specs:
             if not isinstance(record, ArrayRecord) or spec.name not in record:
                 raise ReplyError(f"no array {spec.name!r}, which the local method sends")
@@ -91,12 +91,12 @@ class VectorWorkspace(Workspace):
             largest = float(np.abs(view).max(initial=0))
             if not largest <= MAX_MAGNITUDE:  # NaN too.
                 raise ReplyError(f"array {spec.name!r} has {largest:g}, beyond {MAX_MAGNITUDE:g}")
-            views.append(torch.from_numpy(np.array(view)))
-        if isinstance(record, ArrayRecord) and len(record) > len(views):
-            raise ReplyError(f"{len(record)} arrays beside the model's, not {len(views)}")
+            beside.append(torch.from_numpy(np.array(view)))
+        if isinstance(record, ArrayRecord) and len(record) > len(beside):
+            raise ReplyError(f"{len(record)} arrays beside the model's, not {len(beside)}")
         unpacked = super().unpack(content, node, row, received, arrive)
-        for own, view in zip(self.beside.values(), views, strict=True):
-            own[row] = view
+        for rows, values in zip(self.beside.values(), beside, strict=True):
+            rows[row] = values
         return unpacked
 
     def compact(self, rows: Sequence[int]) -> None:

@@ -378,6 +378,10 @@ def test_noisy_members_of_a_run_on_digits_are_found_and_their_labels_corrected(t
         (lambda: regression(), "class labels"),
         (lambda: classes(num_classes=2, train=lambda model, data, config: 0.0), "training by SGD"),
         (lambda: classes(num_classes=2, loss=nn.CrossEntropyLoss(torch.ones(2))), "cross-entropy"),
+        (
+            lambda: classes(num_classes=2, validation_data=lambda site: [labelled(1)]),
+            "data as a pair of tensors",
+        ),
     ],
 )
 def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):

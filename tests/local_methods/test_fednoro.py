@@ -305,6 +305,37 @@ def test_noisy_members_of_a_run_on_digits_are_found_where_a_share_is_drawn(tmp_p
     }
 
 
+def test_no_report_stops_a_run_and_a_reply_without_one_is_refused(tmp_path):
+    def lie(message, context, call_next):
+        reply = call_next(message, context)
+        reports = {1: None, 2: torch.full((2,), 1e15), 3: torch.full((2,), -7.0)}
+        partition_id = int(context.node_config["partition-id"])
+        if "local-method" in reply.content and partition_id in reports:
+            report = reports[partition_id]
+            del reply.content["local-method"]
+            if report is not None:
+                reply.content["local-method"] = tensor_arrays({"class-losses": report.double()})
+        return reply
+
+    config = RunConfig.from_run_config(
+        {
+            "task": "this-app:sides",
+            "num-clients": CLIENTS,
+            "fraction-train": 1.0,
+            "num-server-rounds": 4,
+            "local-method": "fednoro",
+            "fednoro.warm-up": 2,
+            "device": "cpu",
+            "output-dir": str(tmp_path),
+        }
+    )
+    grid = LocalGrid(task_app(task(), [lie]), CLIENTS)
+    rows = read_rows(run_federation(grid, config, task=task()) / "clients.csv")
+    refused = [(int(r["round"]), int(r["partition_id"])) for r in rows if r["status"] != "accepted"]
+    assert refused == [(2, 1)]
+    assert len(rows) == 4 * CLIENTS
+
+
 @pytest.mark.parametrize(
     ("report", "reason"),
     [
