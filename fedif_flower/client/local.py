@@ -65,16 +65,17 @@ def train_task(
     if task.train is not None:
         return _train_as_told(task, model, data, config, generator, proximal_mu)
     pair = tensor_pair(data)
+    own_loss = None if term is None else term.loss_fn
     if pair is not None and task.batch_loss is None:
         inputs, targets = _counted(task.pair_loss, *pair)
         loss = train_local(
             *(model, inputs, targets, config, generator),
             proximal_mu=proximal_mu,
-            loss_fn=task.pair_loss,
+            loss_fn=own_loss or task.pair_loss,
             term=term,
         )
         return Trained(loss, len(targets))
-    objective = objective_of(task.loss, task.batch_loss)
+    objective = objective_of(own_loss or task.loss, task.batch_loss)
     return Trained(
         *train_batches(
             *(model, data, objective, config, generator), proximal_mu=proximal_mu, term=term

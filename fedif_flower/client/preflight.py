@@ -20,6 +20,7 @@ from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.evidence.keys import read_private_key
+from fedif_flower.local_methods import build_local_method, require_method_fit
 from fedif_flower.masking import read_keeper_key
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import FACTS_KEY, TASK_KEY, read_config
@@ -96,6 +97,8 @@ def check_member(
     def data() -> str:
         found = task()
         own = found.load("client_data", client_site(config, node))
+        method = build_local_method(config, found, config.seed)
+        require_method_fit(method, found, own, config.local_method)
         words = data_words(found, own)
         loaded.append((found, own))
         return words

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -33,12 +34,19 @@ from fedif_flower.client.signing import signed_reply, signing_key
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError
-from fedif_flower.local_methods import LocalMethod, LocalRound, build_local_method
+from fedif_flower.local_methods import (
+    LocalMethod,
+    LocalRound,
+    Told,
+    build_local_method,
+    require_method_fit,
+)
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import (
     ACCOMPLICE_KEY,
     COLLUSION_KEY,
     FACTS_KEY,
+    GUIDE_RECORD,
     PROXIMAL_KEY,
     ROUND_KEY,
     RUN_KEY,
@@ -90,11 +98,12 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     acting = behaviour(config, node)
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
         acting = Behaviour()
-    method = build_local_method(config)
-    _require_fit(acting, task, settings, method, config, attack=node.attack or config.attack)
+    method = build_local_method(config, task, config.seed)
+    _require_fit(acting, task, settings, attack=node.attack or config.attack)
     started = time.perf_counter()
     with torch_threads(config.threads_per_client):
         data = task.load("client_data", client_site(config, node))
+        require_method_fit(method, task, data, config.local_method)
         model = _model(task)
         model.to(select_device(config.device))
         load_arrays(model, arrays)
@@ -109,8 +118,9 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
                 training=config.part(TrainingConfig),
                 memory=of_method,
                 vector=_received_vector(message, method),
+                told=cast(Told, message.content.get(GUIDE_RECORD, {})),
             )
-            trained, vector = train_model(
+            trained, beside = train_model(
                 local,
                 task,
                 data,
@@ -134,8 +144,8 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         content["arrays"] = model_arrays(model)
     else:
         content.update(masking.masked(arrays, settings, model))
-    if vector is not None:
-        content[VECTOR_RECORD] = tensor_arrays({VECTOR_KEY: vector})
+    if beside:
+        content[VECTOR_RECORD] = tensor_arrays(beside)
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
     signed = None
@@ -159,17 +169,10 @@ def _require_fit(
     acting: Behaviour,
     task: Task,
     settings: ConfigRecord,
-    method: LocalMethod,
-    config: ClientConfig,
     *,
     attack: str,
 ) -> None:
     """Raise ConfigError if a client cannot do what it is to do."""
-    if task.train is not None and type(method) is not LocalMethod:
-        raise ConfigError(
-            f"local-method {config.local_method!r} changes the steps of local training, but task "
-            f"{task.name!r} trains by a function of its own; allowed: sgd"
-        )
     if isinstance(acting, Colluder) and not settings[COLLUSION_KEY]:
         raise ConfigError(
             f"attack {attack!r} needs to see what the other malicious "
@@ -208,7 +211,7 @@ def train_model(
     server_round: int,
     memory: MutableMapping[str, Tensor],
     proximal_mu: float = 0.0,
-) -> tuple[Trained, Tensor | None]:
+) -> tuple[Trained, Mapping[str, Tensor]]:
     """Train the model in place as this node does in this round.
 
     Parameters
@@ -236,12 +239,11 @@ def train_model(
     -------
     trained : Trained
         Loss and examples.
-    vector : Tensor, optional
-        ``[d]``: what the local method sends beside the model.
+    beside : mapping of str to Tensor
+        What the local method sends beside the model: its vector ``[d]``, and what it reports.
     """
     ids = (config.seed, partition_id)
     model, received = local.model, local.received
-    term = method.term(local)
     data = poisoned_data(
         task,
         model,
@@ -251,6 +253,9 @@ def train_model(
         partition_id=partition_id,
         server_round=server_round,
     )
+    data = method.examples(replace(local, data=data))
+    local = replace(local, data=data)
+    term = method.term(local)
     trained = train_task(
         task,
         model,
@@ -267,7 +272,9 @@ def train_model(
         poisoned = acting.poison_update(own)
         if poisoned is not vector:
             vector_to_parameters(poisoned.to(vector), _trainable(model))
-        return trained, method.finish(local, term, poisoned.to(vector))
+        change = method.finish(local, term, poisoned.to(vector))
+    beside = {} if change is None else {VECTOR_KEY: change}
+    return trained, beside | term.report
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

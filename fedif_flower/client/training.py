@@ -150,7 +150,7 @@ def _train(
         (parameter for parameter in model.parameters() if parameter.requires_grad),
         learning_rate=config.learning_rate,
         momentum=config.momentum,
-        proximal_mu=proximal_mu,
+        proximal_mu=proximal_mu + term.proximal_mu,
         correction=term.gradient,
     )
     device = next(model.parameters()).device

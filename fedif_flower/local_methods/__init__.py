@@ -1,6 +1,14 @@
 """What clients do beside plain SGD on their loss: one file per method. No Flower, no I/O."""
 
-from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
+from fedif_flower.local_methods.fedcorr import FedCorr
+from fedif_flower.local_methods.fednoro import FedNoRo
+from fedif_flower.local_methods.guide import Guide, Told, Turn
+from fedif_flower.local_methods.local_method import (
+    LocalMethod,
+    LocalRound,
+    LocalTerm,
+    require_method_fit,
+)
 from fedif_flower.local_methods.moon import Moon
 from fedif_flower.local_methods.registry import (
     LOCAL_METHODS,
@@ -11,11 +19,17 @@ from fedif_flower.local_methods.scaffold import Scaffold
 
 __all__ = [
     "LOCAL_METHODS",
+    "FedCorr",
+    "FedNoRo",
+    "Guide",
     "LocalMethod",
     "LocalMethodConfig",
     "LocalRound",
     "LocalTerm",
     "Moon",
     "Scaffold",
+    "Told",
+    "Turn",
     "build_local_method",
+    "require_method_fit",
 ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from torch import Tensor, nn
 
+from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods.guide import Guide, Told
 from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.task import Data, LossFunction, Task
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class LocalRound:
         What the method keeps at this client from round to round, on the CPU.
     vector : Tensor, optional
         ``[d]``: what the server sent beside the model, for a method that ``sends_vector``.
+    told : mapping
+        What the method's :class:`~fedif_flower.local_methods.Guide` tells this client.
+    data : Data
+        What it trains on, as the model takes it.
     """
 
     model: nn.Module
@@ -34,6 +41,8 @@ class LocalRound:
     training: TrainingConfig
     memory: MutableMapping[str, Tensor]
     vector: Tensor | None = None
+    told: Told = field(default_factory=dict)
+    data: Any = None
 
 
 class LocalTerm:
@@ -43,11 +52,24 @@ class LocalTerm:
     ----------
     gradient : Tensor, optional
         ``[d]``: added to every step's gradient.
+
+    Attributes
+    ----------
+    loss_fn : callable, optional
+        ``(outputs, targets)`` -> their mean loss, in place of the task's.
+    proximal_mu : float
+        Added to the factor of FedProx's term, >= 0.
+    report : dict of str to Tensor
+        What the client sends beside its model: arrays ``[n]`` that the guide expects, by name.
     """
+
+    loss_fn: LossFunction | None = None
+    proximal_mu = 0.0
 
     def __init__(self, gradient: Tensor | None = None) -> None:
         self.gradient = gradient
         self.steps = 0  # Taken so far.
+        self.report: dict[str, Tensor] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +87,22 @@ class LocalMethod:
 
     # Whether a vector [d] travels beside the model, in both directions.
     sends_vector = False
+
+    def misfit(self, task: Task, data: Data) -> str:  # noqa: ARG002
+        """Return what a task, or data of it, lack for this method; empty: nothing.
+
+        As the end of a sentence: ``"class labels (num_classes)"``.
+        """
+        changes = type(self) is not LocalMethod and task.train is not None
+        return "training by SGD (no train of its own)" if changes else ""
+
+    def guide(self) -> Guide | None:
+        """Return a new server's half, for a method whose clients are guided or report figures."""
+        return None
+
+    def examples(self, local: LocalRound) -> Any:
+        """Return what to train on, such as ``local.data`` with other labels."""
+        return local.data
 
     def term(self, local: LocalRound) -> LocalTerm:  # noqa: ARG002
         """Return what is added to each step of a round."""
@@ -105,3 +143,11 @@ class LocalMethod:
             m of all members, in (0, 1].
         """
         return vector
+
+
+def require_method_fit(method: LocalMethod, task: Task, data: Data, name: str) -> None:
+    """Raise ConfigError if a method needs what a task, or data of it, do not have."""
+    if missing := method.misfit(task, data):
+        raise ConfigError(
+            f"local-method = {name!r} needs {missing}, which task {task.name!r} lacks"
+        )

@@ -7,18 +7,28 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods.fedcorr import FedCorr
+from fedif_flower.local_methods.fednoro import FedNoRo
 from fedif_flower.local_methods.local_method import LocalMethod
 from fedif_flower.local_methods.moon import Moon
 from fedif_flower.local_methods.scaffold import Scaffold
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings, make
 from fedif_flower.settings import setting
+from fedif_flower.tasks.task import Task
 
 _BUILT_IN: Mapping[str, Callable[..., LocalMethod]] = MappingProxyType(
-    {"sgd": LocalMethod, "scaffold": Scaffold, "moon": Moon}
+    {
+        "sgd": LocalMethod,
+        "scaffold": Scaffold,
+        "moon": Moon,
+        "fednoro": FedNoRo,
+        "fedcorr": FedCorr,
+    }
 )
 
-LOCAL_METHODS = Registry("local_method", _BUILT_IN)
+# A constructor can have these beside its settings: the task's classes, the run's seed.
+LOCAL_METHODS = Registry("local_method", _BUILT_IN, offered=("num_classes", "seed"))
 
 
 class LocalMethodConfig(SectionedSettings):
@@ -29,15 +39,17 @@ class LocalMethodConfig(SectionedSettings):
     local_method: str = setting(
         "sgd",
         "how clients train: `sgd` on the loss as it is; `scaffold`: corrected by control variates; "
-        "`moon`: with a contrastive term (`docs/methods/local-methods.md`); with any strategy that "
-        "gives each update a coefficient",
+        "`moon`: with a contrastive term (`docs/methods/local-methods.md`); `fednoro`: members "
+        "with wrong labels are found, and learn from the global model too "
+        "(`docs/methods/fednoro.md`); `fedcorr`: wrong labels are corrected "
+        "(`docs/methods/fedcorr.md`)",
         choices=LOCAL_METHODS,
         is_new=True,
     )
 
 
-def build_local_method(config: LocalMethodConfig) -> LocalMethod:
-    """Return the method that a config names.
+def build_local_method(config: LocalMethodConfig, task: Task, seed: int) -> LocalMethod:
+    """Return the method that a config names, for a task and the run's seed.
 
     Raises
     ------
@@ -45,8 +57,9 @@ def build_local_method(config: LocalMethodConfig) -> LocalMethod:
         If it stands for something else.
     """
     name = config.local_method
+    offered = {"num_classes": task.num_classes or 0, "seed": seed}
     made = make(
-        f"local-method {name!r}", LOCAL_METHODS[name], {}, config.settings_of("local_method")
+        f"local-method {name!r}", LOCAL_METHODS[name], offered, config.settings_of("local_method")
     )
     if not isinstance(made, LocalMethod):
         raise ConfigError(

@@ -13,8 +13,9 @@ CONFIG_KEY, TASK_KEY, FACTS_KEY = "client-config", "task", "task-facts"
 PROXIMAL_KEY, ROUND_KEY = "proximal-mu", "server-round"
 RUN_KEY, RUN_ID_KEY, COLLUSION_KEY = "run", "run-id", "collusion"
 RECEIPTS_KEY = "receipts"  # Whether members get receipts.
-# Of arrays beside the model's: the vector of a local method, in both directions.
+# Of arrays beside the model's: a local method's vector, in both directions, and its reports.
 VECTOR_RECORD = VECTOR_KEY = "local-method"
+GUIDE_RECORD = "local-guide"  # What a local method's guide tells one client.
 ACCOMPLICE_KEY = "accomplice"  # In a reply that waits for what its accomplices send.
 
 

@@ -25,7 +25,7 @@ def arrays_of(content: RecordDict) -> ArrayRecord:
 
 
 def model_arrays_of(content: RecordDict) -> ArrayRecord:
-    """Return a reply's arrays of the model, beside which a local method's vector may stand.
+    """Return a reply's arrays of the model, beside which a local method's may stand.
 
     Raises
     ------

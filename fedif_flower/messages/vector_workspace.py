@@ -1,8 +1,8 @@
-"""Replies that hold a vector beside the model's arrays, as SCAFFOLD's do."""
+"""Replies that hold arrays beside the model's: SCAFFOLD's vector, or what clients report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,21 +26,45 @@ def vector_record(vector: Tensor) -> ArrayRecord:
 
 
 class VectorWorkspace(Workspace):
-    """Takes in a vector ``[d]`` of each reply beside its update, screened like it."""
+    """Takes in arrays ``[n]`` of each reply beside its update, screened like it.
 
-    def __init__(self, layout: ParameterLayout) -> None:
+    Parameters
+    ----------
+    layout : ParameterLayout
+        The model's.
+    has_vector : bool
+        Whether a vector ``[d]`` is among them.
+    """
+
+    def __init__(self, layout: ParameterLayout, *, has_vector: bool = True) -> None:
         super().__init__(layout)
-        self.vectors = torch.empty(0, layout.num_params, dtype=layout.dtype)  # [m, d]
-        self._spec = ArraySpec.of(VECTOR_KEY, self.vectors.new_empty(layout.num_params).numpy())
+        vector = torch.empty(0, layout.num_params, dtype=layout.dtype)  # [m, d]
+        self._vector = {VECTOR_KEY: vector} if has_vector else {}
+        self.expect({})
+
+    @property
+    def vectors(self) -> Tensor:
+        """The vectors ``[m, d]``."""
+        return self.beside[VECTOR_KEY]
+
+    def expect(self, lengths: Mapping[str, int]) -> None:
+        """Require further arrays, float64, of these lengths, from the next round on."""
+        further = {name: torch.empty(0, n, dtype=torch.float64) for name, n in lengths.items()}
+        self.beside = self._vector | further  # By name, [m, n] each.
+        self._specs = [
+            ArraySpec.of(name, rows.new_empty(rows.shape[1]).numpy())
+            for name, rows in self.beside.items()
+        ]
 
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients."""
         super().reserve(rows)
-        if rows > len(self.vectors):
-            self.vectors = self.vectors.new_empty(rows, self.layout.num_params)
+        for name, own in self.beside.items():
+            if rows > len(own):
+                self.beside[name] = own.new_empty(rows, own.shape[1])
 
     def arrays(self, content: RecordDict) -> ArrayRecord:
-        """Return the model's arrays: those that are not the vector's."""
+        """Return the model's arrays: those that are not beside it."""
         return model_arrays_of(content)
 
     def unpack(
@@ -51,7 +75,7 @@ class VectorWorkspace(Workspace):
         received: ModelVectors,
         arrive: Arrive | None,
     ) -> UnpackedUpdate:
-        """Check the model's arrays and the vector, and write both into a row.
+        """Check the model's arrays and those beside them, and write all into a row.
 
         Raises
         ------
@@ -59,19 +83,25 @@ class VectorWorkspace(Workspace):
             If one is missing, of another shape or type, or not finite.
         """
         record = content.get(VECTOR_RECORD)
-        if not isinstance(record, ArrayRecord) or list(record) != [VECTOR_KEY]:
-            raise ReplyError(f"no array {VECTOR_KEY!r}, which the local method sends")
-        vector = self._spec.view(record[VECTOR_KEY])
-        largest = float(np.abs(vector).max(initial=0))
-        if not largest <= MAX_MAGNITUDE:  # NaN too.
-            raise ReplyError(f"array {VECTOR_KEY!r} has {largest:g}, beyond {MAX_MAGNITUDE:g}")
+        beside: list[Tensor] = []
+        for spec in self._specs:
+            if not isinstance(record, ArrayRecord) or spec.name not in record:
+                raise ReplyError(f"no array {spec.name!r}, which the local method sends")
+            view = spec.view(record[spec.name])
+            largest = float(np.abs(view).max(initial=0))
+            if not largest <= MAX_MAGNITUDE:  # NaN too.
+                raise ReplyError(f"array {spec.name!r} has {largest:g}, beyond {MAX_MAGNITUDE:g}")
+            beside.append(torch.from_numpy(np.array(view)))
+        if isinstance(record, ArrayRecord) and len(record) > len(beside):
+            raise ReplyError(f"{len(record)} arrays beside the model's, not {len(beside)}")
         unpacked = super().unpack(content, node, row, received, arrive)
-        self.vectors[row] = torch.from_numpy(np.array(vector))
+        for rows, values in zip(self.beside.values(), beside, strict=True):
+            rows[row] = values
         return unpacked
 
     def compact(self, rows: Sequence[int]) -> None:
         """Move these rows, in ascending order, to the front."""
         super().compact(rows)
         for row, source in enumerate(rows):
-            if row != source:
-                self.vectors[row] = self.vectors[source]
+            for own in self.beside.values() if row != source else ():
+                own[row] = own[source]

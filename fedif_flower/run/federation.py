@@ -110,7 +110,7 @@ def build_strategy(
             aggregation=config.aggregation,
             pace=configured_pace(config),
             masking=masking,
-            local_method=build_local_method(config),
+            local_method=build_local_method(config, loaded.task, config.seed),
             witness=witness,
         ),
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedif_flower.attacks import Backdoor, Behaviour, build_behaviour, require_fit
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
-from fedif_flower.local_methods import LocalMethod, build_local_method
+from fedif_flower.local_methods import build_local_method, require_method_fit
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.provenance import tensors_hash
 from fedif_flower.tasks.batches import describe, read_batches, tensor_pair, tensors_of
@@ -71,17 +71,14 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
             f"strategy = 'fedprox' adds a term to the local loss, but task {task.name!r} trains by "
             "a function of its own: choose another strategy"
         )
-    if task.train is not None and type(build_local_method(config)) is not LocalMethod:
-        raise ConfigError(
-            f"local-method = {config.local_method!r} changes the steps of local training, but task "
-            f"{task.name!r} trains by a function of its own; allowed: sgd"
-        )
     acting = build_behaviour(config, partition_id=0, seed=config.seed)
     require_fit(acting, task, config.attack)
     site = _site(config)
     model = task.build_model(config.seed)
     held_out, raw_test = (task.load(what, site) for what in ("validation_data", "test_data"))
     validation_data, test_data = task.transformed(held_out), task.transformed(raw_test)
+    method = build_local_method(config, task, config.seed)
+    require_method_fit(method, task, validation_data, config.local_method)
     return LoadedTask(
         config=config,
         task=task,

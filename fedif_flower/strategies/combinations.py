@@ -12,6 +12,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
+from fedif_flower.strategies.local_guide import LocalGuide
 from fedif_flower.strategies.local_vector import LocalVector
 from fedif_flower.strategies.setup import Setup
 
@@ -24,6 +25,7 @@ class CombinedStrategy(RunningStrategy, Protocol):
 
     setup: Setup
     callbacks: list[Callback]
+    local_guide: LocalGuide
     local_vector: LocalVector
     can_stream: bool
     can_mask: bool
@@ -45,17 +47,27 @@ def require_late(strategy: CombinedStrategy, grid: Grid) -> None:
         obstacle = "with masked updates"
     elif strategy.local_vector.travels:
         obstacle = "with a local method that sends a vector beside the model"
+    elif strategy.local_guide.guides:
+        obstacle = "with a local method whose clients report in the round that they are asked"
     require(not obstacle, "late_rounds", late, f"0 {obstacle}")
 
 
 def require_coefficients(strategy: CombinedStrategy) -> None:
-    """Raise ConfigError where a local method's vector needs coefficients and there are none."""
+    """Raise ConfigError where a local method needs coefficients and there are none."""
     require(
         strategy.combines_updates or not strategy.local_vector.travels,
         "local_method",
         strategy.setup.local_method,
         f"with {type(strategy).__name__}, which gives no update a coefficient: one that sends no "
         "vector beside the model",
+    )
+    require(
+        (strategy.combines_updates and not strategy.stages.make_groups)
+        or not strategy.local_guide.weighs,
+        "local_method",
+        strategy.setup.local_method,
+        f"with {type(strategy).__name__}, which gives no client a coefficient: one that changes no "
+        "weights",
     )
 
 
@@ -68,6 +80,8 @@ def require_maskable(strategy: CombinedStrategy, initial_arrays: ArrayRecord) ->
         obstacle = obstacle or callback.needs_sight(strategy)
     if strategy.local_vector.travels:
         obstacle = obstacle or "the local method sends a vector beside the model"
+    if strategy.local_guide.guides:
+        obstacle = obstacle or "clients report figures of their data to the local method"
     if strategy.setup.aggregation == "streaming":
         obstacle = obstacle or "aggregation = 'streaming' sums updates as they come"
     for key, array in initial_arrays.items():
@@ -87,6 +101,8 @@ def why_not_streamed(strategy: CombinedStrategy) -> str:
         return reason
     if strategy.local_vector.travels:
         return "the local method sends a vector beside the model"
+    if strategy.local_guide.weighs:
+        return "the local method weighs by the updates"
     for callback in strategy.callbacks:
         if type(callback).on_step is not Callback.on_step:
             return f"{type(callback).__name__} looks at each client's update"

@@ -60,6 +60,7 @@ from fedif_flower.strategies.combinations import (
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
+from fedif_flower.strategies.local_guide import LocalGuide
 from fedif_flower.strategies.local_vector import LocalVector
 from fedif_flower.strategies.nodes import NodeDirectory
 from fedif_flower.strategies.pace import Outstanding
@@ -168,6 +169,7 @@ class ScreenedStrategy(FlowerFedAvg):
         self.nodes = NodeDirectory(setup.identify, setup.node_timeout)
         self.limits = ReplyLimits(weighted_by_key, setup.max_num_examples, setup.max_examples_ratio)
         self.local_vector = LocalVector(setup.local_method)
+        self.local_guide = LocalGuide(setup.local_method)
         self.history = History()
         self.callbacks = list(callbacks)
         self.failures = MemberFailures(setup.max_failed_rounds, setup.max_paused_turns)
@@ -209,7 +211,10 @@ class ScreenedStrategy(FlowerFedAvg):
         """Room for the clients' updates."""
         layout, masking = self.model.layout, self.setup.masking
         if masking is None:
-            return VectorWorkspace(layout) if self.local_vector.travels else Workspace(layout)
+            has_vector = self.local_vector.travels
+            if has_vector or self.local_guide.guides:
+                return VectorWorkspace(layout, has_vector=has_vector)
+            return Workspace(layout)
         return MaskedWorkspace(layout, masking, self.stages.max_length)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
@@ -233,7 +238,8 @@ class ScreenedStrategy(FlowerFedAvg):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
-        return {"nodes": self.nodes, "failures": self.failures, "stages": self.stages}
+        guide = {"local-guide": self.local_guide} if self.local_guide.guides else {}
+        return {"nodes": self.nodes, "failures": self.failures, "stages": self.stages, **guide}
 
     @property
     def judge(self) -> Validation | None:
@@ -356,7 +362,7 @@ class ScreenedStrategy(FlowerFedAvg):
         chosen = admitted(self.callbacks, idle, server_round, needed)
         paused, barred = _without(nodes, free), _without(idle, chosen)
         self._changes += self._roll.call(grid, self.nodes, nodes, paused=paused, barred=barred)
-        sampled = self.select(chosen, server_round) if chosen else []
+        sampled = self.local_guide.sample(chosen, server_round, self.select)
         self._asked = {node.node_id: node for node in sampled}
         self._closing = self.setup.pace.closing(len(sampled), self._late)
         if isinstance(grid, ScreenedGrid):
@@ -372,18 +378,20 @@ class ScreenedStrategy(FlowerFedAvg):
         self.workspace.instruct(config, server_round)
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         self.local_vector.enclose(record, vectors.params)
+        self.local_guide.expect(self.workspace, server_round)
         if self.setup.witness is not None:
             late_rounds = self.setup.pace.late_rounds
             self.setup.witness.begin(server_round, arrays, grid, late_rounds=late_rounds)
         self._started = time.perf_counter()
         return [
-            Message(self._for(node, record), node_id, MessageType.TRAIN)
+            Message(self._for(node, record, server_round), node_id, MessageType.TRAIN)
             for node_id, node in self._asked.items()
         ]
 
-    def _for(self, node: ClientNode, record: RecordDict) -> RecordDict:
+    def _for(self, node: ClientNode, record: RecordDict, server_round: int) -> RecordDict:
         """Return a round's content with what is for one node alone."""
         own = {name: r for of in self.callbacks for name, r in of.enclose(node).items()}
+        own |= self.local_guide.enclose(node, server_round)
         return RecordDict({**record, **own}) if own else record
 
     def aggregate_train(
@@ -416,6 +424,8 @@ class ScreenedStrategy(FlowerFedAvg):
         newly = self.failures.first_errors(screening)
         blamed = not self.model.is_proven and 2 * newly > len(self._asked)
         outcome = self._aggregate(server_round, screening, stream, blamed=blamed)
+        if not blamed:
+            self.local_guide.take(server_round, self.workspace, screening.accepted)
         report = round_report(
             server_round,
             screening,
@@ -473,7 +483,7 @@ class ScreenedStrategy(FlowerFedAvg):
         A subclass overrides it where weights do not tell all, else :meth:`weigh`. ``accepted`` are
         the replies as they came, in the order of ``updates``; any error fails the round.
         """
-        aggregation = self.weigh(updates)
+        aggregation = self.local_guide.weighted(updates, self.weigh(updates))
         step = self.stages.settle(updates, aggregation.weights)
         counters = largest_counters(updates.counters, aggregation.weights)
         vectors = ModelVectors(step.params, step.buffers, counters)

@@ -120,6 +120,20 @@ def test_a_model_that_cannot_train_on_the_data_is_found(task, status, said):
     assert (statuses(reply)["training"], said in words(reply)["training"]) == (status, True)
 
 
+def test_data_that_the_local_method_cannot_use_are_found():
+    task = make_task()
+    listed = Task(**{**vars(task), "client_data": lambda site: [task.client_data(site)]})
+    config = CONFIG.replace(local_method="fedcorr")
+    node = NodeConfig.from_node_config({"partition-id": 0, "num-partitions": 2})
+    found = {
+        kind: preflight.check_member(config, node, lambda own=own: own, "off")[0]
+        for kind, own in (("pair", task), ("list", listed))
+    }
+    assert found["pair"].status is Status.OK
+    assert found["list"].status is Status.FAILED
+    assert "local-method = 'fedcorr' needs data as a pair of tensors" in found["list"].words
+
+
 def test_data_that_cannot_be_read_are_found():
     task = Task(**(vars(make_task()) | {"client_data": broken}))
     assert words(ask(task))["data"] == (

@@ -1,0 +1,51 @@
+"""What methods against wrong labels need of a task: a classifier, trained by cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedif_flower.tasks.batches import class_labels, read_batches, to_device
+from fedif_flower.tasks.task import Data, LossFunction, Task
+
+_BATCH = 256
+
+
+def classifier_misfit(task: Task, data: Data) -> str:
+    """Return what a task lacks to be a classifier, as the end of a sentence; empty: nothing.
+
+    Parameters
+    ----------
+    task : Task
+        Needs ``num_classes``, and cross-entropy for its loss.
+    data : Data
+        Whose first batch has to end in class labels ``[n]``.
+    """
+    if not task.num_classes:
+        return "class labels (num_classes)"
+    if task.batch_loss is not None or not _is_cross_entropy(task.loss):
+        return "cross-entropy without weights or smoothing for its loss"
+    batch = next(iter(read_batches(data, None, 1)), None)
+    labels = class_labels(batch)
+    return "" if labels is not None else "batches that end in class labels [n]"
+
+
+def labelled_batches(data: Any, device: torch.device) -> Iterator[Any]:
+    """Yield a client's batches, in their order, on a device; the labels are the last of each."""
+    for batch in read_batches(data, None, _BATCH):
+        yield to_device(batch, device)
+
+
+def _is_cross_entropy(loss: LossFunction | None) -> bool:
+    if isinstance(loss, nn.CrossEntropyLoss):
+        return (
+            type(loss) is nn.CrossEntropyLoss
+            and loss.weight is None
+            and not loss.label_smoothing
+            and loss.reduction == "mean"
+        )
+    return loss is None or loss is functional.cross_entropy

@@ -1,0 +1,286 @@
+"""FedNoRo [Wu et al., 2023]: clients with wrong labels are found by their losses, and distilled.
+
+Paper: https://arxiv.org/abs/2305.05230
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
+from fedif_flower.errors import DataError
+from fedif_flower.local_methods.classifier import classifier_misfit, labelled_batches
+from fedif_flower.local_methods.guide import Guide, Told, Turn
+from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
+from fedif_flower.local_methods.mixture import in_higher, on_one_scale
+from fedif_flower.round import RoundUpdates
+from fedif_flower.sections import require_fields
+from fedif_flower.settings import Setting
+from fedif_flower.tasks.modules import copy_module, module_mode
+from fedif_flower.tasks.task import Data, Task
+
+CLASS_LOSSES = "class-losses"
+_NONE = -1.0  # In a report: the client has no example of this class.
+_REPORT, _DISTILLATION = "report", "distillation"
+
+
+@dataclass(frozen=True)
+class FedNoRo(LocalMethod):
+    r"""Members found noisy by their losses per class learn from the global model's answers too.
+
+    With z a model's outputs, :math:`\pi` the shares of the classes at the client, T the
+    temperature and :math:`z_g` the outputs of the model received, a client's loss is
+
+    .. math::
+        (1 - \lambda) \operatorname{CE}(z + \log \pi, y) +
+        \lambda \operatorname{KL}(\operatorname{softmax}(z_g / T) \,\|\,
+        \operatorname{softmax}(z + \log \pi))
+
+    with :math:`\lambda = 0` for clean members and in the warm-up, and :func:`distillation_weight`
+    for those found noisy, whose weights fall with their distance (:func:`distance_aware`).
+
+    Parameters
+    ----------
+    warm_up : int
+        Rounds of the first stage, >= 2. In its last all members are asked.
+    distillation : float
+        Largest :math:`\lambda`, in [0, 1].
+    ramp : int
+        Rounds of the second stage until it is reached, >= 1.
+    temperature : float
+        T > 0.
+    distance_aware : bool
+        Whether noisy members' weights fall with their distance from clean ones.
+    num_classes : int
+        C >= 2; a run config's task says it.
+    seed : int
+        Of the mixtures.
+    """
+
+    warm_up: Annotated[
+        int, Setting("rounds of the first stage; in its last all members are asked", ge=2)
+    ] = 10
+    distillation: Annotated[
+        float, Setting("largest share of the distillation in noisy members' loss", ge=0, le=1)
+    ] = 0.8
+    ramp: Annotated[int, Setting("rounds of the second stage until it is reached", ge=1)] = 40
+    temperature: Annotated[float, Setting("T of the global model's answers", gt=0)] = 0.8
+    distance_aware: Annotated[
+        bool, Setting("noisy members' weights fall with their distance from clean ones")
+    ] = True
+    num_classes: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        require_fields(self)
+
+    def misfit(self, task: Task, data: Data) -> str:
+        """Return that it needs a classifier."""
+        return super().misfit(task, data) or classifier_misfit(task, data)
+
+    def guide(self) -> Guide:
+        """Return what finds noisy members."""
+        return FedNoRoGuide(self)
+
+    def term(self, local: LocalRound) -> LocalTerm:
+        """Return the loss of this round; with the losses per class, where they are asked for."""
+        term = _AdjustedLoss(self, local)
+        if local.told.get(_REPORT):
+            losses = class_losses(local.model, _batches(local), self.num_classes)
+            term.report[CLASS_LOSSES] = losses.nan_to_num(_NONE)
+        return term
+
+
+class FedNoRoGuide(Guide):
+    """Splits the members once, after the warm-up, and says how much each is to distil."""
+
+    def __init__(self, method: FedNoRo) -> None:
+        super().__init__()
+        self._method = method
+        self._split_after: int | None = None  # Which round.
+        self.weighs = method.distance_aware
+
+    def turn(self, members: Sequence[int], server_round: int) -> Turn:
+        """Return everybody; in the last round of the warm-up all are asked."""
+        return Turn(members, everyone=self._measures(server_round))
+
+    def told(self, client_id: int, server_round: int) -> Told:
+        """Return whether to report losses, and how much the distillation counts."""
+        weight = 0.0
+        if self._split_after is not None and client_id in self.noisy:
+            since = server_round - self._split_after
+            weight = distillation_weight(since, self._method.ramp, self._method.distillation)
+        return {_REPORT: self._measures(server_round), _DISTILLATION: weight}
+
+    def expected(self, server_round: int) -> Mapping[str, int]:
+        """Return C losses, where they are asked for."""
+        return {CLASS_LOSSES: self._method.num_classes} if self._measures(server_round) else {}
+
+    def take(
+        self, server_round: int, client_ids: Sequence[int], reports: Mapping[str, Tensor]
+    ) -> None:
+        """Split the members, by reports of two or more."""
+        if not self._measures(server_round) or len(client_ids) < 2:
+            return
+        losses = reports[CLASS_LOSSES].double()
+        losses = torch.where(losses < 0, torch.nan, losses)
+        noisy = in_higher(on_one_scale(losses, losses.shape[1]), self._method.seed)
+        self.noisy = frozenset(i for i, is_noisy in zip(client_ids, noisy, strict=True) if is_noisy)
+        self._split_after = server_round
+
+    def weighted(self, updates: RoundUpdates, weights: Tensor) -> Tensor:
+        """Return weights that fall with the distance of noisy members from clean ones."""
+        noisy = torch.tensor([i in self.noisy for i in updates.client_ids])
+        if not self.weighs or not bool(noisy.any()) or bool(noisy.all()):
+            return weights
+        return distance_aware(weights, updates.client_updates, noisy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return who is noisy, and since when."""
+        return super().state_dict() | {"split_after": self._split_after}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self._split_after = state["split_after"]
+
+    def _measures(self, server_round: int) -> bool:
+        return self._split_after is None and server_round >= self._method.warm_up
+
+
+class _AdjustedLoss(LocalTerm):
+    """Cross-entropy of outputs adjusted by the client's classes, and the distillation."""
+
+    def __init__(self, method: FedNoRo, local: LocalRound) -> None:
+        super().__init__()
+        shares = class_shares(_batches(local), method.num_classes)
+        self._log_shares = shares.log().to(local.received)  # [C]
+        self._weight = float(local.told.get(_DISTILLATION, 0.0))
+        self._temperature = method.temperature
+        self._model = local.model
+        self._teacher = copy_module(local.model).eval().requires_grad_(False)
+        self._answers: Tensor | None = None
+        self._handles: list[Any] = []
+        self.loss_fn = self._loss
+
+    def __enter__(self) -> _AdjustedLoss:
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            with torch.no_grad():
+                self._answers = self._teacher(*args, **kwargs)
+
+        if self._weight:
+            self._handles = [self._model.register_forward_pre_hook(note, with_kwargs=True)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        adjusted = outputs + self._log_shares
+        loss = functional.cross_entropy(adjusted, labels)
+        if not self._weight:
+            return loss
+        assert self._answers is not None  # the model has just been called
+        distilled = distillation_loss(adjusted, self._answers / self._temperature)
+        return (1 - self._weight) * loss + self._weight * distilled
+
+
+def class_shares(batches: Iterable[Any], num_classes: int) -> Tensor:
+    r"""Return :math:`\pi`: the share of each class among a client's labels, ``[C]``, float64."""
+    counts = torch.zeros(num_classes, dtype=torch.float64)
+    for *_, labels in batches:
+        if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+            raise DataError(
+                f"labels are {int(labels.min())} to {int(labels.max())}; allowed with FedNoRo: 0 "
+                f"to {num_classes - 1}"
+            )
+        counts += torch.bincount(labels.cpu(), minlength=num_classes)
+    return counts / counts.sum()
+
+
+@torch.no_grad()
+def class_losses(model: nn.Module, batches: Iterable[Any], num_classes: int) -> Tensor:
+    """Return the mean cross-entropy of each class's examples, ``[C]``, float64; NaN without any."""
+    sums = torch.zeros(num_classes, dtype=torch.float64)
+    counts = torch.zeros_like(sums)
+    with module_mode(model, training=False):
+        for *inputs, labels in batches:
+            losses = functional.cross_entropy(model(*inputs), labels, reduction="none").double()
+            sums.index_add_(0, labels.cpu(), losses.cpu())
+            counts += torch.bincount(labels.cpu(), minlength=num_classes)
+    return sums / counts
+
+
+def distillation_loss(outputs: Tensor, answers: Tensor) -> Tensor:
+    r"""Return :math:`\operatorname{KL}(q \| p)`, the mean over a batch, over the client's classes.
+
+    Parameters
+    ----------
+    outputs : Tensor
+        ``[n, C]``: p is their softmax; :math:`-\infty` for a class that the client does not have,
+        which gives no gradient.
+    answers : Tensor
+        ``[n, C]``: q is their softmax.
+    """
+    log_p = functional.log_softmax(outputs, dim=1)
+    log_p = torch.where(log_p.isinf(), 0.0, log_p)
+    return functional.kl_div(log_p, functional.softmax(answers, dim=1), reduction="batchmean")
+
+
+def distillation_weight(since: int, ramp: int, largest: float) -> float:
+    r"""Return :math:`\lambda` in a round of the second stage.
+
+    .. math:: \lambda = \lambda_{max} \, e^{-5 (1 - x)^2}, \qquad
+              x = \min(1, (s - 1) / (r - 1))
+
+    Parameters
+    ----------
+    since : int
+        s >= 1: the round's number in the second stage.
+    ramp : int
+        r >= 1: from this round of the stage on it is the largest.
+    largest : float
+        :math:`\lambda_{max}`.
+    """
+    done = 1.0 if since >= ramp else (since - 1) / (ramp - 1)
+    return largest * math.exp(-5 * (1 - done) ** 2)
+
+
+def distance_aware(weights: Tensor, updates: Tensor, noisy: Tensor) -> Tensor:
+    r"""Return weights that fall with noisy clients' distance from the nearest clean one.
+
+    .. math:: p_i' \propto p_i \, e^{-D_i}, \qquad
+              D_i = \frac{d_i}{\max_j d_j}, \qquad
+              d_i = \min_{j \text{ clean}} \lVert w_i - w_j \rVert \text{ or, if clean, } 0
+
+    with the same sum as before.
+
+    Parameters
+    ----------
+    weights : Tensor
+        ``[m]``: :math:`p_i`.
+    updates : Tensor
+        ``[m, d]``, finite: their distances are those of the models.
+    noisy : Tensor
+        ``[m]``, bool: some, and not all.
+    """
+    between = pairwise_squared_distances(updates).cpu().sqrt()  # [m, m]
+    distances = torch.where(noisy, between[:, ~noisy].amin(dim=1), 0.0)  # [m]
+    farthest = distances.max()
+    factors = torch.exp(-distances / farthest) if farthest > 0 else torch.ones_like(distances)
+    found = weights.double().cpu() * factors
+    total = found.sum()
+    return found * (weights.double().cpu().sum() / total) if total > 0 else weights
+
+
+def _batches(local: LocalRound) -> Iterator[Any]:
+    return labelled_batches(local.data, local.received.device)

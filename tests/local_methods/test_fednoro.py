@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from sklearn.mixture import GaussianMixture
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parameters_to_vector
+
+from fedif_flower.client.app import task_app
+from fedif_flower.errors import ConfigError, DataError, ReplyError
+from fedif_flower.local_methods import FedNoRo, LocalRound, LocalTerm
+from fedif_flower.local_methods.fednoro import (
+    FedNoRoGuide,
+    class_losses,
+    class_shares,
+    distance_aware,
+    distillation_loss,
+    distillation_weight,
+)
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.messages.vector_workspace import VectorWorkspace
+from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import malicious_marker, run_federation
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.tasks.config import TrainingConfig
+from tests.run.points import classes, line, regression, run
+
+NAN = math.nan
+RATE, EPOCHS, WARM_UP, ROUNDS, CLIENTS = 0.5, 2, 3, 6, 6
+NOISY = {1, 4}
+
+
+class Fixed(nn.Module):
+    """Answers with its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + 0 * self.unused
+
+
+def test_shares_and_losses_of_classes_by_hand():
+    # Outputs with which a right answer costs log 4/3, a wrong one log 4.
+    right, wrong = [math.log(3.0), 0.0, -math.inf], [0.0, math.log(3.0), -math.inf]
+    batches = [
+        (torch.tensor([right, wrong]), torch.tensor([0, 0])),
+        (torch.tensor([wrong]), torch.tensor([1])),
+    ]
+    assert class_shares(batches, 3).tolist() == pytest.approx([2 / 3, 1 / 3, 0])
+    losses = class_losses(Fixed(), batches, 3)
+    expected = [(math.log(4 / 3) + math.log(4)) / 2, math.log(4 / 3), NAN]
+    assert losses.tolist() == pytest.approx(expected, nan_ok=True)
+    with pytest.raises(DataError, match="labels are 0 to 3; allowed with FedNoRo: 0 to 2"):
+        class_shares([(torch.zeros(2, 3), torch.tensor([0, 3]))], 3)
+
+
+def test_weights_fall_with_the_distance_from_clean_clients():
+    updates = torch.tensor([[0.0, 0.0], [3.0, 0.0], [3.0, 2.0], [7.0, 0.0]])
+    noisy = torch.tensor([False, False, True, True])
+    # The noisy ones are 2 and 4 from the nearest clean one, the second.
+    found = distance_aware(torch.tensor([0.1, 0.2, 0.3, 0.4]), updates, noisy)
+    raw = [0.1, 0.2, 0.3 * math.exp(-0.5), 0.4 * math.exp(-1)]
+    assert found.tolist() == pytest.approx([value / sum(raw) for value in raw])
+    same = distance_aware(torch.full((4,), 0.25), torch.ones(4, 2), noisy)
+    assert same.tolist() == pytest.approx([0.25] * 4)
+    nothing = distance_aware(torch.zeros(4), updates, noisy)
+    assert nothing.tolist() == [0.0] * 4
+
+
+def test_the_distillation_s_weight_grows():
+    assert distillation_weight(1, 5, 0.8) == pytest.approx(0.8 * math.exp(-5))
+    assert distillation_weight(3, 5, 0.8) == pytest.approx(0.8 * math.exp(-5 / 4))
+    assert [distillation_weight(s, 5, 0.8) for s in (5, 6, 100)] == [0.8] * 3
+    assert distillation_weight(1, 1, 0.5) == 0.5
+
+
+def test_the_distillation_is_the_divergence_and_ignores_classes_that_are_not_there():
+    outputs = torch.tensor([[math.log(3.0), 0.0, -math.inf]], requires_grad=True)
+    answers = torch.tensor([[0.0, 0.0, -math.inf]])
+    divergence = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    assert float(distillation_loss(outputs, answers).detach()) == pytest.approx(divergence)
+    outputs = torch.tensor([[math.log(3.0), 0.0, -math.inf]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(distillation_loss(outputs, torch.zeros(1, 3)), outputs)
+    assert gradient[0, 2] == 0
+    assert bool(gradient.isfinite().all())
+
+
+def local(told: dict, model: nn.Module) -> LocalRound:
+    labels = torch.tensor([0, 0, 0, 1])
+    return LocalRound(
+        model=model,
+        received=parameters_to_vector(model.parameters()).detach(),
+        training=TrainingConfig(),
+        memory={},
+        told=told,
+        data=(torch.eye(4)[:, :3], labels),
+    )
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_a_client_s_loss_by_hand(weight):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    given_round = local({"report": False, "distillation": weight}, model)
+    inputs, labels = given_round.data
+    term = FedNoRo(num_classes=3, temperature=0.5).term(given_round)
+    answers = functional.softmax(model(inputs).detach() / 0.5, dim=1)
+    with torch.no_grad():
+        model.weight += 1.0 * torch.eye(3)  # It was trained meanwhile.
+    with term:
+        found = term.loss_fn(model(inputs), labels)
+    prior = torch.tensor([0.75, 0.25, 0.0])
+    log_p = functional.log_softmax(model(inputs) + prior.log(), dim=1)[:, :2]
+    own = -log_p[range(4), labels].mean()
+    # Of the third class, which is not there, the entropy alone.
+    divergence = (answers * answers.log()).sum(1) - (answers[:, :2] * log_p).sum(1)
+    expected = (1 - weight) * own + weight * divergence.mean()
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert not term.report
+    assert not model._forward_pre_hooks
+
+
+def test_losses_are_reported_where_they_are_asked_for():
+    model = nn.Linear(3, 3)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    term = FedNoRo(num_classes=3).term(local({"report": True, "distillation": 0.0}, model))
+    guess = math.log(3)
+    assert term.report["class-losses"].tolist() == pytest.approx([guess, guess, -1.0])
+
+
+def test_the_guide_splits_once_and_tells_each_client():
+    guide = FedNoRo(num_classes=2, warm_up=3, ramp=1, distillation=0.6).guide()
+    members = [10, 11, 12]
+    assert guide.turn(members, 2) == (members, False)
+    assert guide.told(10, 2) == {"report": False, "distillation": 0.0}
+    assert guide.expected(2) == {}
+    guide.take(2, members, {})
+    assert guide.turn(members, 3).everyone
+    assert guide.told(10, 3) == {"report": True, "distillation": 0.0}
+    assert guide.expected(3) == {"class-losses": 2}
+    # Too few: everybody is asked again.
+    guide.take(3, [10], {"class-losses": torch.ones(1, 2).double()})
+    assert guide.turn(members, 4).everyone
+    losses = torch.tensor([[0.1, 0.1], [2.0, -1.0], [0.1, 0.1]]).double()
+    guide.take(4, members, {"class-losses": losses})
+    assert guide.noisy == {11}
+    assert not guide.turn(members, 5).everyone
+    assert [guide.told(i, 5)["distillation"] for i in (10, 11, 99)] == [0, 0.6, 0]
+    guide.take(5, members, {})
+    again = FedNoRoGuide(FedNoRo(num_classes=2, warm_up=3))
+    again.load_state_dict(guide.state_dict())
+    assert again.noisy == {11}
+    assert again.told(11, 5)["distillation"] == pytest.approx(0.8 * math.exp(-5))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e15, -1e15])
+def test_absurd_reports_of_all_make_nobody_noisy(value):
+    guide = FedNoRo(num_classes=2, warm_up=2).guide()
+    guide.take(2, [0, 1, 2], {"class-losses": torch.full((3, 2), value).double()})
+    assert guide.noisy == frozenset()
+    assert not guide.turn([0, 1, 2], 3).everyone
+
+
+@pytest.mark.parametrize("ids", [(0, 1), (2, 3)])
+def test_without_clean_or_noisy_clients_in_a_round_weights_stay(ids):
+    guide = FedNoRo(num_classes=2).guide()
+    guide.noisy = frozenset({2, 3})
+    updates = RoundUpdates(
+        server_round=12,
+        client_ids=ids,
+        num_examples=torch.ones(2).double(),
+        model=ModelVectors(torch.zeros(2), torch.zeros(0)),
+        client_updates=torch.eye(2),
+        squared_norms=torch.ones(2).double(),
+        buffer_updates=torch.zeros(2, 0),
+    )
+    weights = torch.tensor([0.3, 0.7])
+    assert guide.weighted(updates, weights) is weights
+
+
+def labelled(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points on either side of a line; six in ten of a noisy client's labels are wrong."""
+    inputs, targets = line(client, 50)
+    labels = (targets[:, 0] > 0).long()
+    if client in NOISY:
+        labels[:30] = 1 - labels[:30]
+    return inputs, labels
+
+
+def task():
+    return classes(client_data=lambda site: labelled(site.partition_id), num_classes=2)
+
+
+def published_loop() -> torch.Tensor:
+    """Both stages with all clients, whole batches; losses are those at the warm-up's last round."""
+    torch.manual_seed(0)
+    w = parameters_to_vector(task().build_model(0).parameters()).detach().double()
+    data = [(x.double(), y) for x, y in map(labelled, range(CLIENTS))]
+    noisy: set[int] = set()
+
+    def answer(v: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x @ v[:4].view(2, 2).T + v[4:]
+
+    for t in range(1, ROUNDS + 1):
+        models, losses = [], []
+        for client, (x, y) in enumerate(data):
+            prior = torch.bincount(y, minlength=2).double() / len(y)
+            teacher = functional.softmax(answer(w, x) / 0.8, dim=1)
+            own = functional.cross_entropy(answer(w, x), y, reduction="none")
+            losses.append([float(own[y == c].mean()) for c in (0, 1)])
+            weight = 0.8 * math.exp(-5 * (1 - (t - WARM_UP - 1) / 3) ** 2)
+            weight = min(weight, 0.8) if client in noisy else 0.0
+            v = w.clone()
+            for _ in range(EPOCHS):
+                v.requires_grad_(True)
+                log_p = functional.log_softmax(answer(v, x) + prior.log(), dim=1)
+                loss = (1 - weight) * functional.nll_loss(log_p, y)
+                loss = loss + weight * functional.kl_div(log_p, teacher, reduction="batchmean")
+                v = (v - RATE * torch.autograd.grad(loss, v)[0]).detach()
+            models.append(v)
+        shares = torch.full((CLIENTS,), 1 / CLIENTS).double()
+        if noisy:
+            clean = set(range(CLIENTS)) - noisy
+            d = torch.zeros(CLIENTS).double()
+            for i in noisy:
+                d[i] = min((models[i] - models[j]).norm() for j in clean)
+            shares = shares * torch.exp(-d / d.max())
+        w = (shares[:, None] / shares.sum() * torch.stack(models)).sum(0)
+        if t == WARM_UP:
+            figures = torch.tensor(losses)
+            low, high = figures.amin(0), figures.amax(0)
+            figures = ((figures - low) / (high - low)).numpy()
+            mixture = GaussianMixture(2, random_state=0).fit(figures)
+            higher = mixture.means_.sum(axis=1).argmax()
+            noisy = {i for i, c in enumerate(mixture.predict(figures)) if c == higher}
+            assert noisy == NOISY
+    return w.float()
+
+
+def test_a_run_is_the_published_algorithm(tmp_path, caplog):
+    chosen = {
+        "strategy": "fedavg",
+        "num_clients": CLIENTS,
+        "local_method": "fednoro",
+        "momentum": 0.0,
+        "learning_rate": RATE,
+        "local_epochs": EPOCHS,
+        "batch_size": 50,
+        "num_server_rounds": ROUNDS,
+        "fednoro.warm_up": WARM_UP,
+        "fednoro.ramp": 4,
+    }
+    with caplog.at_level(logging.INFO):
+        run_dir = run(tmp_path, task(), **chosen)
+    (found,) = [m for m in caplog.messages if "taken to be noisy" in m]
+    assert found.startswith(f"round {WARM_UP}: ")
+    state = torch.load(run_dir / "model.pt", weights_only=True)
+    own = torch.cat([state["weight"].flatten(), state["bias"]])
+    torch.testing.assert_close(own, published_loop(), rtol=1e-4, atol=1e-5)
+    rows = read_rows(run_dir / "clients.csv")
+    last = [r for r in rows if int(r["round"]) == ROUNDS]
+    weights = {int(r["partition_id"]): float(r["weight"]) for r in last}
+    assert max(weights[i] for i in NOISY) < min(weights[i] for i in set(weights) - NOISY)
+
+
+def test_noisy_members_of_a_run_on_digits_are_found_where_a_share_is_drawn(tmp_path, caplog):
+    config = RunConfig.from_run_config(
+        {
+            "dataset": "digits",
+            "num-clients": 10,
+            "fraction-train": 0.5,
+            "num-server-rounds": 6,
+            "attack": "label-noise",
+            "malicious-fraction": 0.3,
+            "dirichlet-alpha": 10.0,
+            "strategy": "fedif",
+            "local-method": "fednoro",
+            "fednoro.warm-up": 4,
+            "device": "cpu",
+            "output-dir": str(tmp_path),
+        }
+    )
+    with caplog.at_level(logging.INFO):
+        run_dir = run_federation(LocalGrid(task_app(), 10), config)
+    rows = read_rows(run_dir / "clients.csv")
+    asked = [sum(int(r["round"]) == t for r in rows) for t in range(1, 7)]
+    assert asked == [5, 5, 5, 10, 5, 5]
+    marked = malicious_marker(config)
+    (found,) = [m for m in caplog.messages if "taken to be noisy" in m]
+    labels = found.partition("noisy: ")[2].split(", ")
+    assert {int(label.split()[1]) for label in labels} == {
+        i for i in range(10) if marked(ClientNode(i, i + 1))
+    }
+
+
+def test_no_report_stops_a_run_and_a_reply_without_one_is_refused(tmp_path):
+    def lie(message, context, call_next):
+        reply = call_next(message, context)
+        reports = {1: None, 2: torch.full((2,), 1e15), 3: torch.full((2,), -7.0)}
+        partition_id = int(context.node_config["partition-id"])
+        if "local-method" in reply.content and partition_id in reports:
+            report = reports[partition_id]
+            del reply.content["local-method"]
+            if report is not None:
+                reply.content["local-method"] = tensor_arrays({"class-losses": report.double()})
+        return reply
+
+    config = RunConfig.from_run_config(
+        {
+            "task": "this-app:sides",
+            "num-clients": CLIENTS,
+            "fraction-train": 1.0,
+            "num-server-rounds": 4,
+            "local-method": "fednoro",
+            "fednoro.warm-up": 2,
+            "device": "cpu",
+            "output-dir": str(tmp_path),
+        }
+    )
+    grid = LocalGrid(task_app(task(), [lie]), CLIENTS)
+    rows = read_rows(run_federation(grid, config, task=task()) / "clients.csv")
+    refused = [(int(r["round"]), int(r["partition_id"])) for r in rows if r["status"] != "accepted"]
+    assert refused == [(2, 1)]
+    assert len(rows) == 4 * CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        (None, "no array 'class-losses'"),
+        ({"class-losses": torch.ones(3).double()}, "class-losses"),
+        ({"class-losses": torch.tensor([1.0, NAN]).double()}, "has nan"),
+        ({"class-losses": torch.tensor([1, 2])}, "dtype int64"),
+        (
+            {"class-losses": torch.ones(2), "more": torch.ones(2)},
+            "2 arrays beside the model's, not 1",
+        ),
+    ],
+)
+def test_a_report_is_screened(report, reason):
+    layout = ParameterLayout.from_arrays(tensor_arrays({"weight": torch.zeros(1, 2)}))
+    workspace = VectorWorkspace(layout, has_vector=False)
+    workspace.expect({"class-losses": 2})
+    workspace.reserve(1)
+    records = {"arrays": tensor_arrays({"weight": torch.ones(1, 2)})}
+    if report is not None:
+        records["local-method"] = tensor_arrays(report)
+    received = ModelVectors(torch.zeros(2), torch.zeros(0), {})
+    with pytest.raises(ReplyError, match=reason):
+        workspace.unpack(RecordDict(records), ClientNode(0, 1), 0, received, None)
+
+
+@pytest.mark.parametrize(
+    ("own", "missing"),
+    [
+        (lambda: regression(), "class labels"),
+        (lambda: regression(num_classes=2), "cross-entropy"),
+        (lambda: classes(), "class labels"),
+        (lambda: classes(num_classes=2, train=lambda model, data, config: 0.0), "training by SGD"),
+        (
+            lambda: classes(num_classes=2, loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
+            "cross-entropy",
+        ),
+    ],
+)
+def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):
+    with pytest.raises(ConfigError, match=f"local-method = 'fednoro' needs {missing}"):
+        run(tmp_path, own(), local_method="fednoro")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        ({"strategy": "median"}, "RobustRule"),
+        ({"strategy": "fedavg", "aggregation": "streaming"}, "weighs by the updates"),
+        ({"strategy": "fedavg", "masking": "trial"}, "masking: clients report figures"),
+        ({"strategy": "fedavg", "late_rounds": 1}, "late_rounds"),
+        ({"fednoro.warm_up": 1}, "fednoro.warm-up"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path, chosen, reason):
+    with pytest.raises(ConfigError, match=reason):
+        run(tmp_path, task(), **{"local_method": "fednoro", **chosen})
+
+
+def test_without_distance_aware_weights_updates_need_not_be_seen_together(tmp_path):
+    own = {"local_method": "fednoro", "fednoro.warm_up": 2, "fednoro.distance_aware": False}
+    for chosen in (
+        {"strategy": "median"},
+        {"strategy": "fedavg", "aggregation": "streaming", "max_examples_ratio": 0.0},
+    ):
+        run_dir = run(tmp_path, task(), **own, **chosen)
+        assert len(read_rows(run_dir / "rounds.csv")) == 4
+
+
+def test_other_methods_train_on_the_task_s_own_loss():
+    assert LocalTerm().loss_fn is None
