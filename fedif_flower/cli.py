@@ -25,6 +25,7 @@ from fedif_flower.commands.statement import Members, print_signers, statement_cl
 from fedif_flower.commands.watch import watch_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
+from fedif_flower.scaffold import DEFAULT, KINDS, not_installed, write_app
 
 if TYPE_CHECKING:
     from fedif_flower.run.config import RunConfig
@@ -125,15 +126,25 @@ def list_names() -> None:
     )
 
 
-@cli.command("new")
+@cli.command(
+    "new",
+    epilog="\n\n".join(["Templates:", *(f"{name}: {kind.about}" for name, kind in KINDS.items())]),
+)
 def new_app(
     folder: Annotated[Path, typer.Argument(help="where to; its name is the app's")],
+    template: Annotated[str, typer.Option(help="what its task is about; see below")] = DEFAULT,
 ) -> None:
     """Write a Flower app with a task of your own to fill in; it runs as it is."""
-    from fedif_flower.scaffold import write_app
-
-    for path in write_app(folder):
-        Console().print(str(path), soft_wrap=True, highlight=False)
+    console = Console()
+    for path in write_app(folder, template):
+        console.print(str(path), soft_wrap=True, highlight=False)
+    if missing := not_installed(template):
+        console.print(
+            f"Not installed here: {', '.join(missing)}; `pip install -e .` in the new folder "
+            "brings them",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 @cli.command("export-partitions")

@@ -4,38 +4,65 @@ from __future__ import annotations
 
 import keyword
 import re
+import shutil
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
-from fedif_flower.errors import ConfigError
-from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.errors import ConfigError, require
+from fedif_flower.storage import make_folder, temporary_sibling, write_atomically, writing
+
+
+class Kind(NamedTuple):
+    """What a new app's task is about."""
+
+    about: str
+    learning_rate: float = 0.1
+    requires: tuple[str, ...] = ()  # Distributions beside those that every app needs.
+
+
+# Each has its task in template/, as <name>.py.tmpl; all else is the same.
+KINDS = {
+    "tabular": Kind("rows of numbers, sorted into classes"),
+    "images": Kind("pictures, sorted into classes", 0.05),
+    "texts": Kind("short texts, sorted into classes"),
+    "time-series": Kind("series of numbers, of which the next one is forecast", 0.05),
+    "language-model": Kind("adapters of a language model", 0.01, ("peft>=0.18", "transformers>=5")),
+}
+DEFAULT = "tabular"
 
 # What is written, and the template that it comes from.
 _FILES = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
     "{package}/__init__.py": "__init__.py",
-    "{package}/task.py": "task.py",
+    "{package}/task.py": "{kind}.py",
     "{package}/server_app.py": "server_app.py",
     "{package}/client_app.py": "client_app.py",
     "tests/test_task.py": "test_task.py",
 }
 
 
-def write_app(folder: Path) -> list[Path]:
-    """Write a Flower app whose task is to be filled in, and return its files.
+def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
+    """Write a Flower app whose task is to be filled in, and return its files: all, or none.
 
     Parameters
     ----------
     folder : Path
         Where to; its name becomes the app's, and that of its package.
+    kind : str
+        What its task is about, of ``KINDS``.
 
     Raises
     ------
     ConfigError
-        If the folder holds anything, or its name cannot be a package's.
+        If the folder holds anything, its name cannot be a package's, or there is no such kind.
+    StorageError
+        If it cannot be written.
     """
+    require(kind in KINDS, "template", kind, ", ".join(KINDS))
     folder = folder.expanduser().absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{str(folder)!r} exists already; name a folder that does not")
@@ -45,13 +72,35 @@ def write_app(folder: Path) -> list[Path]:
             f"{folder.name!r} cannot name a package; allowed: letters, digits and '-', beginning "
             "with a letter"
         )
-    names = {"package": package, "name": package.replace("_", "-")}
+    names = {
+        "package": package,
+        "name": package.replace("_", "-"),
+        "kind": kind,
+        "learning_rate": str(KINDS[kind].learning_rate),
+        "requires": "".join(f', "{needed}"' for needed in KINDS[kind].requires),
+    }
     templates = files("fedif_flower") / "template"
-    written = []
-    for target, source in _FILES.items():
-        path = folder / target.format(**names)
-        make_folder(path.parent)
-        text = (templates / f"{source}.tmpl").read_text(encoding="utf-8")
-        write_atomically(path, Template(text).substitute(names))
-        written.append(path)
-    return written
+    targets = [target.format(**names) for target in _FILES]
+    # An empty folder stays the one it is: somebody may stand in it.
+    staged = temporary_sibling((folder if folder.exists() else folder.parent) / folder.name)
+    try:
+        for target, source in zip(targets, _FILES.values(), strict=True):
+            template = templates / f"{source.format(**names)}.tmpl"
+            make_folder((staged / target).parent)
+            text = Template(template.read_text(encoding="utf-8")).substitute(names)
+            write_atomically(staged / target, text)
+        with writing(folder):
+            if folder.exists():
+                for path in staged.iterdir():
+                    path.replace(folder / path.name)
+            else:
+                staged.replace(folder)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return [folder / target for target in targets]
+
+
+def not_installed(kind: str) -> list[str]:
+    """Return what a kind of app needs that is not installed here."""
+    names = [re.split("[<>=]", needed)[0] for needed in KINDS[kind].requires]
+    return [name for name in names if find_spec(name) is None]

@@ -65,8 +65,7 @@ def inspect(
     examples = dict(zip(chosen, examples_at(data, chosen), strict=True))
     written = write_inspection(output_dir.absolute(), lines, examples, findings.rounds, show)
     console = Console()
-    harmful = int(findings.harmful.sum())
-    console.print(f"Harmful by the published gradients: {harmful} of {len(lines)} examples")
+    console.print(f"Read: {len(lines)} examples, by the model of {len(findings.rounds)} rounds")
     for name, path in zip(("Page", "Table"), written, strict=True):
         console.print(f"{name}: {path}", soft_wrap=True, highlight=False)
     console.print("Both show your data: they stay here. Nothing was sent.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,16 +182,18 @@ def page(
 ) -> str:
     """Return the page."""
     template = Environment(autoescape=True).from_string(_TEMPLATE)
+    labels = {line.label for line in lines}
     return template.render(
         head=Markup(PAGE_HEAD.replace("style-src", "img-src data:; style-src")),
-        lists=[
-            ("Most likely mislabelled: the largest loss of their own", lines[:show]),
-            ("Most harmful: against the server's gradients", harmful_lines(lines)[:show]),
-        ],
+        likely=lines[:show],
+        opposed=harmful_lines(lines)[:show],
         shown=lambda line: shown(examples[line.example]),
         count=len(lines),
         harmful=sum(line.influence < 0 for line in lines),
         rounds=rounds,
+        # The loss of a model that has no idea, where the loss is that of classes.
+        guess=math.log(len(labels)) if lines and lines[0].agreement is not None else None,
+        num_classes=len(labels),
         tables=[("Class", groups(lines, "label")), ("Folder", groups(lines, "folder"))],
         table=TABLE,
     )
@@ -207,9 +210,9 @@ td { padding: 4px 10px; border-bottom: 1px solid #d8dde3; overflow-wrap: anywher
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 ol { list-style: none; padding: 0; display: grid; gap: 12px;
   grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); }
-li { border: 1px solid #d8dde3; border-radius: 6px; padding: 10px; font-size: 13px;
+ol li { border: 1px solid #d8dde3; border-radius: 6px; padding: 10px; font-size: 13px;
   overflow-wrap: anywhere; }
-li.harmful { border-color: #b3341f; }
+ol li.harmful { border-color: #b3341f; }
 img { image-rendering: pixelated; display: block; margin-bottom: 6px; }
 </style>
 </head>
@@ -218,26 +221,42 @@ img { image-rendering: pixelated; display: block; margin-bottom: 6px; }
 <p class="stays"><b>This page never leaves your house.</b> It was made on this host, of data that
 lie here, and shows them. Nobody was sent anything; the page fetches nothing. Keep it where you
 keep the data.</p>
-<p>{{ harmful }} of {{ count }} examples raised the server's validation loss when they were learned,
-by the gradients of round{{ "s" if rounds | length > 1 }} {{ rounds | join(", ") }} (influence below
-0, with a red frame). Look at examples before you correct or drop any: one that is rare, but right,
-can be among them. All are in {{ table }}, those of the largest loss first.</p>
-{% for name, groups in tables if groups %}<table>
-<thead><tr><th>{{ name }}</th><th class="number">Examples</th><th class="number">Harmful</th>\
-<th class="number">Mean loss</th></tr></thead><tbody>
+<p>Round after round, the members trained one model together. Here it read your {{ count }} examples
+as it stood in round{{ "s" if rounds | length > 1 }} {{ rounds | join(", ") }}. Where it cannot
+believe a label, the label may be wrong. Go through the first list from the top:</p>
+<ul>
+<li>The label is wrong: correct it in your data, or drop the example if you cannot tell.</li>
+<li>The label is right, and the example is rare or odd: keep it. The others may need it.</li>
+<li>Stop once the labels are right, one after the other. All examples are in {{ table }}, in this
+order.</li>
+</ul>
+{% macro cards(lines) %}<ol>
+{% for line in lines %}<li{% if line.influence < 0 %} class="harmful"{% endif %}>{{ shown(line) }}
+<div><b>{{ line.rank }}.</b> {% if line.label %}labelled <b>{{ line.label }}</b>{% endif %}</div>
+<div>loss {{ "%.3g" | format(line.loss) }}, influence {{ "%.3g" | format(line.influence) }}</div>
+{% if line.agreement is not none %}<div>{{ "%.0f" | format(100 * line.agreement) }} % of those \
+most like it have this label</div>{% endif %}
+<div>{{ line.file or "example %d" | format(line.example) }}</div></li>
+{% endfor %}</ol>
+{% endmacro %}<h2>Check these labels first</h2>
+<p>The <b>loss</b> says how far the model is from the label: 0 where it is sure of it, and more, the
+less it believes it.{% if guess %} Who guesses among your {{ num_classes }} classes has {{
+"%.2g" | format(guess) }}.{% endif %} The largest come first.</p>
+{{ cards(likely) }}
+{% if opposed %}<h2>Learning these did not help the server's examples</h2>
+<p>The server has examples of its own, by which it judges what members send. The <b>influence</b>
+says whether learning an example brought the model closer to them (above 0) or away from them
+(below 0, with a red frame), as {{ harmful }} of your {{ count }} did. That says little about a
+label: most of these may be right, so drop none for this figure alone. The lowest come first; their
+numbers are those of the first list.</p>
+{{ cards(opposed) }}
+{% endif %}{% for name, groups in tables if groups %}<table>
+<thead><tr><th>{{ name }}</th><th class="number">Examples</th>\
+<th class="number">Influence below 0</th><th class="number">Mean loss</th></tr></thead><tbody>
 {% for group in groups %}<tr><td>{{ group.name }}</td><td class="number">{{ group.count }}</td>\
 <td class="number">{{ group.harmful }}</td>\
 <td class="number">{{ "%.3f" | format(group.loss) }}</td></tr>
 {% endfor %}</tbody></table>
-{% endfor %}{% for title, lines in lists if lines %}<h2>{{ title }}</h2>
-<ol>
-{% for line in lines %}<li{% if line.influence < 0 %} class="harmful"{% endif %}>{{ shown(line) }}
-<div><b>{{ line.rank }}.</b> {% if line.label %}labelled <b>{{ line.label }}</b>{% endif %}</div>
-<div>influence {{ "%.3g" | format(line.influence) }}, loss {{ "%.3g" | format(line.loss) }}</div>
-{% if line.agreement is not none %}<div>{{ "%.0f" | format(100 * line.agreement) }} % of its \
-neighbours have this label</div>{% endif %}
-<div>{{ line.file or "example %d" | format(line.example) }}</div></li>
-{% endfor %}</ol>
 {% endfor %}</body>
 </html>
 """

@@ -168,6 +168,8 @@ def test_the_page_escapes_what_it_shows_and_fetches_nothing():
         assert hostile not in text
     assert "&lt;script&gt;alert(1)" in text
     assert "never leaves your house" in text
+    assert "guesses among your 2 classes has 0.69" in text  # log 2
+    assert text.index("Check these labels first") < text.index("<table>")
     assert "default-src 'none'; img-src data:" in text
     assert 'src="data:image/png;base64,' in text
     assert "http" not in text.replace("http-equiv", "")
