@@ -156,7 +156,7 @@ def measure(
             console.print(f"valued: {case}, {rule}, seed {seed}")
     for seed in range(RETRAINING_SEEDS) if retrain else ():
         for case in RETRAINED:
-            _retrain(task, measurements, console, case, seed)
+            retrain_coalitions(task, measurements, console, case, seed)
 
 
 def _values(
@@ -177,10 +177,10 @@ def _values(
     ]
 
 
-def _retrain(
+def retrain_coalitions(
     task: AuditTask, measurements: Measurements, console: Console, case: str, seed: int
 ) -> None:
-    """Train the coalitions of a case that are not trained yet."""
+    """Train all coalitions of a case that are not trained yet, and write what they reach."""
     # The same members misbehave with every seed: what differs is the training alone.
     members = CASES[case](task, 0)
     known = {

@@ -39,6 +39,8 @@ class Member:
         What it does.
     is_marked : bool
         Whether a valuation should find it: malicious, a free rider, or with few examples.
+    grade : float
+        How bad it is, in [0, 1], where members are bad to different degrees.
     """
 
     identity: int
@@ -47,6 +49,7 @@ class Member:
     claimed: float
     behaviour: Behaviour = field(default_factory=Behaviour)
     is_marked: bool = False
+    grade: float = 0.0
 
 
 class AuditTask:
@@ -142,13 +145,13 @@ class AuditTask:
         """Return the members, of whom the marked ones hold no more than a share of their part."""
         chosen = set(marked)
         return [
-            _shortened(member, share) if index in chosen else member
+            shortened(member, share) if index in chosen else member
             for index, member in enumerate(self.members)
         ]
 
 
-def _shortened(member: Member, share: float) -> Member:
-    """Return a member with the first examples alone."""
+def shortened(member: Member, share: float) -> Member:
+    """Return a member with a share of its examples alone, the first ones; at least one."""
     count = max(round(share * len(member.labels)), 1)
     return replace(
         member,
