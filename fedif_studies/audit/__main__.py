@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fedif_flower.cli import Config, parse_config
 from fedif_flower.devices import torch_threads
+from fedif_flower.errors import require
 from fedif_flower.run.rows import read_rows
 from fedif_studies.audit.cases import RETRAINED
 from fedif_studies.audit.measure import Measurements, retrain_coalitions
@@ -37,14 +38,19 @@ def truth(
     data: Data = "digits",
     per_round: Annotated[int, typer.Option(min=1, help="members of a round")] = 10,
     seeds: Seeds = 3,
+    cases: Annotated[
+        list[str] | None, typer.Option("--case", help=f"default: {', '.join(TRUTHS)}")
+    ] = None,
 ) -> None:
     """Find members known to be bad, and leave out the lowest valued."""
     parsed = parse_config([AUDITED, *(config or [])], {})
     count, console = str(parsed.num_clients), Console()
+    for case in cases or ():
+        require(case in TRUTHS, "case", case, ", ".join(TRUTHS))
     with torch_threads(1):
         for seed in range(seeds):
             task = AuditTask(parsed.replace(seed=seed))
-            for case in TRUTHS:
+            for case in cases or TRUTHS:
                 rows = read_rows(TRUTH_ROWS)
                 done = {(r["data"], r["members"], r["case"], r["seed"]) for r in rows}
                 if (data, count, case, str(seed)) not in done:

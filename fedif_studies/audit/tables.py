@@ -13,6 +13,7 @@ import torch
 
 from fedif_flower.run.rows import read_rows
 from fedif_studies.audit.findings import CEILING, spearman
+from fedif_studies.audit.games import ACE, WRONG_LABELS
 from fedif_studies.audit.target import OBJECTIVES, WITHIN
 from fedif_studies.audit.truth import AT_RANDOM, AUC, EVERYBODY, GATED, ORACLE, RANKS, TRUTHS
 from fedif_studies.rows import RESULTS, put_tables
@@ -164,6 +165,14 @@ def objective_table(rows: Sequence[Row], data: str) -> list[str]:
     return grid(found, dict.fromkeys(key[0] for key in found), across, "values")
 
 
+def deception_table(findings: Sequence[Row]) -> list[str]:
+    """Return what ACE's deception brings beside games that need no prediction."""
+    games = (WRONG_LABELS, ACE, "last step, k = 1", "last step, k = 2", "own update and last step")
+    own = [row for row in findings if row["question"].startswith("share")]
+    found = collect(own, "valuation", lambda row: row["case"])
+    return grid(found, _named(own), {game: game for game in games}, "valuation")
+
+
 def write_page(page: Path) -> None:
     """Put every table whose rows are there between the page's marks."""
     truth, target, objectives = map(read_rows, (TRUTH_ROWS, TARGET_ROWS, OBJECTIVE_ROWS))
@@ -177,4 +186,5 @@ def write_page(page: Path) -> None:
         tables[f"cost {data}"] = cost_table(target, data)
         tables[f"repeat {data}"] = repeat_table(target, data)
         tables[f"objectives {data}"] = objective_table(objectives, data)
+    tables["deception"] = deception_table(read_rows(AUDIT / "games" / "findings.csv"))
     put_tables(page, tables)
