@@ -26,6 +26,7 @@ from fedif_studies.audit.measure import RetrainedLine, coalition_utilities
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.valuations import EXACT, WATCHERS, Summed, coalition_values, exact_in_run
 
+EXAMPLES = "number of examples (control)"
 UTILITIES = {"test_loss": -1.0, "test_accuracy": 1.0}  # How they become utilities.
 WITHIN = "exact in-run"
 OBJECTIVES: Mapping[Metric, str] = {"loss": "loss", "accuracy": "accuracy", "score": "macro-F1"}
@@ -145,12 +146,13 @@ def target_lines(
         for name, watcher in priced.items()
         for figure, value in watcher.per_round().items()
     ]
+    found = {name: watcher.values for name, watcher in priced.items()}
+    found[EXAMPLES] = torch.tensor([member.claimed for member in members], dtype=torch.float64)
     lines += [
         TargetLine(
-            *(data, case, seed, name, f"{kind}, {utility}", other),
-            correlation(watcher.values, target),
+            *(data, case, seed, name, f"{kind}, {utility}", other), correlation(own, target)
         )
-        for name, watcher in priced.items()
+        for name, own in found.items()
         for (utility, other), target in targets.items()
         for kind, correlation in CORRELATIONS.items()
     ]
