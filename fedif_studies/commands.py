@@ -23,9 +23,6 @@ from fedif_flower.cli import (
 
 __all__ = ["arena", "audit", "cli", "main"]
 
-# What an audit's federations differ in from a run's: ten members, of whom all coalitions train.
-AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
-
 
 @cli.command()
 def arena(
@@ -93,7 +90,7 @@ def audit(
     from fedif_flower.errors import require
     from fedif_studies.audit.cases import CASES
     from fedif_studies.audit.measure import Measurements, measure
-    from fedif_studies.audit.members import AuditTask
+    from fedif_studies.audit.members import AUDITED, AuditTask
     from fedif_studies.audit.page import write_audit
 
     console = Console()

@@ -19,11 +19,10 @@ from fedif_flower.errors import require
 from fedif_flower.run.rows import read_rows
 from fedif_studies.audit.cases import RETRAINED
 from fedif_studies.audit.measure import Measurements, retrain_coalitions
-from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.members import AUDITED, AuditTask
 from fedif_studies.audit.tables import AUDIT, OBJECTIVE_ROWS, TARGET_ROWS, TRUTH_ROWS, write_page
 from fedif_studies.audit.target import ObjectiveLine, TargetLine, ceiling_lines, target_lines
 from fedif_studies.audit.truth import TRUTHS, TruthLine, truth_lines
-from fedif_studies.commands import AUDITED
 from fedif_studies.rows import append_rows
 
 cli = typer.Typer(help=__doc__, add_completion=False)

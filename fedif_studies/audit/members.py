@@ -22,6 +22,9 @@ from fedif_flower.tasks.data.partition import split_test
 from fedif_flower.tasks.images import settled
 from fedif_flower.valuation import Validation
 
+# What an audit's federations differ in from a run's: ten members, of whom all coalitions train.
+AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
+
 
 @dataclass(frozen=True)
 class Member:

@@ -149,9 +149,7 @@ def target_lines(
     found = {name: watcher.values for name, watcher in priced.items()}
     found[EXAMPLES] = torch.tensor([member.claimed for member in members], dtype=torch.float64)
     lines += [
-        TargetLine(
-            *(data, case, seed, name, f"{kind}, {utility}", other), correlation(own, target)
-        )
+        TargetLine(*(data, case, seed, name, f"{kind}, {utility}", other), correlation(own, target))
         for name, own in found.items()
         for (utility, other), target in targets.items()
         for kind, correlation in CORRELATIONS.items()
