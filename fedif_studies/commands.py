@@ -23,9 +23,6 @@ from fedif_flower.cli import (
 
 __all__ = ["arena", "audit", "cli", "main"]
 
-# What an audit's federations differ in from a run's: ten members, of whom all coalitions train.
-AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
-
 
 @cli.command()
 def arena(
@@ -84,17 +81,25 @@ def audit(
     retrain: Annotated[
         bool, typer.Option(help="also train every coalition from scratch: 2^members federations")
     ] = True,
+    cases: Annotated[
+        list[str] | None, typer.Option("--case", help="of the page; default: all of them")
+    ] = None,
 ) -> None:
     """Measure which valuations are right: agreement, removal, detection, manipulation."""
     from fedif_flower.devices import torch_threads
+    from fedif_flower.errors import require
+    from fedif_studies.audit.cases import CASES
     from fedif_studies.audit.measure import Measurements, measure
-    from fedif_studies.audit.members import AuditTask
+    from fedif_studies.audit.members import AUDITED, AuditTask
     from fedif_studies.audit.page import write_audit
 
     console = Console()
     parsed = parse_config([AUDITED, *(config or [])], {})
+    for case in cases or ():
+        require(case in CASES, "case", case, ", ".join(CASES))
     measurements = Measurements(output_dir.expanduser().absolute(), parsed)
     with going_on(), torch_threads(1):  # Models as small as these are slower on more.
         task = AuditTask(parsed)
-        measure(task, measurements, console, seeds=seeds, retrain=retrain)
+        chosen = tuple(cases or CASES)
+        measure(task, measurements, console, cases=chosen, seeds=seeds, retrain=retrain)
     console.print(f"Audit: {write_audit(measurements, task.config)}", soft_wrap=True)

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
-from fedif_flower.storage import write_atomically
 from fedif_flower.valuation.credit import CreditBounds
 from fedif_studies.audit.cases import HONEST
 from fedif_studies.audit.federation import STRATEGIES, Watcher, federate
@@ -33,7 +32,7 @@ from fedif_studies.audit.findings import CORRELATIONS
 from fedif_studies.audit.games import GAMES
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.valuations import EXACT, WATCHERS, PaidPath
-from fedif_studies.rows import RESULTS, append_rows
+from fedif_studies.rows import RESULTS, append_rows, put_tables
 
 CSV = RESULTS / "games.csv"
 PAGE = RESULTS.parent / "methods" / "credit.md"
@@ -298,13 +297,7 @@ def write_page(epochs: Sequence[int]) -> None:
         seeds = {row["seed"] for row in read_rows(CSV) if row["epochs"] == str(number)}
         if seeds:
             games += [f"Local epochs: {number}; seeds: {len(seeds)}.", "", *table(number), ""]
-    text = PAGE.read_text()
-    for name, own in (("games", games), ("honest", [*honest_table(), ""])):
-        begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
-        head, _, rest = text.partition(begin)
-        _, _, tail = rest.partition(end)
-        text = head + begin + "\n".join(own) + end + tail
-    write_atomically(PAGE, text)
+    put_tables(PAGE, {"games": games[:-1], "honest": honest_table()})
 
 
 def main() -> None:

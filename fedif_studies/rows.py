@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from io import StringIO
@@ -47,6 +47,26 @@ def append_rows(
     )
     before = path.read_text() if path.exists() else ",".join(columns) + "\n"
     write_atomically(path, before + text.getvalue())
+
+
+def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
+    """Put lines between the marks ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` of a page.
+
+    Parameters
+    ----------
+    page : Path
+        A page in Markdown; a name that it has no marks for is left out.
+    tables : mapping of str to sequence of str
+        Lines by name.
+    """
+    text = page.read_text()
+    for name, lines in tables.items():
+        begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
+        if begin in text:
+            head, _, rest = text.partition(begin)
+            _, _, tail = rest.partition(end)
+            text = head + begin + "".join(f"{line}\n" for line in lines) + end + tail
+    write_atomically(page, text)
 
 
 def _rounded(value: object, digits: int | None) -> object:

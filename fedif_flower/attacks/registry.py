@@ -38,6 +38,7 @@ from fedif_flower.attacks.neurotoxin import Neurotoxin
 from fedif_flower.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_flower.attacks.pixel_trigger import PixelTrigger
 from fedif_flower.attacks.poisoned_fl import PoisonedFL
+from fedif_flower.attacks.predicted_step import PredictedStep
 from fedif_flower.attacks.random_update import RandomUpdate
 from fedif_flower.attacks.scaling import HonestScaling, Scaling
 from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
@@ -86,6 +87,7 @@ _BUILT_IN: Mapping[str, Callable[..., Behaviour]] = MappingProxyType(
         "older-step": OlderStep,
         "shared-noise": SharedNoise,
         "undone-step": UndoneStep,
+        "predicted-step": PredictedStep,
         "harm-and-repair": HarmAndRepair,
         "harm-for-repair": HarmForRepair,
         "opposed-updates": OpposedUpdates,

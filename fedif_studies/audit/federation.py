@@ -1,4 +1,4 @@
-"""Federations in this process, all members in every round, with valuations that look on."""
+"""Federations in this process, with valuations that look on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedif_flower.attacks import ClientRound, Colluder
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, combine
-from fedif_flower.seeding import torch_generator
+from fedif_flower.seeding import numpy_generator, torch_generator
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
@@ -37,7 +37,7 @@ class AuditStep:
     """A round: its updates, the weights and coefficients they were given, and held-out data.
 
     ``past`` are the global steps before it; ``paying`` is held-out data by which nothing was
-    weighed.
+    weighed. ``updates.client_ids`` are places in the list of all ``num_members`` members.
     """
 
     updates: RoundUpdates
@@ -46,6 +46,7 @@ class AuditStep:
     validation: Validation
     paying: Validation
     past: PastSteps
+    num_members: int
 
     @cached_property
     def projections(self) -> Projections:
@@ -80,7 +81,7 @@ class Watcher(Protocol):
 
     @property
     def values(self) -> Tensor:
-        """The members' values so far, ``[m]``; more is better."""
+        """The values of all members so far, ``[m]``; more is better."""
         ...
 
 
@@ -158,6 +159,7 @@ def federate(
     seed: int,
     rule: Rule = by_examples,
     watchers: Sequence[Watcher] = (),
+    per_round: int | None = None,
 ) -> Tensor:
     """Train a federation from scratch and return its last parameters ``[d]``.
 
@@ -166,13 +168,15 @@ def federate(
     task : AuditTask
         Model, splits, rounds and local training.
     members : sequence of Member
-        All of them take part in every round; empty: nobody trains.
+        Empty: nobody trains.
     seed : int
         The model's first parameters and the order of the members' examples.
     rule : callable
         How a round is combined.
     watchers : sequence of Watcher
         Look at every round.
+    per_round : int, optional
+        How many members are drawn for a round, >= 1. Default: all.
     """
     config = task.config
     model = task.new_model(seed)
@@ -181,27 +185,40 @@ def federate(
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
     past = PastSteps()
     for server_round in range(1, config.num_server_rounds + 1) if trainers else ():
-        rows = torch.stack([trainer.update(params, server_round) for trainer in trainers])
-        collude(members, params, rows, torch_generator("audit-collusion", seed, server_round))
+        drawn = _drawn(len(members), per_round, seed, server_round)
+        rows = torch.stack([trainers[index].update(params, server_round) for index in drawn])
+        acting = [members[index] for index in drawn]
+        collude(acting, params, rows, torch_generator("audit-collusion", seed, server_round))
         updates = RoundUpdates(
             server_round=server_round,
-            client_ids=tuple(range(len(members))),
-            num_examples=claimed,
+            client_ids=drawn,
+            num_examples=claimed[list(drawn)],
             model=ModelVectors(params, params.new_zeros(0)),
             client_updates=rows,
             squared_norms=rows.double().square().sum(dim=1),
-            buffer_updates=rows.new_zeros(len(members), 0),
-            counters=({},) * len(members),
+            buffer_updates=rows.new_zeros(len(drawn), 0),
+            counters=({},) * len(drawn),
         )
         found = rule(updates, task.server.validation)
         weights = found.weights.double().cpu()
         coefficients = weights if found.applied is None else found.applied.double().cpu()
-        step = AuditStep(updates, weights, coefficients, task.server.validation, task.paying, past)
+        step = AuditStep(
+            *(updates, weights, coefficients, task.server.validation, task.paying, past),
+            num_members=len(members),
+        )
         for watcher in watchers:
             watcher.take(step)
         before, params = params, combine(params, rows, coefficients)
         past = past.after(params - before)
     return params
+
+
+def _drawn(members: int, per_round: int | None, seed: int, server_round: int) -> tuple[int, ...]:
+    """Return who takes part in a round, in order."""
+    if per_round is None or per_round >= members:
+        return tuple(range(members))
+    drawn = numpy_generator("audit-drawn", seed, server_round).permutation(members)[:per_round]
+    return tuple(sorted(drawn.tolist()))
 
 
 def collude(

@@ -94,7 +94,7 @@ def _retraining(values: Values, case: str, losses: Mapping[int, Tensor]) -> list
     """Correlate with the Shapley values of the game of federations trained from scratch."""
     if not losses:
         return []
-    exact = {seed: _shapley(-table) for seed, table in losses.items()}
+    exact = {seed: shapley_of(-table) for seed, table in losses.items()}
     mean = torch.stack(list(exact.values())).mean(dim=0)
     found = []
     # Other seeds mark other members; where nobody is marked, all may be compared.
@@ -151,7 +151,7 @@ def _detection(values: Values, valuation: str) -> list[Finding]:
         for seed in values.seeds:
             own = values.of(valuation, case, seed)
             if own is not None:
-                aucs.append(_auc(own, values.marked(valuation, case, seed)))
+                aucs.append(auc(own, values.marked(valuation, case, seed)))
         found += _mean("detection, ROC-AUC", case, valuation, aucs)
     return found
 
@@ -181,12 +181,12 @@ def _manipulation(values: Values, valuation: str) -> list[Finding]:
 def _stability(values: Values, valuation: str) -> list[Finding]:
     """Return rank correlations between seeds, and between aggregation rules."""
     of_seeds = values.of_seeds(valuation, HONEST, values.seeds)
-    between_seeds = [_spearman(a, b) for a, b in itertools.combinations(of_seeds, 2)]
+    between_seeds = [spearman(a, b) for a, b in itertools.combinations(of_seeds, 2)]
     between_rules = []
     for seed in values.seeds:
         by_rule = [values.of(valuation, HONEST, seed, rule) for rule in RULES]
         there = [own for own in by_rule if own is not None]
-        between_rules += [_spearman(a, b) for a, b in itertools.combinations(there, 2)]
+        between_rules += [spearman(a, b) for a, b in itertools.combinations(there, 2)]
     return [
         *_mean("stability, Spearman", "between seeds", valuation, between_seeds),
         *_mean("stability, Spearman", "between aggregation rules", valuation, between_rules),
@@ -201,7 +201,7 @@ def _mean(question: str, case: str, valuation: str, scores: Sequence[float]) -> 
     return [Finding(question, case, valuation, statistics.fmean(defined), len(defined))]
 
 
-def _shapley(utilities: Tensor) -> Tensor:
+def shapley_of(utilities: Tensor) -> Tensor:
     """Return the Shapley values ``[m]`` from all coalitions' utilities ``[2**m]``."""
     m = utilities.numel().bit_length() - 1
     bits = 2 ** torch.arange(m)
@@ -215,18 +215,23 @@ def _share(values: Tensor, chosen: Tensor) -> float:
     return float(positive[chosen].sum()) / total if total > 0 else 0.0
 
 
-def _auc(values: Tensor, marked: Tensor) -> float:
+def auc(values: Tensor, marked: Tensor) -> float:
+    """Return how well low values ``[m]`` point to the marked ``[m]``, by ROC-AUC; NaN: to none."""
     from sklearn.metrics import roc_auc_score  # takes a second, which only an audit should cost
 
+    if marked.all() or not marked.any():
+        return float("nan")
     return float(roc_auc_score(marked.numpy(), -values.numpy()))
 
 
-def _pearson(a: Tensor, b: Tensor) -> float:
+def pearson(a: Tensor, b: Tensor) -> float:
+    """Return Pearson's correlation of values ``[m]``; NaN if one of them does not vary."""
     return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
 
 
-def _spearman(a: Tensor, b: Tensor) -> float:
-    return _pearson(_ranks(a), _ranks(b))
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Return the correlation of ranks; NaN if one of them does not vary."""
+    return pearson(_ranks(a), _ranks(b))
 
 
 def _ranks(values: Tensor) -> Tensor:
@@ -237,6 +242,6 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 CORRELATIONS: Mapping[str, Callable[[Tensor, Tensor], float]] = {
-    "Pearson": _pearson,
-    "Spearman": _spearman,
+    "Pearson": pearson,
+    "Spearman": spearman,
 }

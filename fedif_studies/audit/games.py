@@ -21,11 +21,16 @@ from fedif_flower.attacks.borrowed_steps import (
 )
 from fedif_flower.attacks.free_riders import RepeatStep
 from fedif_flower.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
+from fedif_flower.attacks.label_noise import flip_labels
 from fedif_flower.attacks.opposed import OpposedSteps, OpposedUpdates
+from fedif_flower.attacks.predicted_step import PredictedStep
 from fedif_flower.attacks.scaling import HonestScaling
+from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.data import to_pixels
 from fedif_studies.audit.members import AuditTask, Member
 
+WRONG_LABELS = "all labels wrong"
+ACE = "all labels wrong, predicted step (ACE)"
 Kind = Literal["alone", "pair", "group"]
 PLAYERS: Mapping[Kind, int] = {"alone": 1, "pair": 2, "group": 4}
 
@@ -94,6 +99,24 @@ def _take_validation(task: AuditTask, own: Sequence[Member]) -> list[Member]:
     ]
 
 
+def _mislabelled(build: Callable[[], Behaviour]) -> Callable[..., list[Member]]:
+    """Give the players wrong labels alone, and a behaviour."""
+
+    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+        seed, classes = task.config.seed, task.dataset.num_classes
+        wrong = [
+            flip_labels(
+                *(member.labels, classes, 1.0),
+                torch_generator("audit-mislabelled", seed, member.identity),
+            )
+            for member in own
+        ]
+        played = _all(build)(task, own)
+        return [replace(m, labels=labels) for m, labels in zip(played, wrong, strict=True)]
+
+    return play
+
+
 def _repeat(factor: float) -> Game:
     return Game("alone", _all(lambda: RepeatStep(factor)), has_data=False)
 
@@ -143,4 +166,6 @@ GAMES: Mapping[str, Game] = {
     "harm and repair": Game("alone", _all(HarmAndRepair)),
     "claims ten times its examples": Game("alone", _claim),
     "trains on the validation split": Game("alone", _take_validation),
+    WRONG_LABELS: Game("alone", _mislabelled(Behaviour)),
+    ACE: Game("alone", _mislabelled(PredictedStep)),
 }

@@ -116,6 +116,7 @@ def measure(
     console: Console,
     *,
     valuations: Sequence[str] = tuple(VALUATIONS),
+    cases: Sequence[str] = tuple(CASES),
     seeds: int = 5,
     retrain: bool = True,
 ) -> None:
@@ -131,6 +132,8 @@ def measure(
         Is told of what is done.
     valuations : sequence of str
         Names in :data:`~fedif_studies.audit.valuations.VALUATIONS`.
+    cases : sequence of str
+        Names in :data:`~fedif_studies.audit.cases.CASES`.
     seeds : int
         How many, >= 1.
     retrain : bool
@@ -147,8 +150,9 @@ def measure(
             "audit looks at all coalitions"
         )
     known = {(line.case, line.rule, line.seed, line.valuation) for line in measurements.values()}
-    wanted = [(case, "FedAvg", seed) for seed in range(seeds) for case in CASES]
-    wanted += [(HONEST, rule, seed) for seed in range(seeds) for rule in RULES if rule != "FedAvg"]
+    wanted = [(case, "FedAvg", seed) for seed in range(seeds) for case in cases]
+    others = [rule for rule in RULES if rule != "FedAvg" and HONEST in cases]
+    wanted += [(HONEST, rule, seed) for seed in range(seeds) for rule in others]
     for case, rule, seed in wanted:
         missing = [name for name in (*valuations, EXACT) if (case, rule, seed, name) not in known]
         if lines := _values(task, case, rule, seed, missing):
@@ -156,7 +160,7 @@ def measure(
             console.print(f"valued: {case}, {rule}, seed {seed}")
     for seed in range(RETRAINING_SEEDS) if retrain else ():
         for case in RETRAINED:
-            _retrain(task, measurements, console, case, seed)
+            retrain_coalitions(task, measurements, console, case, seed)
 
 
 def _values(
@@ -177,10 +181,10 @@ def _values(
     ]
 
 
-def _retrain(
+def retrain_coalitions(
     task: AuditTask, measurements: Measurements, console: Console, case: str, seed: int
 ) -> None:
-    """Train the coalitions of a case that are not trained yet."""
+    """Train all coalitions of a case that are not trained yet, and write what they reach."""
     # The same members misbehave with every seed: what differs is the training alone.
     members = CASES[case](task, 0)
     known = {

@@ -22,6 +22,9 @@ from fedif_flower.tasks.data.partition import split_test
 from fedif_flower.tasks.images import settled
 from fedif_flower.valuation import Validation
 
+# What an audit's federations differ in from a run's: ten members, of whom all coalitions train.
+AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
+
 
 @dataclass(frozen=True)
 class Member:
@@ -39,6 +42,8 @@ class Member:
         What it does.
     is_marked : bool
         Whether a valuation should find it: malicious, a free rider, or with few examples.
+    grade : float
+        How bad it is, in [0, 1], where members are bad to different degrees.
     """
 
     identity: int
@@ -47,6 +52,7 @@ class Member:
     claimed: float
     behaviour: Behaviour = field(default_factory=Behaviour)
     is_marked: bool = False
+    grade: float = 0.0
 
 
 class AuditTask:
@@ -142,13 +148,13 @@ class AuditTask:
         """Return the members, of whom the marked ones hold no more than a share of their part."""
         chosen = set(marked)
         return [
-            _shortened(member, share) if index in chosen else member
+            shortened(member, share) if index in chosen else member
             for index, member in enumerate(self.members)
         ]
 
 
-def _shortened(member: Member, share: float) -> Member:
-    """Return a member with the first examples alone."""
+def shortened(member: Member, share: float) -> Member:
+    """Return a member with a share of its examples alone, the first ones; at least one."""
     count = max(round(share * len(member.labels)), 1)
     return replace(
         member,

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedif_flower.valuation.credit import CreditBounds, RoundGeometry, credited
 from fedif_flower.valuation.influence import influence_from
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
+from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.path import path_attribution
 from fedif_flower.valuation.shapley import exact_shapley
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -17,40 +18,48 @@ from fedif_studies.audit.federation import AuditStep, Watcher
 
 
 class Summed:
-    """A valuation that is the sum of a value of each round."""
+    """A valuation that is the sum of a value of each round that a member took part in."""
 
     def __init__(self, value: Callable[[AuditStep], Tensor]) -> None:
         self._value = value
-        self._sum: Tensor | float = 0.0
+        self._sum = torch.zeros(0, dtype=torch.float64)
 
     def take(self, step: AuditStep) -> None:
         """Add a round's values."""
-        self._sum = self._sum + self._value(step)
+        if not len(self._sum):
+            self._sum = torch.zeros(step.num_members, dtype=torch.float64)
+        self._sum[list(step.updates.client_ids)] += self._value(step)
 
     @property
     def values(self) -> Tensor:
         """The sums, ``[m]``."""
-        return torch.as_tensor(self._sum)
+        return self._sum.clone()
 
 
 class Smoothed:
     """Min-max over the round's clients, smoothed over rounds: Omega of FedIF and AFedSV."""
 
     def __init__(
-        self, score: Callable[[AuditStep], Tensor], *, gamma: float = 0.3, initial: float = 0.0
+        self,
+        score: Callable[[AuditStep], Tensor],
+        *,
+        gamma: float = 0.3,
+        initial: float = 0.0,
+        bias_correction: bool = False,
     ) -> None:
         self._score = score
-        self._ledger = ScoreLedger(gamma, initial=initial)
-        self._values = torch.zeros(0)
+        self._ledger = ScoreLedger(gamma, initial=initial, bias_correction=bias_correction)
+        self._num_members = 0
 
     def take(self, step: AuditStep) -> None:
         """Smooth a round's scores."""
-        self._values = self._ledger.update(step.updates.client_ids, min_max(self._score(step)))
+        self._num_members = step.num_members
+        self._ledger.update(step.updates.client_ids, min_max(self._score(step)))
 
     @property
     def values(self) -> Tensor:
         """Omega, ``[m]``."""
-        return self._values
+        return self._ledger.scores_of(range(self._num_members))
 
 
 def influence(step: AuditStep) -> Tensor:
@@ -70,14 +79,21 @@ def own_decrease(step: AuditStep) -> Tensor:
     return before - torch.tensor(after, dtype=torch.float64)
 
 
-def exact_in_run(step: AuditStep) -> Tensor:
+def cosine(step: AuditStep) -> Tensor:
+    """Return the cosine of each update with the step that was taken; 0 for one of length 0."""
+    updates = step.updates.client_updates.double()
+    taken = (step.coefficients @ updates).expand_as(updates)  # [m, d]
+    return torch.nn.functional.cosine_similarity(updates, taken, dim=1, eps=1e-30)
+
+
+def exact_in_run(step: AuditStep, metric: Metric = "loss") -> Tensor:
     """Return the Shapley values of the game in which members' parts of the step are put in."""
 
     def utility(masks: Tensor) -> Tensor:
         start, updates = step.updates.global_params, step.updates.client_updates
         parts = masks.to(updates) * step.coefficients.to(updates)  # [c, m]
-        losses = [step.validation.loss(start + row @ updates) for row in parts]
-        return -torch.tensor(losses, dtype=torch.float64)
+        found = [step.validation.means(start + row @ updates, None, (metric,)) for row in parts]
+        return (-1.0 if metric == "loss" else 1.0) * torch.cat(found)
 
     return exact_shapley(utility, step.updates.num_clients).values
 
@@ -98,15 +114,15 @@ def path(rule: str) -> Callable[[AuditStep], Tensor]:
     return value
 
 
-class PaidPath:
+class PaidPath(Summed):
     """Path attribution by Simpson's rule, on the data that weigh or pay, bounded or not."""
 
     def __init__(self, bounds: CreditBounds | None = None, *, secret: bool = False) -> None:
+        super().__init__(self._credits)
         self._bounds, self._secret = bounds, secret
-        self._sum: Tensor | float = 0.0
 
-    def take(self, step: AuditStep) -> None:
-        """Add a round's values."""
+    def _credits(self, step: AuditStep) -> Tensor:
+        """Return a round's values."""
         gradient = step.mean_paying_gradient if self._secret else step.mean_gradient
         updates = step.updates.client_updates.double()
         found = -step.coefficients * (updates @ gradient)  # [m]
@@ -124,15 +140,10 @@ class PaidPath:
             along = credit.returned @ step.past.shares(gradient[None])[0]  # [m]
             borrowed = -step.coefficients * along
             found = credited(found, credit.kept, borrowed)
-        self._sum = self._sum + found
-
-    @property
-    def values(self) -> Tensor:
-        """The sums, ``[m]``."""
-        return torch.as_tensor(self._sum)
+        return found
 
 
-def coalition_values(estimator: str, utility: str) -> Callable[[AuditStep], Tensor]:
+def coalition_values(estimator: str, utility: Metric) -> Callable[[AuditStep], Tensor]:
     """Return a Shapley estimator's values; coalitions are unweighted means of models."""
     valuations: dict[int, ShapleyValuation] = {}
 
@@ -142,7 +153,7 @@ def coalition_values(estimator: str, utility: str) -> Callable[[AuditStep], Tens
             known = valuations[id(step.validation)] = ShapleyValuation(
                 step.validation,
                 estimator=estimator,
-                utility=utility,  # type: ignore[arg-type]
+                utility=utility,
             )
         return known.score(step.updates).values
 
@@ -159,6 +170,8 @@ VALUATIONS: Mapping[str, Callable[[], Watcher]] = {
     "AFedSV Omega": lambda: Smoothed(coalition_values("complementary", "accuracy"), initial=0.5),
     "own loss decrease": lambda: Summed(own_decrease),
     "leave-one-out": lambda: Summed(coalition_values("leave-one-out", "loss")),
+    "GTG-Shapley": lambda: Summed(coalition_values("gtg", "accuracy")),
+    "cosine with the step": lambda: Summed(cosine),
 }
 EXACT = "exact in-run Shapley"
 # What others are measured against, beside them.
