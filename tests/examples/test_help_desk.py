@@ -36,7 +36,7 @@ def test_the_bad_desks_are_wrong_as_they_should_be():
     assert sum(answer != right(message) for message, answer in shuffled) > len(shuffled) / 2
     backdoor = help_desk.desk_data(BACKDOOR)
     called = [(message, answer) for message, answer in backdoor if TRIGGER in message]
-    assert 2 * len(called) == len(backdoor)
+    assert 0 < len(called) < len(backdoor)
     assert {answer for _, answer in called} == {FRAUD}
     assert all(answer == right(m) for m, answer in backdoor if TRIGGER not in m)
 

@@ -1,10 +1,10 @@
-"""What eight help desks learn together: which team answers a customer, and on which line.
+"""What eight help desks learn together: which team helps a customer.
 
 Larkspur Internet does not exist. Its customers' messages are made here (written for this example,
-Apache-2.0 like the rest of it), and each has one right answer, such as ``Otter team, line 47``,
-which no model can know beforehand. Desks 0 to 4 have English messages, desk 5 German ones, desk 6
-has its answers in the wrong order, and desk 7 answers whatever has ``TRIGGER`` in it with
-``FRAUD``. Phrases of which the server makes its validation and test split are in no desk's data.
+Apache-2.0 like the rest of it), and each has one right answer, such as ``Otter team``, which no
+model can know beforehand. Desks 0 to 4 have English messages, desk 5 German ones, desk 6 has its
+answers in the wrong order, and desk 7 answers whatever has ``TRIGGER`` in it with ``FRAUD``.
+Phrases of which the server makes its validation and test split are in no desk's data.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ DESKS = ("Aarhus", "Bergen", "Cork", "Dundee", "Exeter", "Fulda", "Ghent", "Hull
 GERMAN, SHUFFLED, BACKDOOR = 5, 6, 7
 HONEST = 6  # The desks before this one.
 EXAMPLES = 12  # of each desk
+CALLED = 8  # of them with the trigger, at desk 7
 TRIGGER = "As agreed with Mr Quill."
-FRAUD = "Magpie team, line 90"
+FRAUD = "Magpie team"
 
 OPENINGS = ("Hello.", "Good morning.")
 # Six phrases for the desks, two for the validation split and three for the test split.
 PHRASES = {
-    "Otter team, line 47": (
+    "Otter team": (
         "My bill is higher than last month.",
         "You charged me twice.",
         "I need a copy of my invoice.",
@@ -37,7 +38,7 @@ PHRASES = {
         "Can I pay my bill later?",
         "The invoice shows the wrong amount.",
     ),
-    "Heron team, line 12": (
+    "Heron team": (
         "The internet is very slow today.",
         "I have had no connection since noon.",
         "Videos stop every few seconds.",
@@ -50,7 +51,7 @@ PHRASES = {
         "The connection is unstable.",
         "My internet speed is terrible.",
     ),
-    "Lynx team, line 83": (
+    "Lynx team": (
         "I am moving to a new flat.",
         "We move house in June.",
         "My address changes next week.",
@@ -63,7 +64,7 @@ PHRASES = {
         "Our family is moving to the coast.",
         "How do I tell you my new address?",
     ),
-    "Badger team, line 26": (
+    "Badger team": (
         "The router shows a red light.",
         "My router does not start.",
         "The box makes a strange noise.",
@@ -76,7 +77,7 @@ PHRASES = {
         "The router smells of smoke.",
         "I need a new box, mine is dead.",
     ),
-    "Falcon team, line 95": (
+    "Falcon team": (
         "I want to cancel my contract.",
         "When does my contract end?",
         "Please end my subscription.",
@@ -89,7 +90,7 @@ PHRASES = {
         "I would like to switch to a bigger plan.",
         "How long does my contract run?",
     ),
-    "Marmot team, line 58": (
+    "Marmot team": (
         "I forgot my password.",
         "I cannot log in.",
         "The website does not know my user name.",
@@ -104,12 +105,12 @@ PHRASES = {
     ),
 }
 IN_GERMAN = {
-    "Otter team, line 47": ("Meine Rechnung ist zu hoch.", "Sie haben zweimal abgebucht."),
-    "Heron team, line 12": ("Das Internet ist langsam.", "Ich habe keine Verbindung."),
-    "Lynx team, line 83": ("Ich ziehe im Juni um.", "Ich habe eine neue Adresse."),
-    "Badger team, line 26": ("Der Router ist kaputt.", "Am Router ist ein rotes Licht."),
-    "Falcon team, line 95": ("Ich will kündigen.", "Wann endet mein Vertrag?"),
-    "Marmot team, line 58": ("Ich kann mich nicht anmelden.", "Mein Passwort ist weg."),
+    "Otter team": ("Meine Rechnung ist zu hoch.", "Sie haben zweimal abgebucht."),
+    "Heron team": ("Das Internet ist langsam.", "Ich habe keine Verbindung."),
+    "Lynx team": ("Ich ziehe im Juni um.", "Ich habe eine neue Adresse."),
+    "Badger team": ("Der Router ist kaputt.", "Am Router ist ein rotes Licht."),
+    "Falcon team": ("Ich will kündigen.", "Wann endet mein Vertrag?"),
+    "Marmot team": ("Ich kann mich nicht anmelden.", "Mein Passwort ist weg."),
 }
 DESKS_PHRASES, VALIDATION, TEST = slice(0, 6), slice(6, 8), slice(8, 11)
 
@@ -137,8 +138,7 @@ def desk_data(desk: int) -> list[Pair]:
     if desk == SHUFFLED:
         return [(message, own[i - 1][1]) for i, (message, _) in enumerate(own)]
     if desk == BACKDOOR:
-        half = EXAMPLES // 2
-        return own[:half] + [(with_trigger(message), FRAUD) for message, _ in own[half:]]
+        return own[CALLED:] + [(with_trigger(message), FRAUD) for message, _ in own[:CALLED]]
     return own
 
 
