@@ -102,7 +102,7 @@ def prompt(text: str, name: str) -> list[int]:
     tokenizer = load_tokenizer(name)
     if tokenizer.chat_template:
         asked = [{"role": "user", "content": text}]
-        text = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        text = str(tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False))
     ids: list[int] = tokenizer(text)["input_ids"]
     return ids
 

@@ -87,8 +87,8 @@ def answer(model: PeftModel, base: str, message: str) -> str:
         do_sample=False,
         pad_token_id=tokenizer.pad_token_id,
     )
-    text: str = tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
-    return " ".join(text.split())
+    text = tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
+    return " ".join(str(text).split())
 
 
 @torch.no_grad()
