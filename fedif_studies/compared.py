@@ -1,9 +1,9 @@
 """The methods that the field compares with, beside FedIF: SCAFFOLD, MOON and server optimisers.
 
-Ten members train a perceptron on 2,000 images, of CIFAR-10 or of Fashion-MNIST: with few classes each and
-no attack, or seven of them with the paper's heaviest label noise. All methods have the same images,
-first model and local steps. What a method leaves to its user is chosen on the server's validation
-split of CIFAR-10, seed 0, without attack (``--choose``), then written into ``METHODS``.
+Ten members train a perceptron on 2,000 images, of CIFAR-10 or of Fashion-MNIST: with few classes
+each and no attack, or seven of them with the paper's heaviest label noise. All methods have the
+same images, first model and local steps. What a method leaves to its user is chosen on the server's
+validation split of CIFAR-10, seed 0, without attack (``--choose``), then written into ``METHODS``.
 Rows are added as they come; a cell that has one is not run again.
 """
 
