@@ -62,14 +62,14 @@ CONDITIONS: Mapping[str, Settings] = {
     "label noise": {"dirichlet-alpha": 1.0, "attack": "label-noise", "malicious-fraction": 0.7},
 }
 _HERE = "fedif_studies.compared"
-MU = 1.0  # Of MOON.
+MU = 0.1  # Of MOON.
 METHODS: Mapping[str, Settings] = {
     "FedAvg": {"strategy": "fedavg"},
     "FedProx": {"strategy": "fedprox", "fedprox.proximal-mu": 0.01},
     "SCAFFOLD": {"strategy": "fedavg", "local-method": "scaffold"},
     "MOON": {"strategy": "fedavg", "local-method": "moon", "moon.mu": MU},
-    "FedAvgM": {"strategy": f"{_HERE}:fed_avg_m", "fed_avg_m.server-learning-rate": 1.0},
-    "FedAdam": {"strategy": f"{_HERE}:fed_adam", "fed_adam.eta": 0.1},
+    "FedAvgM": {"strategy": f"{_HERE}:fed_avg_m", "fed_avg_m.server-learning-rate": 0.3},
+    "FedAdam": {"strategy": f"{_HERE}:fed_adam", "fed_adam.eta": 0.01},
     "FedYogi": {"strategy": f"{_HERE}:fed_yogi", "fed_yogi.eta": 0.01},
     "QFedAvg": {"strategy": f"{_HERE}:q_fed_avg", "q_fed_avg.q": 0.1},
     "FedIF": {"strategy": "fedif"},
