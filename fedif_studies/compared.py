@@ -196,31 +196,33 @@ def choice_table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
 
 
 def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> ResultTable:
-    """Return a data set's table: means and standard deviations over seeds, in percent."""
-    found = {
-        place: row
-        for place in places(range(seeds))
-        if place.data == data and (row := _row_of(make_cell(place), rows))
-    }
-    heading = ["method"]
+    """Return a data set's table: means and standard deviations over seeds, in percent.
+
+    A method's line is of those seeds that have rows of it in all conditions.
+    """
+    found = {place: _row_of(make_cell(place), rows) for place in places(range(seeds))}
+    heading, lines = ["method", "seeds"], []
     for condition in CONDITIONS:
-        heading += [f"{condition}: last ten rounds", "beside FedAvg", "last round"]
-    lines = []
+        heading += [f"{condition}: last ten rounds", f"beside {BASELINE}", "last round"]
     for method in METHODS:
-        line = [method]
+        of = {
+            seed: [found[Place(seed, data, condition, method)] for condition in CONDITIONS]
+            for seed in range(seeds)
+        }
+        whole = [seed for seed, own in of.items() if all(own)]
+        line, seconds = [method, str(len(whole))], []
         for condition in CONDITIONS:
             ten, beside, last = [], [], []
-            for seed in range(seeds):
-                row = found.get(Place(seed, data, condition, method))
-                base = found.get(Place(seed, data, condition, BASELINE))
-                if row:
-                    ten.append(_percent(row, "test-last-ten"))
-                    last.append(_percent(row, "test-last"))
-                if row and base and method != BASELINE:
-                    beside.append(ten[-1] - _percent(base, "test-last-ten"))
+            for seed in whole:
+                row = found[Place(seed, data, condition, method)] or {}
+                base = found[Place(seed, data, condition, BASELINE)]
+                ten.append(100 * float(row["test-last-ten"]))
+                last.append(100 * float(row["test-last"]))
+                seconds.append(float(row["seconds"]))
+                if base and method != BASELINE:
+                    beside.append(ten[-1] - 100 * float(base["test-last-ten"]))
             line += [_shown(ten, ".1f"), _shown(beside, "+.1f"), _shown(last, ".1f")]
-        seconds = [float(row["seconds"]) for place, row in found.items() if place.method == method]
-        lines.append([*line, f"{sum(seconds) / len(seconds):.0f}" if seconds else "-"])
+        lines.append([*line, _shown([sum(seconds) / len(seconds)] if seconds else [], ".0f")])
     return ResultTable(data, [*heading, "s"], lines, num_labels=1)
 
 
@@ -267,10 +269,6 @@ def main(
 
 def _row_of(one: Wanted, rows: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
     return next((row for row in rows if one.is_in([row])), None)
-
-
-def _percent(row: Mapping[str, str], figure: str) -> float:
-    return 100 * float(row[figure])
 
 
 def _shown(values: Sequence[float], form: str) -> str:

@@ -21,7 +21,7 @@ from fedif_studies.compared import (
 )
 from fedif_studies.queue import Progress, missing, work_through
 
-TINY = {**SIZE, "num-clients": 3, "num-server-rounds": 2, "local-epochs": 1}
+TINY = {**SIZE, "num-clients": 3, "num-server-rounds": 1, "local-epochs": 1}
 
 
 def row(place: Place, own=(), **figures: float) -> dict[str, str]:
@@ -75,25 +75,39 @@ def test_cells_are_those_of_all_methods_and_their_settings_are_allowed():
 
 
 def test_tables_have_means_and_differences_over_the_same_seeds():
-    def rows(method: str, *accuracies: float) -> list[dict[str, str]]:
+    def rows(method: str, condition: str, *accuracies: float) -> list[dict[str, str]]:
         return [
             row(
-                Place(seed, "CIFAR-10", "Dirichlet 0.1", method),
+                Place(seed, "CIFAR-10", condition, method),
                 test_last_ten=accuracy,
                 test_last=accuracy + 0.1,
-                seconds=4 + seed,
+                seconds=4.0,
             )
             for seed, accuracy in enumerate(accuracies)
         ]
 
-    found = [*rows("FedAvg", 0.2, 0.4), *rows("FedIF", 0.25, 0.47), *rows("FedAdam", 0.3)]
+    found = [
+        *rows("FedAvg", "Dirichlet 0.1", 0.2, 0.4),
+        *rows("FedAvg", "label noise", 0.1, 0.1),
+        *rows("FedIF", "Dirichlet 0.1", 0.25, 0.47),
+        *rows("FedIF", "label noise", 0.15, 0.15),
+        *rows("FedAdam", "Dirichlet 0.1", 0.3, 0.9),
+        *rows("FedAdam", "label noise", 0.2),
+    ]
     table = result_table("CIFAR-10", found, seeds=2)
     lines = {line[0]: line[1:] for line in table.lines}
-    assert lines["FedAvg"] == ["30.0 ± 14.1", "-", "40.0 ± 14.1", "-", "-", "-", "4"]
-    assert lines["FedIF"] == ["36.0 ± 15.6", "+6.0 ± 1.4", "46.0 ± 15.6", "-", "-", "-", "4"]
-    assert lines["FedAdam"] == ["30.0", "+10.0", "40.0", "-", "-", "-", "4"]
-    assert lines["MOON"] == ["-"] * 7
-    assert all(line[1] == "-" for line in result_table("Fashion-MNIST", found, seeds=2).lines)
+    assert lines["FedAvg"] == [
+        *("2", "30.0 ± 14.1", "-", "40.0 ± 14.1"),
+        *("10.0 ± 0.0", "-", "20.0 ± 0.0", "4"),
+    ]
+    assert lines["FedIF"] == [
+        *("2", "36.0 ± 15.6", "+6.0 ± 1.4", "46.0 ± 15.6"),
+        *("15.0 ± 0.0", "+5.0 ± 0.0", "25.0 ± 0.0", "4"),
+    ]
+    assert lines["FedAdam"] == ["1", "30.0", "+10.0", "40.0", "20.0", "+10.0", "30.0", "4"]
+    assert lines["MOON"] == ["0", *["-"] * 7]
+    other = result_table("Fashion-MNIST", found, seeds=2)
+    assert {line[1] for line in other.lines} == {"0"}
 
 
 def test_a_choice_shows_each_value_and_the_best():
