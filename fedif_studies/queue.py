@@ -11,13 +11,13 @@ import csv
 import subprocess
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -300,6 +300,37 @@ def committed_revision() -> str:
     return revision
 
 
+def work_off(find: Callable[[], Sequence[Wanted]], *, show: bool = False) -> NoReturn:
+    """Run those cells that have no row, as a command: say where it is, and how it goes on.
+
+    Parameters
+    ----------
+    find : callable
+        Returns all cells; what it raises of this package's errors is said in a line.
+    show : bool
+        Say what is missing, and run nothing.
+    """
+    wanted: Sequence[Wanted] = ()
+    try:
+        wanted = find()
+        todo = missing(wanted)
+        typer.echo(f"{len(wanted) - len(todo)} of {len(wanted)} cells have a row")
+        if show:
+            for one in todo:
+                typer.echo(f"{one.sweep} {one.name}")
+            raise typer.Exit(0)
+        complete = work_through(todo, committed_revision(), Progress(todo))
+    except KeyboardInterrupt:
+        left = len(missing(wanted))
+        typer.echo(f"stopped: {left} of {len(wanted)} cells left; go on with: {own_command()}")
+        typer.echo("on another machine: commit docs/results first; a half cell begins anew there")
+        raise typer.Exit(130) from None
+    except FedIFError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(0 if complete else 1)
+
+
 def main(
     sweeps: Annotated[
         list[Path] | None,
@@ -313,33 +344,18 @@ def main(
     show: Annotated[bool, typer.Option("--list", help="say what is missing, and end")] = False,
 ) -> None:
     """Measure what the rows in docs/results lack, in order of worth."""
-    try:
-        wanted = (
-            [
-                one
-                for seed in range(seeds)
-                for path in sweeps
-                for one in cells_of(path, data_dir, output_dir, seed)
-            ]
-            if sweeps
-            else list(by_worth(data_dir, output_dir, seeds))
-        )
-        todo = missing(wanted)
-        typer.echo(f"{len(wanted) - len(todo)} of {len(wanted)} cells have a row")
-        if show:
-            for one in todo:
-                typer.echo(f"{one.sweep} {one.name}")
-            return
-        complete = work_through(todo, committed_revision(), Progress(todo))
-    except KeyboardInterrupt:
-        left = len(missing(wanted))
-        typer.echo(f"stopped: {left} of {len(wanted)} cells left; go on with: {own_command()}")
-        typer.echo("on another machine: commit docs/results first; a half cell begins anew there")
-        raise typer.Exit(130) from None
-    except FedIFError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(0 if complete else 1)
+
+    def wanted() -> list[Wanted]:
+        if not sweeps:
+            return list(by_worth(data_dir, output_dir, seeds))
+        return [
+            one
+            for seed in range(seeds)
+            for path in sweeps
+            for one in cells_of(path, data_dir, output_dir, seed)
+        ]
+
+    work_off(wanted, show=show)
 
 
 if __name__ == "__main__":

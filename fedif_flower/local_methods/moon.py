@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
+from torch.utils.hooks import RemovableHandle
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
@@ -60,7 +61,14 @@ class Moon(LocalMethod):
         require_fields(self)
 
     def term(self, local: LocalRound) -> LocalTerm:
-        """Return the contrastive term; nothing in a client's first round."""
+        """Return the contrastive term; nothing in a client's first round.
+
+        Raises
+        ------
+        ConfigError
+            If the model has no such layer.
+        """
+        _layer(local.model, self.layer)  # Said in the first round, not in the second.
         last = local.memory.get(_LAST)
         if last is None or not self.mu:
             return LocalTerm()
@@ -75,22 +83,18 @@ class _Contrast(LocalTerm):
     def __init__(self, moon: Moon, model: nn.Module, last: Tensor) -> None:
         super().__init__()
         self._moon = moon
-        self._model = model
-        self._others = [_frozen(model), _frozen(model, last)]  # global, last
-        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._features: Tensor | None = None
-        self._handles: list[Any] = []
+        self._models = [model, _frozen(model), _frozen(model, last)]  # in training, global, last
+        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self._features: dict[nn.Module, Tensor] = {}  # Of each model's last call.
+        self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
         def note_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._inputs = args, kwargs
 
-        def note_features(features: Tensor) -> None:
-            self._features = features
-
         self._handles = [
-            self._model.register_forward_pre_hook(note_inputs, with_kwargs=True),
-            _watch(self._model, self._moon.layer, note_features),
+            self._models[0].register_forward_pre_hook(note_inputs, with_kwargs=True),
+            *map(self._watch, self._models),
         ]
         return self
 
@@ -100,25 +104,26 @@ class _Contrast(LocalTerm):
 
     def loss(self) -> Tensor:
         r"""Return :math:`\mu \ell_{con}` of the batch that the model has just seen."""
-        assert self._inputs is not None  # the model has just been called
-        assert self._features is not None
-        z = self._features.flatten(1)  # [n, f]
         args, kwargs = self._inputs
-        similar = [
-            functional.cosine_similarity(z, self._represented(other, args, kwargs), dim=1)
-            for other in self._others
-        ]  # 2 x [n]
+        with torch.no_grad():
+            for other in self._models[1:]:
+                other(*args, **kwargs)
+        z, *others = (self._features[model].flatten(1) for model in self._models)  # [n, f]
+        similar = [functional.cosine_similarity(z, other, dim=1) for other in others]  # 2 x [n]
         logits = torch.stack(similar, dim=1) / self._moon.temperature  # [n, 2]
         target = torch.zeros(len(z), dtype=torch.long, device=z.device)
         return self._moon.mu * functional.cross_entropy(logits, target)
 
-    @torch.no_grad()
-    def _represented(self, other: nn.Module, args: Any, kwargs: Any) -> Tensor:
-        found: list[Tensor] = []
-        handle = _watch(other, self._moon.layer, found.append)
-        other(*args, **kwargs)
-        handle.remove()
-        return found[-1].flatten(1)
+    def _watch(self, model: nn.Module) -> RemovableHandle:
+        """Note the representation, whenever a model is called."""
+
+        def note(features: Tensor) -> None:
+            self._features[model] = features
+
+        layer = _layer(model, self._moon.layer)
+        if self._moon.layer:
+            return layer.register_forward_hook(lambda _m, _a, output: note(output))
+        return layer.register_forward_pre_hook(lambda _, args: note(args[0]))
 
 
 def _frozen(model: nn.Module, params: Tensor | None = None) -> nn.Module:
@@ -130,16 +135,12 @@ def _frozen(model: nn.Module, params: Tensor | None = None) -> nn.Module:
     return frozen.eval().requires_grad_(False)
 
 
-def _watch(model: nn.Module, layer: str, note: Any) -> Any:
-    """Call ``note`` with the representation, whenever the model is called."""
-    if layer:
-        modules = dict(model.named_modules())
-        if layer not in modules:
-            raise ConfigError(
-                f"moon.layer = {layer!r}; allowed: {', '.join(filter(None, modules))}"
-            )
-        return modules[layer].register_forward_hook(lambda _m, _a, output: note(output))
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not linear:
+def _layer(model: nn.Module, name: str) -> nn.Module:
+    """Return the module of that name, or the last linear one."""
+    modules = dict(model.named_modules())
+    if name and name not in modules:
+        raise ConfigError(f"moon.layer = {name!r}; allowed: {', '.join(filter(None, modules))}")
+    linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
+    if not name and not linear:
         raise ConfigError("moon.layer: this model has no linear layer; name a module of it")
-    return linear[-1].register_forward_pre_hook(lambda _, args: note(args[0]))
+    return modules[name] if name else linear[-1]

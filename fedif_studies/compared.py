@@ -1,0 +1,282 @@
+"""The methods that the field compares with, beside FedIF: SCAFFOLD, MOON and server optimisers.
+
+Ten members train a perceptron on 2,000 images, of CIFAR-10 or of Fashion-MNIST: with few classes
+each and no attack, or seven of them with the paper's heaviest label noise. All methods have the
+same images, first model and local steps. What a method leaves to its user is chosen on the server's
+validation split of CIFAR-10, seed 0, without attack (``--choose``), then written into ``METHODS``.
+Rows are added as they come; a cell that has one is not run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
+
+import typer
+from flwr.serverapp import strategy as flower
+
+from fedif_flower.run.config import default_run_config
+from fedif_flower.run.rows import read_rows
+from fedif_flower.settings import Scalar, Setting
+from fedif_flower.sweeps.data import find_data
+from fedif_flower.sweeps.tables import MeanStd, ResultTable
+from fedif_flower.tasks.config import TrainingConfig
+from fedif_studies import subset
+from fedif_studies.queue import Wanted, work_off
+from fedif_studies.rows import RESULTS
+
+Settings = Mapping[str, Scalar]
+
+OUTPUT = RESULTS / "compared.csv"
+TRAIN, TEST = 2000, 2000  # Images drawn of each split; a fifth of the latter are the server's.
+SIZE: Settings = MappingProxyType(
+    {
+        "model": "mlp",
+        "num-clients": 10,
+        "fraction-train": 1.0,
+        "num-server-rounds": 20,
+        "local-epochs": 2,
+        "batch-size": 32,
+        "momentum": 0.0,  # As in the papers of SCAFFOLD and q-FedAvg.
+        "update-clipping": 0.0,
+        "device": "cpu",
+    }
+)
+LEARNING_RATE = 0.05  # Of all clients.
+DATA: Mapping[str, Settings] = {
+    "CIFAR-10": {"dataset": "cifar10", "poison-ratio-min": 0.7, "poison-ratio-max": 0.8},
+    "Fashion-MNIST": {
+        "dataset": "fashion-mnist",
+        "poison-ratio-min": 0.6,
+        "poison-ratio-max": 0.7,
+    },
+}
+GAMMA = {"CIFAR-10": 0.3, "Fashion-MNIST": 0.4}  # The paper's, of FedIF.
+CONDITIONS: Mapping[str, Settings] = {
+    "Dirichlet 0.1": {"dirichlet-alpha": 0.1, "attack": "none"},
+    "label noise": {"dirichlet-alpha": 1.0, "attack": "label-noise", "malicious-fraction": 0.7},
+}
+_HERE = "fedif_studies.compared"
+MU = 0.1  # Of MOON.
+METHODS: Mapping[str, Settings] = {
+    "FedAvg": {"strategy": "fedavg"},
+    "FedProx": {"strategy": "fedprox", "fedprox.proximal-mu": 0.01},
+    "SCAFFOLD": {"strategy": "fedavg", "local-method": "scaffold"},
+    "MOON": {"strategy": "fedavg", "local-method": "moon", "moon.mu": MU},
+    "FedAvgM": {"strategy": f"{_HERE}:fed_avg_m", "fed_avg_m.server-learning-rate": 0.3},
+    "FedAdam": {"strategy": f"{_HERE}:fed_adam", "fed_adam.eta": 0.01},
+    "FedYogi": {"strategy": f"{_HERE}:fed_yogi", "fed_yogi.eta": 0.01},
+    "QFedAvg": {"strategy": f"{_HERE}:q_fed_avg", "q_fed_avg.q": 0.1},
+    "FedIF": {"strategy": "fedif"},
+    "SCAFFOLD, FedIF's weights": {"strategy": "fedif", "local-method": "scaffold"},
+    "MOON, FedIF's weights": {"strategy": "fedif", "local-method": "moon", "moon.mu": MU},
+    "influence descent": {"strategy": "influence-descent"},
+}
+BASELINE = "FedAvg"
+# What is chosen, in this order: a setting of a method, and among which values.
+CHOICES: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "FedAvg": ("learning-rate", (0.02, 0.05, 0.1)),  # Of all clients, with any method.
+    "FedAvgM": ("fed_avg_m.server-learning-rate", (0.1, 0.3, 1.0)),
+    "FedAdam": ("fed_adam.eta", (0.003, 0.01, 0.03, 0.1)),
+    "FedYogi": ("fed_yogi.eta", (0.003, 0.01, 0.03, 0.1)),
+    "MOON": ("moon.mu", (0.1, 1.0, 5.0, 10.0)),  # Its paper's.
+}
+
+
+def fed_avg_m(
+    server_learning_rate: Annotated[float, Setting("of the server's steps", gt=0)] = 1.0,
+    server_momentum: Annotated[float, Setting("beta", ge=0, lt=1)] = 0.9,
+) -> flower.FedAvgM:
+    """Return Flower's FedAvgM, with the momentum of its paper (Flower's default is none)."""
+    return flower.FedAvgM(
+        server_learning_rate=server_learning_rate, server_momentum=server_momentum
+    )
+
+
+def fed_adam(
+    eta: Annotated[float, Setting("of the server's steps", gt=0)] = 0.1,
+) -> flower.FedAdam:
+    """Return Flower's FedAdam; beta and tau are Flower's and its paper's: 0.9, 0.99, 0.001."""
+    return flower.FedAdam(eta=eta)
+
+
+def fed_yogi(
+    eta: Annotated[float, Setting("of the server's steps", gt=0)] = 0.01,
+) -> flower.FedYogi:
+    """Return Flower's FedYogi, as FedAdam."""
+    return flower.FedYogi(eta=eta)
+
+
+def q_fed_avg(
+    training: TrainingConfig, q: Annotated[float, Setting("0: FedAvg", ge=0)] = 0.1
+) -> flower.QFedAvg:
+    """Return Flower's q-FedAvg, which takes L from the clients' learning rate."""
+    return flower.QFedAvg(client_learning_rate=training.learning_rate, q=q)
+
+
+class Place(NamedTuple):
+    """Where a cell stands in the tables."""
+
+    seed: int
+    data: str
+    condition: str
+    method: str
+
+
+def make_cell(
+    place: Place,
+    own: Settings = MappingProxyType({}),
+    *,
+    folder: Path = Path("unread"),
+    output_dir: Path = Path("runs"),
+    results: Path = OUTPUT,
+    size: Settings = SIZE,
+) -> Wanted:
+    """Return a cell, which reads nothing until it is run.
+
+    Parameters
+    ----------
+    place : Place
+        Seed, data set, condition and method.
+    own : mapping
+        Settings other than the method's, where one is to be chosen.
+    folder : Path
+        The images, ``train/<class>/`` and ``test/<class>/``.
+    output_dir, results : Path
+        Where its run and its row go.
+    size : mapping
+        What is the same for all cells.
+    """
+    method = {"learning-rate": LEARNING_RATE, "local-method": "sgd", **METHODS[place.method], **own}
+    if method["strategy"] == "fedif":
+        method["fedif.gamma"] = GAMMA[place.data]
+    settings = {**default_run_config(), **size, **DATA[place.data], **CONDITIONS[place.condition]}
+    settings |= {**method, "dataset": "image-folder", "data-dir": str(folder), "seed": place.seed}
+    point = {"data": place.data, "attack": settings["attack"], **method, "seed": place.seed}
+    return Wanted("compared", place.data, settings, point, output_dir, results)
+
+
+def places(seeds: Iterable[int]) -> list[Place]:
+    """Return every cell's place, whole tables of one seed after the other."""
+    return [Place(*place) for place in product(seeds, DATA, CONDITIONS, METHODS)]
+
+
+def choices() -> list[tuple[Place, Settings]]:
+    """Return the cells by which settings are chosen: a place, and the setting's value."""
+    first = next(iter(CONDITIONS))
+    return [
+        (Place(0, "CIFAR-10", first, method), {key: value})
+        for method, (key, values) in CHOICES.items()
+        for value in values
+    ]
+
+
+def choice_table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
+    """Return the accuracy on the validation split with each value; the best is in bold."""
+    found: dict[str, dict[float, float]] = {method: {} for method in CHOICES}
+    for place, own in choices():
+        if row := _row_of(make_cell(place, own), rows):
+            (value,) = own.values()
+            found[place.method][float(value)] = 100 * float(row["validation-last-ten"])
+    lines = []
+    for method, (key, _) in CHOICES.items():
+        best = max(found[method].values(), default=None)
+        shown = [
+            f"**{value:g}: {accuracy:.1f}**" if accuracy == best else f"{value:g}: {accuracy:.1f}"
+            for value, accuracy in found[method].items()
+        ]
+        lines.append([method, f"`{key.rpartition('.')[2]}`", ", ".join(shown) or "-"])
+    heading = ["method", "setting", "validation accuracy by value, %"]
+    return ResultTable("choices", heading, lines, num_labels=3)
+
+
+def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> ResultTable:
+    """Return a data set's table: means and standard deviations over seeds, in percent.
+
+    A method's line is of those seeds that have rows of it in all conditions.
+    """
+    found = {place: _row_of(make_cell(place), rows) for place in places(range(seeds))}
+    heading, lines = ["method", "seeds"], []
+    for condition in CONDITIONS:
+        heading += [f"{condition}: last ten rounds", f"beside {BASELINE}", "last round"]
+    for method in METHODS:
+        of = {
+            seed: [found[Place(seed, data, condition, method)] for condition in CONDITIONS]
+            for seed in range(seeds)
+        }
+        whole = [seed for seed, own in of.items() if all(own)]
+        line, seconds = [method, str(len(whole))], []
+        for condition in CONDITIONS:
+            ten, beside, last = [], [], []
+            for seed in whole:
+                row = found[Place(seed, data, condition, method)] or {}
+                base = found[Place(seed, data, condition, BASELINE)]
+                ten.append(100 * float(row["test-last-ten"]))
+                last.append(100 * float(row["test-last"]))
+                seconds.append(float(row["seconds"]))
+                if base and method != BASELINE:
+                    beside.append(ten[-1] - 100 * float(base["test-last-ten"]))
+            line += [_shown(ten, ".1f"), _shown(beside, "+.1f"), _shown(last, ".1f")]
+        lines.append([*line, _shown([sum(seconds) / len(seconds)] if seconds else [], ".0f")])
+    return ResultTable(data, [*heading, "s"], lines, num_labels=1)
+
+
+def draw(data_dir: str, output_dir: Path) -> dict[str, Path]:
+    """Draw each data set's images into a folder, unless it is there; return the folders."""
+    folders = {name: output_dir.absolute() / "images" / name for name in DATA}
+    for name, folder in folders.items():
+        if not folder.exists():
+            found, _ = find_data(str(DATA[name]["dataset"]), data_dir)
+            part = folder.with_name(f"{name}.part")  # What was stopped half-way.
+            shutil.rmtree(part, ignore_errors=True)
+            subset.main(part, str(found["dataset"]), str(found["data-dir"]), TRAIN, TEST, 0)
+            part.rename(folder)
+    return folders
+
+
+def main(
+    data_dir: Annotated[str, typer.Option(help="where the data sets' files are")] = "",
+    output_dir: Annotated[Path, typer.Option(help="of images, runs and checkpoints")] = Path(
+        "runs/compared"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ..., one after another")] = 3,
+    choose: Annotated[bool, typer.Option("--choose", help="run the cells of the choices")] = False,
+    table: Annotated[bool, typer.Option("--table", help="print the tables of the rows")] = False,
+) -> None:
+    """Measure what the rows lack, or print their tables."""
+    if table:
+        rows = read_rows(OUTPUT)
+        for one in (*(result_table(data, rows, seeds) for data in DATA), choice_table(rows)):
+            print("\n".join([f"{one.title}:", "", *one.to_markdown(), ""]))
+        return
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+    def wanted() -> list[Wanted]:
+        folders = draw(data_dir, output_dir)
+        todo = choices() if choose else [(place, {}) for place in places(range(seeds))]
+        return [
+            make_cell(place, own, folder=folders[place.data], output_dir=output_dir)
+            for place, own in todo
+        ]
+
+    work_off(wanted)
+
+
+def _row_of(one: Wanted, rows: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
+    return next((row for row in rows if one.is_in([row])), None)
+
+
+def _shown(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    over = MeanStd.of(values)
+    return format(over.mean, form) + ("" if over.std is None else f" ± {over.std:.1f}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
