@@ -4,6 +4,14 @@ from fedif_flower.aggregators.align_ins import AlignIns, align_ins_coefficients
 from fedif_flower.aggregators.byzfl import ByzFL
 from fedif_flower.aggregators.centred_clipping import CentredClipping, centred_clipping
 from fedif_flower.aggregators.clipping import LengthMemory, clipping_factors
+from fedif_flower.aggregators.deep_sight import (
+    DeepSight,
+    deep_sight_clusters,
+    deep_sight_coefficients,
+    output_energies,
+    probability_ratios,
+    threshold_exceedings,
+)
 from fedif_flower.aggregators.dnc import DnC, dnc_weights
 from fedif_flower.aggregators.fedadp import FedAdp
 from fedif_flower.aggregators.flame import Flame, flame_coefficients
@@ -21,6 +29,7 @@ __all__ = [
     "AlignIns",
     "ByzFL",
     "CentredClipping",
+    "DeepSight",
     "DnC",
     "FedAdp",
     "Flame",
@@ -35,6 +44,8 @@ __all__ = [
     "centred_clipping",
     "clipping_factors",
     "coordinate_median",
+    "deep_sight_clusters",
+    "deep_sight_coefficients",
     "dnc_weights",
     "flame_coefficients",
     "fltrust_coefficients",
@@ -43,7 +54,10 @@ __all__ = [
     "krum_scores",
     "krum_weights",
     "neighbour_mixing",
+    "output_energies",
+    "probability_ratios",
     "select_lowest",
     "sign_guard_coefficients",
+    "threshold_exceedings",
     "trimmed_mean",
 ]

@@ -37,6 +37,7 @@ STRATEGIES: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
         "AlignIns": {"strategy": "align-ins"},
         "FoolsGold": {"strategy": "fools-gold"},
         "SignGuard": {"strategy": "sign-guard"},
+        "DeepSight": {"strategy": "deep-sight"},
     }
 )
 ATTACKS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(

@@ -172,7 +172,7 @@ def test_a_rule_without_coefficients_is_refused_by_name(tmp_path, strategy):
     [
         *("fedavg", "fedprox", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"),
         *("fltrust", "fedadp", "rfa", "krum", "influence-descent", "flame", "dnc", "align-ins"),
-        *("autobant", "fools-gold", "sign-guard"),
+        *("autobant", "fools-gold", "sign-guard", "deep-sight"),
     ],
 )
 def test_every_strategy_that_combines_updates_is_attributed(tmp_path, strategy):

@@ -1,0 +1,305 @@
+"""DeepSight: models clustered by output layer and answers; suspicious clusters are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedif_flower.aggregators.flame import cosine_distances
+from fedif_flower.errors import ConfigError
+from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.sections import require_settings
+from fedif_flower.settings import Setting
+from fedif_flower.tasks.batches import describe, read_batches
+from fedif_flower.tasks.modules import copy_module, module_mode, trainable_names
+from fedif_flower.tasks.task import Data
+
+_LEAST_FACTOR = 0.01
+_MOST_LOG_RATIO = 60.0  # Of two probabilities; further ones say no more.
+_AT_ONCE = 500  # Inputs in one pass.
+
+
+class DeepSight:
+    r"""Average the updates of clusters in which few look as if trained on few classes.
+
+    Formula: :func:`output_energies`, :func:`threshold_exceedings`, :func:`probability_ratios`,
+    :func:`deep_sight_clusters` and :func:`deep_sight_coefficients`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Says where the output layer lies, its last trainable parameter ``[classes, features]`` with
+        the bias that follows it, and answers random inputs. It is copied.
+    root_data : Tensor, tuple, Dataset or iterable of batches
+        Inputs of the model's kind, of which the shape and the range alone count.
+    samples : int
+        Random inputs of a draw, >= 1.
+    draws : int
+        Draws of random inputs, >= 1.
+    tolerated : float
+        A cluster is left out where this share of it, in (0, 1], is suspicious.
+
+    Raises
+    ------
+    ConfigError
+        If the model has no output layer of this kind, or the inputs are no tensor of numbers.
+
+    References
+    ----------
+    Rieger, Nguyen, Miettinen and Sadeghi, "DeepSight: Mitigating Backdoor Attacks in Federated
+    Learning Through Deep Model Inspection", NDSS 2022.
+    """
+
+    gives_weights = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        root_data: Data,
+        samples: Annotated[int, Setting("random inputs of a draw", ge=1)] = 2000,
+        draws: Annotated[int, Setting("draws of random inputs", ge=1)] = 3,
+        tolerated: Annotated[
+            float,
+            Setting("a cluster is left out where this share of it is suspicious", gt=0, le=1),
+        ] = 1 / 3,
+    ) -> None:
+        given = {"samples": samples, "draws": draws, "tolerated": tolerated}
+        require_settings(DeepSight, given)
+        self.samples, self.draws, self.tolerated = samples, draws, tolerated
+        self._model = copy_module(model)
+        self._names = trainable_names(model)
+        self._shapes = [parameter.shape for parameter in self._parameters()]
+        self._weight, self._bias = self._output_layer()
+        self._shape, self._low, self._high = _kind_of_input(root_data)
+
+    def __repr__(self) -> str:
+        """Name the rule and its settings."""
+        return f"DeepSight({self.samples}, {self.draws}, {self.tolerated:.3g})"
+
+    def __call__(self, updates: RoundUpdates) -> Aggregation:
+        """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
+        weights, biases = self._output_updates(updates.client_updates)
+        energies = output_energies(weights, biases)
+        # Without a bias, what stands for it is the layer itself.
+        directions = biases if self._bias else weights.flatten(1)
+        labels = deep_sight_clusters(
+            cosine_distances(directions), energies, self._ratios(updates).cpu()
+        )
+        coefficients = deep_sight_coefficients(
+            labels,
+            is_suspicious(threshold_exceedings(energies)),
+            updates.squared_norms.double().cpu().sqrt(),
+            tolerated=self.tolerated,
+        )
+        return Aggregation(weights=coefficients)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        named = dict(self._model.named_parameters())
+        return [named[name] for name in self._names]
+
+    def _output_layer(self) -> tuple[slice, slice | None]:
+        """Return where weights and bias of the output layer lie in the vector ``[d]``."""
+        last = [k for k, shape in enumerate(self._shapes) if len(shape) == 2]
+        if not last:
+            raise ConfigError("the model has no fully connected layer, which DeepSight looks at")
+        starts = [sum(s.numel() for s in self._shapes[:k]) for k in range(len(self._shapes) + 1)]
+        weight = last[-1]
+        bias = weight + 1
+        owner = self._names[weight].rpartition(".")[0]
+        has_bias = bias < len(self._names) and self._names[bias].rpartition(".")[0] == owner
+        self._layer = self._shapes[weight]
+        return (
+            slice(starts[weight], starts[weight + 1]),
+            slice(starts[bias], starts[bias + 1]) if has_bias else None,
+        )
+
+    def _output_updates(self, updates: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the updates of the output layer: ``[m, classes, features]``, ``[m, classes]``."""
+        classes, features = self._layer
+        weights = updates[:, self._weight].view(-1, classes, features)
+        if self._bias is None:
+            return weights, updates.new_zeros(len(updates), classes)
+        return weights, updates[:, self._bias]
+
+    def _ratios(self, updates: RoundUpdates) -> Tensor:
+        """Return the mean ratios of probabilities on random inputs, ``[draws, m, classes]``."""
+        params, buffers = updates.client_params(), updates.named_client_buffers()
+        found = []
+        for draw in range(self.draws):
+            generator = updates.generator(f"deep-sight-{draw}")
+            drawn = torch.rand((self.samples, *self._shape), generator=generator)
+            inputs = (self._low + (self._high - self._low) * drawn).to(params)
+            before = self._log_probabilities(updates.global_params, updates.named_buffers, inputs)
+            found.append(
+                torch.stack(
+                    [
+                        probability_ratios(
+                            self._log_probabilities(
+                                params[k],
+                                {name: value[k] for name, value in buffers.items()},
+                                inputs,
+                            ),
+                            before,
+                        )
+                        for k in range(updates.num_clients)
+                    ]
+                )
+            )
+        return torch.stack(found)
+
+    @torch.no_grad()
+    def _log_probabilities(
+        self, params: Tensor, buffers: Mapping[str, Tensor], inputs: Tensor
+    ) -> Tensor:
+        """Return what a model answers, ``[n, classes]``, float64."""
+        pieces = params.split([shape.numel() for shape in self._shapes])
+        arrays = {n: p.view(s) for n, p, s in zip(self._names, pieces, self._shapes, strict=True)}
+        model = self._model.to(params.device)
+        with module_mode(model, training=False):
+            logits = [
+                functional_call(model, {**arrays, **buffers}, (part,))
+                for part in inputs.split(_AT_ONCE)
+            ]
+        return torch.cat(logits).double().log_softmax(dim=1)
+
+
+def _kind_of_input(data: Data) -> tuple[torch.Size, float, float]:
+    """Return the shape of one input, and the least and the greatest value among them."""
+    first = next(iter(read_batches(data, None, _AT_ONCE)))
+    inputs = first[0] if isinstance(first, tuple | list) else first
+    if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
+        raise ConfigError(f"DeepSight draws random inputs like {describe(inputs)}; allowed: floats")
+    return inputs.shape[1:], float(inputs.min()), float(inputs.max())
+
+
+def output_energies(weights: Tensor, biases: Tensor) -> Tensor:
+    r"""Return the normalised update energies of the output layer's neurons.
+
+    .. math:: e_{ic} = |\Delta b_{ic}| + \sum_h |\Delta W_{ich}|, \qquad
+              C_{ic} = \frac{e_{ic}^2}{\sum_j e_{ij}^2}
+
+    Parameters
+    ----------
+    weights : Tensor
+        ``[m, classes, features]``: the updates :math:`\Delta W_i`.
+    biases : Tensor
+        ``[m, classes]``: the updates :math:`\Delta b_i`.
+
+    Returns
+    -------
+    Tensor
+        ``[m, classes]``, float64, on the CPU; rows sum to 1, or are 0 where nothing changed.
+    """
+    energies = weights.double().abs().sum(dim=2) + biases.double().abs()
+    squares = energies.square().cpu()
+    sums = squares.sum(dim=1, keepdim=True)
+    return torch.where(sums > 0, squares / sums, 0.0)
+
+
+def threshold_exceedings(energies: Tensor) -> Tensor:
+    r"""Return how many neurons of each model changed much, ``[m]``: few, if it saw few classes.
+
+    .. math:: T_i = \#\{c: C_{ic} > \max(0.01, 1 / P) \max_j C_{ij}\}
+
+    with P classes, of energies ``[m, P]``.
+    """
+    factor = max(_LEAST_FACTOR, 1 / energies.shape[1])
+    return (energies > factor * energies.amax(dim=1, keepdim=True)).sum(dim=1)
+
+
+def is_suspicious(exceedings: Tensor) -> Tensor:
+    """Return whose exceedings ``[m]`` are at most half of the median, ``[m]`` bool."""
+    return exceedings <= exceedings.double().quantile(0.5) / 2
+
+
+def probability_ratios(client: Tensor, before: Tensor) -> Tensor:
+    r"""Return :math:`\operatorname{mean}_n p_{nc} / q_{nc}`, ``[classes]``, float64 (DDifs).
+
+    Parameters
+    ----------
+    client, before : Tensor
+        ``[n, classes]``: :math:`\ln p` and :math:`\ln q`. A ratio counts for at most
+        :math:`e^{60}`, and for 1 where one of them is not finite.
+    """
+    return (client - before).nan_to_num(0.0).clamp_max(_MOST_LOG_RATIO).exp().mean(dim=0)
+
+
+def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Tensor:
+    r"""Return the cluster of each model, ``[m]``; -1 for one by itself.
+
+    HDBSCAN, with clusters of at least two, is applied to the cosine distances of the output
+    layer's bias updates, to the energies and to each draw's ratios, and once more to the share of
+    these in which two models are not in one cluster: the mean of the first, of the second, and of
+    the mean over the draws.
+
+    Parameters
+    ----------
+    cosines : Tensor
+        ``[m, m]``.
+    energies : Tensor
+        ``[m, classes]``.
+    ratios : Tensor
+        ``[draws, m, classes]``.
+    """
+    apart = [_apart(_clusters(one, "euclidean")) for one in ratios]
+    parts = [
+        _apart(_clusters(cosines, "precomputed")),
+        _apart(_clusters(energies, "euclidean")),
+        torch.stack(apart).mean(dim=0),
+    ]
+    return _clusters(torch.stack(parts).mean(dim=0), "precomputed")
+
+
+def deep_sight_coefficients(
+    clusters: Tensor, suspicious: Tensor, norms: Tensor, *, tolerated: float = 1 / 3
+) -> Tensor:
+    r"""Return what to multiply each update by.
+
+    .. math:: a_i = \frac{1}{|A|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
+              \text{ for } i \in A, \text{ otherwise } 0; \qquad S = \operatorname{median}_i
+              \lVert u_i \rVert
+
+    A are the members of clusters of which less than the tolerated share is suspicious; a model by
+    itself is a cluster of one. Where nobody is left, the model stays as it is.
+
+    Parameters
+    ----------
+    clusters : Tensor
+        ``[m]``, integers; -1 for a model by itself.
+    suspicious : Tensor
+        ``[m]`` bool.
+    norms : Tensor
+        ``[m]``: the lengths.
+    tolerated : float
+        In (0, 1].
+    """
+    together = _apart(clusters) == 0  # [m, m]
+    shares = (together & suspicious).double().sum(dim=1) / together.sum(dim=1)
+    kept = shares < tolerated
+    if not bool(kept.any()):
+        return torch.zeros_like(norms, dtype=torch.float64)
+    bound = norms.median()
+    return kept * torch.where(norms > bound, bound / norms, 1.0).double() / kept.sum()
+
+
+def _clusters(points: Tensor, metric: str) -> Tensor:
+    """Return HDBSCAN's labels ``[m]``, -1 for outliers."""
+    # Imported here: it takes a second, of every client and command line.
+    from sklearn.cluster import HDBSCAN
+
+    if len(points) < 3:
+        return torch.full((len(points),), -1)
+    clusters = HDBSCAN(
+        min_cluster_size=2, min_samples=1, metric=metric, allow_single_cluster=True, copy=True
+    )
+    return torch.from_numpy(clusters.fit(points.double().cpu().numpy()).labels_)
+
+
+def _apart(clusters: Tensor) -> Tensor:
+    """Return 0 for two models of one cluster, else 1, ``[m, m]``; an outlier is near itself."""
+    same = (clusters[:, None] == clusters) & (clusters >= 0)
+    return (~(same | torch.eye(len(clusters), dtype=torch.bool))).double()

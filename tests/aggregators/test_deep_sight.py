@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedif_flower.aggregators import (
+    DeepSight,
+    deep_sight_clusters,
+    deep_sight_coefficients,
+    output_energies,
+    probability_ratios,
+    threshold_exceedings,
+)
+from fedif_flower.aggregators.deep_sight import is_suspicious
+from fedif_flower.errors import ConfigError
+from fedif_flower.strategies import RobustRule, Setup
+from tests.strategies.lines import Movers, column, play
+
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+INPUTS = (torch.tensor([[0.0, 1.0], [2.0, -1.0]]), torch.tensor([0, 1]))
+
+
+def test_energies_by_hand():
+    weights = torch.tensor([[[1.0, -1.0], [0.0, 0.5]], [[0.0, 0.0], [0.0, 0.0]]])
+    biases = torch.tensor([[1.0, -0.5], [0.0, 0.0]])
+    # 3 and 1; who changed nothing has no energy.
+    assert output_energies(weights, biases).tolist() == [[0.9, 0.1], [0.0, 0.0]]
+
+
+def test_few_neurons_exceed_the_threshold_where_few_classes_were_seen():
+    # With 4 classes more than a quarter of the largest counts.
+    energies = torch.tensor([[0.4, 0.2, 0.3, 0.1], [0.9, 0.05, 0.05, 0.0]])
+    assert threshold_exceedings(energies).tolist() == [3, 1]
+    # At most half of the median, 4.
+    assert is_suspicious(torch.tensor([4, 2, 5, 1, 4])).tolist() == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_ratios_by_hand():
+    before = torch.tensor([[0.5, 0.5], [0.25, 0.75]]).double().log()
+    client = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).double().log()
+    expected = [(0.5 + 2) / 2, (1.5 + 2 / 3) / 2]
+    assert probability_ratios(client, before).tolist() == pytest.approx(expected)
+    gone = torch.tensor([[0.0, 1.0]]).double().log()
+    assert bool(probability_ratios(client[:1], gone).isfinite().all())
+    assert probability_ratios(torch.full((1, 2), math.nan), before[:1]).tolist() == [1, 1]
+
+
+def test_two_groups_that_all_figures_tell_apart_are_two_clusters():
+    group = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    jitter = 0.01 * torch.arange(7.0)[:, None]
+    points = 5.0 * group[:, None] + jitter  # [7, 1]
+    cosines = (points - points.T).abs().double() / 10
+    labels = deep_sight_clusters(cosines, points, points[None])
+    assert bool((labels >= 0).all())
+    assert bool(((labels[:, None] == labels) == (group[:, None] == group)).all())
+
+
+def test_two_models_are_too_few_to_make_a_cluster():
+    zeros = torch.zeros(2, 2)
+    assert deep_sight_clusters(zeros, zeros, zeros[None]).tolist() == [-1, -1]
+
+
+def test_a_cluster_goes_with_a_third_of_suspicious_members_and_lengths_are_bounded():
+    clusters = torch.tensor([0, 0, 0, 1, 1, 1, 1, -1, -1])
+    suspicious = torch.tensor([True, False, False, True, False, False, False, True, False])
+    norms = torch.tensor([1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 1.0, 2.0, 2.0])
+    # Of the first cluster a third is suspicious, of the second a quarter; the median is 2.
+    coefficients = deep_sight_coefficients(clusters, suspicious, norms)
+    assert (5 * coefficients).tolist() == [0, 0, 0, 1, 0.5, 0.25, 1, 0, 1]
+    kept = deep_sight_coefficients(clusters, suspicious, norms, tolerated=0.5)
+    assert (kept > 0).tolist() == [True] * 7 + [False, True]
+    assert not bool(deep_sight_coefficients(clusters, torch.ones(9).bool(), norms).any())
+
+
+def test_a_round_leaves_out_who_moved_one_class_alone():
+    """Five move all classes, two of a cluster of their own one class far, both ways."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    honest = [0.3, 0.1, 0.3, -0.2, 0.2, 0.3, 0.1, -0.1, 0.2]
+    steps = [[value * (1 + 0.01 * k) for value in honest] for k in range(5)]
+    attack = [0.0, 0.0, 0.0, 0.0, 3.0, -3.0, 0.0, 0.0, 3.0]
+    steps += [attack, [1.02 * value for value in attack]]
+    strategy = RobustRule(DeepSight(model, INPUTS, samples=50), **BASE)
+    _, (report,) = play(strategy, model, Movers(steps))
+    weights = column(report, "weight")
+    assert weights[5:] == [0, 0]
+    assert all(0.1 < weight <= 0.2 for weight in weights[:5])
+
+
+def test_the_output_layer_is_found_with_its_bias_or_without():
+    deep = DeepSight(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)), INPUTS)
+    assert (deep._weight, deep._bias) == (slice(12, 24), slice(24, 27))
+    bare = DeepSight(nn.Sequential(nn.Linear(2, 3, bias=False), nn.LayerNorm(3)), INPUTS)
+    assert (bare._weight, bare._bias) == (slice(0, 6), None)
+    model = nn.Linear(2, 3, bias=False)
+    rule = RobustRule(DeepSight(model, INPUTS, samples=5), **BASE)
+    _, (report,) = play(rule, model, Movers([[0.1 * k] * 6 for k in (1, 2, 3)]))
+    assert not report.failed
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "keys", "message"),
+    [
+        (nn.Conv2d(1, 1, 1), INPUTS, {}, "the model has no fully connected layer"),
+        (nn.Linear(2, 2), (torch.ones(2, 2).long(), INPUTS[1]), {}, "random inputs like int64"),
+        (nn.Linear(2, 2), INPUTS, {"samples": 0}, "samples = 0; allowed: an integer >= 1"),
+        (nn.Linear(2, 2), INPUTS, {"tolerated": 2.0}, "tolerated = 2.0; allowed: a number > 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(model, inputs, keys, message):
+    with pytest.raises(ConfigError, match=message):
+        DeepSight(model, inputs, **keys)
