@@ -27,7 +27,7 @@ class Kind(NamedTuple):
 KINDS = {
     "tabular": Kind("rows of numbers, sorted into classes"),
     "images": Kind("pictures, sorted into classes", 0.05),
-    "texts": Kind("short texts, sorted into classes"),
+    "text": Kind("short texts, sorted into classes"),
     "time-series": Kind("series of numbers, of which the next one is forecast", 0.05),
     "language-model": Kind("adapters of a language model", 0.01, ("peft>=0.18", "transformers>=5")),
 }

@@ -103,9 +103,9 @@ def test_an_unknown_template_is_named_with_the_choices(tmp_path):
 
 
 def test_what_is_not_installed_is_said(tmp_path, monkeypatch):
-    lacking = KINDS["texts"]._replace(requires=("torch>=2", "no-such-package>=1"))
-    monkeypatch.setitem(KINDS, "texts", lacking)
-    result = CliRunner().invoke(cli, ["new", str(tmp_path / "app"), "--template", "texts"])
+    lacking = KINDS["text"]._replace(requires=("torch>=2", "no-such-package>=1"))
+    monkeypatch.setitem(KINDS, "text", lacking)
+    result = CliRunner().invoke(cli, ["new", str(tmp_path / "app"), "--template", "text"])
     assert result.exit_code == 0
     assert "Not installed here: no-such-package; `pip install -e .`" in result.output
     assert '"torch>=2", "no-such-package>=1"]' in (tmp_path / "app/pyproject.toml").read_text()
