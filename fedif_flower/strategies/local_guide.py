@@ -9,7 +9,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
-from fedif_flower.local_methods import LocalMethod
+from fedif_flower.local_methods import LocalMethod, Turn
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import GUIDE_RECORD
 from fedif_flower.messages.screening import AcceptedReply, Workspace
@@ -51,7 +51,12 @@ class LocalGuide:
         if self._guide is None:
             return select(nodes, server_round) if nodes else []
         before = self._guide.noisy
-        turn = self._guide.turn([node.client_id for node in nodes], server_round)
+        ids = [node.client_id for node in nodes]
+        try:
+            turn = self._guide.turn(ids, server_round)
+        except Exception as error:  # as in take
+            self._unusable(server_round, error)
+            turn = Turn(ids)
         self._remark(server_round, before, nodes)
         members = frozenset(turn.members)
         allowed = [node for node in nodes if node.client_id in members]
@@ -88,8 +93,7 @@ class LocalGuide:
         try:
             self._guide.take(server_round, [r.node.client_id for r in accepted], reports)
         except Exception as error:  # reports are the clients' words: they must not stop a run
-            reason = printable(repr(error))
-            logger.error("round %d: the reports cannot be used: %s", server_round, reason)
+            self._unusable(server_round, error)
         self._remark(server_round, before, [reply.node for reply in accepted])
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,6 +104,10 @@ class LocalGuide:
         """Take over what :meth:`state_dict` returned."""
         if self._guide is not None:
             self._guide.load_state_dict(state)
+
+    def _unusable(self, server_round: int, error: Exception) -> None:
+        reason = printable(repr(error))
+        logger.error("round %d: the reports cannot be used: %s", server_round, reason)
 
     def _remark(
         self, server_round: int, before: frozenset[int], nodes: Sequence[ClientNode]
