@@ -4,8 +4,9 @@ Six members share a data set evenly; member 0 has 10, 30 or 70 % of its labels r
 classes. It ranks its examples by the published gradients, by their own loss, and by ``cleanlab``
 (confident learning; a logistic regression on its own pixels, cross-validated). Precision is taken
 at the number of labels that are truly wrong. Then the same run is done again: without the examples
-whose influence is below 0, and without as many of the largest loss as there are wrong labels.
-Results are appended; what is there is not measured again.
+whose influence is below 0; without those flagged, as many of the largest loss as there are wrong
+labels; and with the flagged looked at, and those of them that are wrong set right. Results are
+appended; what is there is not measured again.
 """
 
 from __future__ import annotations
@@ -33,23 +34,26 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.images import image_task, settled
-from fedif_flower.tasks.task import ClientSite, Data, Task
+from fedif_flower.tasks.task import ClientSite, Data, Site, Task
 from fedif_studies.rows import RESULTS, append_rows
 
 OUTPUT = RESULTS / "mislabelled.csv"
 CLIENTS, FLIPPED = 6, (0.1, 0.3, 0.7)
+VALIDATION = 1000  # Examples of the server at most.
 Pair = tuple[Tensor, Tensor]
 COLUMNS = (
-    *("dataset", "seed", "flipped", "examples", "wrong"),
+    *("dataset", "strategy", "seed", "flipped", "examples", "wrong"),
     *("influence", "loss", "neighbours", "cleanlab"),  # Precision at the number of wrong labels.
-    *("harmful", "harmful_wrong", "contribution", "without_harmful", "without_largest_loss"),
-    *("accuracy", "accuracy_without_harmful", "accuracy_without_largest_loss"),
+    *("harmful", "harmful_wrong"),
+    *("others", "contribution", "without_harmful", "without_largest_loss", "largest_loss_mended"),
+    *("accuracy", "accuracy_without_harmful", "accuracy_without_largest_loss", "accuracy_mended"),
 )
 
 
 def main(
     dataset: Annotated[str, typer.Option(help="digits, fashion-mnist ...")] = "digits",
     data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
+    strategy: Annotated[str, typer.Option(help="whose weights the members have")] = "fedavg",
     rounds: Annotated[int, typer.Option(min=1, help="of each run")] = 10,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     examples: Annotated[int, typer.Option(min=0, help="of each member at most; 0: all")] = 0,
@@ -58,17 +62,23 @@ def main(
     """Measure what is missing, then print all rows."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    done = {(row["dataset"], row["seed"], row["flipped"]) for row in read_rows(output)}
+    known = [tuple(row[name] for name in COLUMNS[:4]) for row in read_rows(output)]
     for share in FLIPPED:
-        if (dataset, str(seed), str(share)) not in done:
-            line = measure(dataset, data_dir, rounds, seed, share, examples)
+        if (dataset, strategy, str(seed), str(share)) not in known:
+            line = measure(dataset, data_dir, strategy, rounds, seed, share, examples)
             append_rows(output, COLUMNS, [line], digits=4)
     for row in read_rows(output):
         print(", ".join(f"{name} {row[name]}" for name in COLUMNS))
 
 
 def measure(
-    dataset: str, data_dir: str, rounds: int, seed: int, share: float, examples: int
+    dataset: str,
+    data_dir: str,
+    strategy: str,
+    rounds: int,
+    seed: int,
+    share: float,
+    examples: int,
 ) -> list[object]:
     """Return a row: a run, what is found of member 0, and the run again without it."""
     with tempfile.TemporaryDirectory() as name:
@@ -77,9 +87,12 @@ def measure(
             {
                 "dataset": dataset,
                 "data-dir": data_dir,
+                "model": "mlp",
+                "strategy": strategy,
                 "num-clients": CLIENTS,
                 "fraction-train": 1.0,
                 "num-server-rounds": rounds,
+                "eval-every": rounds,
                 "dirichlet-alpha": 1000.0,
                 "attribution": "simpson",
                 "publish-gradients": True,
@@ -98,17 +111,23 @@ def measure(
         found = inspect_examples(task, data, kept, "cpu")
         largest = torch.zeros(len(wrong), dtype=torch.bool)
         largest[found.order[: int(wrong.sum())]] = True
+        again = {
+            "harmful": without(task, ~found.harmful),
+            "largest": without(task, ~largest),
+            "mended": mended(task, noisy_task(config, 0.0, examples)[0], largest),
+        }
         runs = [before] + [
-            run(config.replace(run_name=name), without(task, ~dropped), folder / "again")
-            for name, dropped in (("harmful", found.harmful), ("largest", largest))
+            run(config.replace(run_name=name), changed, folder / "again")
+            for name, changed in again.items()
         ]
         assert found.agreement is not None
         ranked = [found.influence, -found.losses, found.agreement, quality(data)]
         return [
-            *(dataset, seed, share, len(wrong), int(wrong.sum())),
+            *(dataset, strategy, seed, share, len(wrong), int(wrong.sum())),
             *(precision(scores, wrong) for scores in ranked),
             *(int(found.harmful.sum()), int((found.harmful & wrong).sum())),
-            *(contribution(run_dir) for run_dir in runs),
+            contributions(before)[1],
+            *(contributions(run_dir)[0] for run_dir in runs),
             *(accuracy(run_dir) for run_dir in runs),
         ]
 
@@ -130,9 +149,14 @@ def noisy_task(config: RunConfig, share: float, examples: int) -> tuple[Task, Te
         count = examples or len(labels)
         return inputs[:count], labels[:count]
 
+    def validation_data(site: Site) -> Data:
+        inputs, labels = task.validation_data(site)  # type: ignore[misc]
+        return inputs[:VALIDATION], labels[:VALIDATION]
+
     site = ClientSite(config.seed, config.data_path, 0, CLIENTS)
     noisy: Pair = client_data(site)  # type: ignore[assignment]
-    return replace(task, client_data=client_data), noisy[1] != own(site)[1]
+    changed = replace(task, client_data=client_data, validation_data=validation_data)
+    return changed, noisy[1] != own(site)[1]
 
 
 def pair_of(task: Task, site: ClientSite) -> Pair:
@@ -148,6 +172,18 @@ def without(task: Task, kept: Tensor) -> Task:
         inputs, labels = pair_of(task, site)
         if site.partition_id == 0:
             return inputs[kept], labels[kept]
+        return inputs, labels
+
+    return replace(task, client_data=client_data)
+
+
+def mended(task: Task, right: Task, looked_at: Tensor) -> Task:
+    """Return the task in which member 0 has another's labels of the examples ``[n]`` looked at."""
+
+    def client_data(site: ClientSite) -> Data:
+        inputs, labels = pair_of(task, site)
+        if site.partition_id == 0:
+            labels = torch.where(looked_at, pair_of(right, site)[1], labels)
         return inputs, labels
 
     return replace(task, client_data=client_data)
@@ -182,10 +218,12 @@ def quality(data: Pair) -> Tensor:
     return torch.from_numpy(get_label_quality_scores(labels, predicted))
 
 
-def contribution(run_dir: Path) -> float:
-    """Return what member 0 contributed, in nats, over all rounds."""
-    rows = RunFolder(run_dir).attribution.read()
-    return sum(float(row["contribution"]) for row in rows if row["partition_id"] == "0")
+def contributions(run_dir: Path) -> tuple[float, float]:
+    """Return what member 0 contributed over all rounds, and the other members' mean, in nats."""
+    sums = [0.0] * CLIENTS
+    for row in RunFolder(run_dir).attribution.read():
+        sums[int(row["partition_id"])] += float(row["contribution"])
+    return sums[0], sum(sums[1:]) / (CLIENTS - 1)
 
 
 def accuracy(run_dir: Path) -> float:

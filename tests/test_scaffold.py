@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from typer.testing import CliRunner
 
-from fedif_flower import scaffold
+from fedif_flower import load, scaffold
 from fedif_flower.cli import cli
 from fedif_flower.devices import torch_threads
 from fedif_flower.errors import ConfigError, StorageError
@@ -55,6 +55,9 @@ def test_an_app_imports_and_learns(kind, tmp_path, monkeypatch):
     spec.loader.exec_module(own)
     with torch_threads(1):
         own.test_two_clients_learn(tmp_path / "runs")
+    [run_dir] = (tmp_path / "runs").iterdir()
+    accuracy = load(run_dir).lines("rounds")[-1]["test_accuracy"]
+    assert (accuracy or 1.0) > 0.5  # None where nothing is sorted into classes.
 
 
 @pytest.mark.parametrize("kind", KINDS)
