@@ -10,6 +10,7 @@ Rows are added as they come; a cell that has one is not run again.
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -23,6 +24,7 @@ from flwr.serverapp import strategy as flower
 from fedif_flower.run.config import default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar, Setting
+from fedif_flower.storage import write_atomically
 from fedif_flower.sweeps.data import find_data
 from fedif_flower.sweeps.tables import MeanStd, ResultTable
 from fedif_flower.tasks.config import TrainingConfig
@@ -33,6 +35,7 @@ from fedif_studies.rows import RESULTS
 Settings = Mapping[str, Scalar]
 
 OUTPUT = RESULTS / "compared.csv"
+PAGE = RESULTS.parent / "compared.md"
 TRAIN, TEST = 2000, 2000  # Images drawn of each split; a fifth of the latter are the server's.
 SIZE: Settings = MappingProxyType(
     {
@@ -192,7 +195,7 @@ def choice_table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
         ]
         lines.append([method, f"`{key.rpartition('.')[2]}`", ", ".join(shown) or "-"])
     heading = ["method", "setting", "validation accuracy by value, %"]
-    return ResultTable("choices", heading, lines, num_labels=3)
+    return ResultTable("Choices", heading, lines, num_labels=3)
 
 
 def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> ResultTable:
@@ -226,6 +229,14 @@ def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> Re
     return ResultTable(data, [*heading, "s"], lines, num_labels=1)
 
 
+def with_tables(page: str, rows: Sequence[Mapping[str, str]], seeds: int) -> str:
+    """Return a page with the tables of the rows, each below the heading of its name."""
+    for table in (choice_table(rows), *(result_table(data, rows, seeds) for data in DATA)):
+        lines = "\n".join(table.to_markdown())
+        page = re.sub(rf"^(### {table.title}\n\n)(\|.*\n)*", rf"\1{lines}\n", page, flags=re.M)
+    return page
+
+
 def draw(data_dir: str, output_dir: Path) -> dict[str, Path]:
     """Draw each data set's images into a folder, unless it is there; return the folders."""
     folders = {name: output_dir.absolute() / "images" / name for name in DATA}
@@ -246,13 +257,15 @@ def main(
     ),
     seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ..., one after another")] = 3,
     choose: Annotated[bool, typer.Option("--choose", help="run the cells of the choices")] = False,
-    table: Annotated[bool, typer.Option("--table", help="print the tables of the rows")] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="write the rows' tables into the page")
+    ] = False,
 ) -> None:
-    """Measure what the rows lack, or print their tables."""
+    """Measure what the rows lack, or write their tables into the page."""
     if table:
-        rows = read_rows(OUTPUT)
-        for one in (*(result_table(data, rows, seeds) for data in DATA), choice_table(rows)):
-            print("\n".join([f"{one.title}:", "", *one.to_markdown(), ""]))
+        text = with_tables(PAGE.read_text(), read_rows(OUTPUT), seeds)
+        write_atomically(PAGE, text)
+        print(PAGE)
         return
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -275,7 +288,9 @@ def _shown(values: Sequence[float], form: str) -> str:
     if not values:
         return "-"
     over = MeanStd.of(values)
-    return format(over.mean, form) + ("" if over.std is None else f" ± {over.std:.1f}")
+    return format(round(over.mean, 1) + 0.0, form) + (
+        "" if over.std is None else f" ± {over.std:.1f}"
+    )
 
 
 if __name__ == "__main__":

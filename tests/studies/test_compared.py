@@ -10,7 +10,11 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_studies import subset
 from fedif_studies.compared import (
+    CHOICES,
+    LEARNING_RATE,
     METHODS,
+    OUTPUT,
+    PAGE,
     SIZE,
     Place,
     choice_table,
@@ -18,6 +22,7 @@ from fedif_studies.compared import (
     make_cell,
     places,
     result_table,
+    with_tables,
 )
 from fedif_studies.queue import Progress, missing, work_through
 
@@ -123,3 +128,26 @@ def test_a_choice_shows_each_value_and_the_best():
     ]
     (line,) = [line for line in choice_table(found).lines if line[0] == "MOON"]
     assert line == ["MOON", "`mu`", "0.1: 25.0, **5: 50.0**"]
+
+
+def test_the_page_has_the_tables_of_the_committed_rows():
+    page = PAGE.read_text()
+    assert with_tables(page, read_rows(OUTPUT), seeds=3) == page
+    without = with_tables(page, [], seeds=3)
+    assert "| FedIF | 0 | - |" in without
+    assert with_tables(without, read_rows(OUTPUT), seeds=3) == page
+
+
+def test_methods_have_what_was_chosen_on_the_validation_split():
+    rows = read_rows(OUTPUT)
+    for method, (key, _) in CHOICES.items():
+        accuracies = {
+            float(row[key]): float(row["validation-last-ten"])
+            for place, own in choices()
+            if place.method == method
+            for one in [make_cell(place, own)]
+            for row in rows
+            if one.is_in([row])
+        }
+        settings = {"learning-rate": LEARNING_RATE, **METHODS[method]}
+        assert max(accuracies, key=accuracies.__getitem__) == settings[key], method
