@@ -12,13 +12,14 @@ from fedif_flower.attacks import ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LOCAL_METHODS
 from fedif_flower.registry import Found, Registry
+from fedif_flower.strategies.config import SCREENS
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.registry import TASKS
 
 
 def listing() -> Iterator[Table]:
     """Yield a table for each key of the run config that names something."""
-    for registry in (TASKS, ATTACKS, LOCAL_METHODS, STRATEGIES):
+    for registry in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES):
         table = Table(title=f'{registry.key}="..."', title_justify="left")
         for column in (registry.key, "what it is", "from"):
             table.add_column(column)

@@ -6,11 +6,12 @@ from fedif_flower.attacks import ATTACKS
 from fedif_flower.listing import line_of, listing
 from fedif_flower.local_methods import LOCAL_METHODS
 from fedif_flower.registry import Found
+from fedif_flower.strategies.config import SCREENS
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.registry import TASKS
 
 
-@pytest.mark.parametrize("registry", [TASKS, ATTACKS, LOCAL_METHODS, STRATEGIES])
+@pytest.mark.parametrize("registry", [TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES])
 def test_every_name_has_one_line_of_its_own(registry):
     names = [found.name for found in registry.found()]
     assert len(set(names)) == len(names)
@@ -23,7 +24,7 @@ def test_every_name_has_one_line_of_its_own(registry):
 
 def test_there_is_a_table_for_each_key():
     assert [len(table.rows) for table in listing()] == [
-        len(r) for r in (TASKS, ATTACKS, LOCAL_METHODS, STRATEGIES)
+        len(r) for r in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES)
     ]
 
 

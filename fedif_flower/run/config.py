@@ -301,6 +301,7 @@ def _refuse_unmaskable(config: RunConfig) -> None:
             f"0 {words}, and rounds that are not buffered: a late vector has the mask of its round",
         ),
         "neighbour_mixing": (config.neighbour_mixing, f"false {words}"),
+        "screen": (config.screen != "off", f"'off' {words}"),
         "aggregation": (config.aggregation == "streaming", f"'stacked' or 'auto' {words}"),
         "attribution": (
             config.attribution == "adaptive",

@@ -94,7 +94,7 @@ def build_strategy(
         fraction_evaluate=0.0,
         min_train_nodes=1,
         min_available_nodes=config.num_clients,
-        stages=configured_stages(config),
+        stages=configured_stages(config, loaded.validation),
         callbacks=callbacks,
         setup=Setup(
             seed=config.seed,

@@ -8,6 +8,7 @@ from fedif_flower.stages.nearest_neighbours import NearestNeighbours
 from fedif_flower.stages.pipeline import Stages
 from fedif_flower.stages.server_momentum import ServerMomentum
 from fedif_flower.stages.stage import Destination, Proposal, Stage
+from fedif_flower.stages.trigger_screen import TriggerScreen
 
 __all__ = [
     "Bucketing",
@@ -20,4 +21,5 @@ __all__ = [
     "ServerMomentum",
     "Stage",
     "Stages",
+    "TriggerScreen",
 ]

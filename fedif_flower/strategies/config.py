@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from fedif_flower.registry import Registry
-from fedif_flower.sections import SectionedSettings, setting_of
+from fedif_flower.sections import SectionedSettings, make, setting_of
 from fedif_flower.settings import RefusedValueError, setting
 from fedif_flower.stages import (
     Bucketing,
@@ -19,12 +19,14 @@ from fedif_flower.stages import (
     NearestNeighbours,
     ServerMomentum,
     Stage,
+    TriggerScreen,
 )
 from fedif_flower.strategies.pace import Pace
 from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES, WITHOUT_COEFFICIENTS
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.strategies.streaming import AggregationMode
+from fedif_flower.valuation import Validation
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
 Policy = Literal["none", "quarantine"]
@@ -32,10 +34,22 @@ Rounds = Literal["synchronous", "buffered"]
 ALWAYS = 10**9  # Rounds after which a reply still counts.
 
 
+def _no_screen() -> None:
+    """Look at no round: all updates are weighed."""
+
+
+# A constructor can have the server's held-out data beside its settings.
+SCREENS = Registry(
+    "screen", {"off": _no_screen, "trigger-inversion": TriggerScreen}, offered=("validation",)
+)
+
+
 class StrategyConfig(SectionedSettings):
     """How the server draws clients, believes them, and weighs what they send."""
 
-    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType({"strategy": STRATEGIES})
+    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
+        {"strategy": STRATEGIES, "screen": SCREENS}
+    )
 
     strategy: str = setting(
         "fedif",
@@ -84,6 +98,14 @@ class StrategyConfig(SectionedSettings):
         "so many clients, drawn by chance, are averaged and weighed as one; 1: each by itself. For "
         "robust rules that remember no client",
         ge=1,
+        is_new=True,
+    )
+    screen: str = setting(
+        "off",
+        "what looks at a round's updates before they are weighed: `trigger-inversion` leaves out "
+        "those that strengthen a backdoor's trigger, which it finds on the validation images "
+        "(`docs/methods/trigger-screen.md`); not with Flower's own rules",
+        choices=SCREENS,
         is_new=True,
     )
     attribution: Attribution = setting(
@@ -181,6 +203,8 @@ class StrategyConfig(SectionedSettings):
             raise RefusedValueError("neighbour_mixing", f"false with strategy {self.strategy!r}")
         if self.strategy in FLOWER_RULES and self.bucketing > 1:
             raise RefusedValueError("bucketing", f"1 with strategy {self.strategy!r}")
+        if self.strategy in FLOWER_RULES and self.screen != "off":
+            raise RefusedValueError("screen", f"'off' with strategy {self.strategy!r}")
         if self.strategy in FLOWER_RULES and self.max_update_length:
             raise RefusedValueError("max_update_length", f"0 with strategy {self.strategy!r}")
         return self
@@ -222,11 +246,19 @@ def default_clipping(strategy: str) -> float:
     return clips[0].multiple if clips else 0.0
 
 
-def configured_stages(config: StrategyConfig) -> list[Stage]:
-    """Return the stages that the keys of a run config stand for, in their order."""
+def configured_stages(config: StrategyConfig, validation: Validation | None = None) -> list[Stage]:
+    """Return the stages that the keys of a run config stand for, in their order.
+
+    ``validation`` is for a screen; ``None``: it takes the strategy's own.
+    """
     stages: list[Stage] = []
     if config.max_update_length:
         stages.append(MaxLength(config.max_update_length))
+    offered = {"validation": validation}
+    own = config.settings_of("screen")
+    screen = make(f"screen {config.screen!r}", SCREENS[config.screen], offered, own)
+    if screen is not None:
+        stages.append(screen)
     if config.neighbour_mixing and config.assumed_malicious_fraction:
         stages.append(NearestNeighbours(config.assumed_malicious_fraction))
     if config.bucketing > 1:

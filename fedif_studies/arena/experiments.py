@@ -38,6 +38,7 @@ STRATEGIES: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
         "FoolsGold": {"strategy": "fools-gold"},
         "SignGuard": {"strategy": "sign-guard"},
         "DeepSight": {"strategy": "deep-sight"},
+        "screen + FedAvg": {"strategy": "fedavg", "screen": "trigger-inversion"},
     }
 )
 ATTACKS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(

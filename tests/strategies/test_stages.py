@@ -83,6 +83,11 @@ def test_strategies_that_score_bound_lengths_and_loss_by_default():
         ("fedif", {"update-clipping": 0.0}, "[]"),
         ("krum", {"update-clipping": 1.5}, "[Clip(1.5)]"),
         (
+            "fedavg",
+            {"screen": "trigger-inversion", "trigger-inversion.rise": 3.0},
+            "[TriggerScreen(rise=3, small=0.5, steps=100)]",
+        ),
+        (
             "fedif",
             {
                 "max-update-length": 9.0,

@@ -1,0 +1,204 @@
+"""Leaves out updates that strengthen a trigger which is found by inversion on held-out images."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.clipping import clipping_factors, usual_length
+from fedif_flower.errors import ConfigError
+from fedif_flower.round import RoundUpdates, combine, combine_buffers
+from fedif_flower.sections import require_settings
+from fedif_flower.settings import Setting
+from fedif_flower.stages.stage import Stage
+from fedif_flower.valuation.flat_model import FlatModel
+from fedif_flower.valuation.trigger_inversion import invert_triggers
+from fedif_flower.valuation.validation import Validation
+
+_LONG = 3.0  # Times the usual length: longer updates are looked at as if of this length.
+logger = logging.getLogger(__name__)
+
+
+class TriggerScreen(Stage):
+    r"""Looks for a trigger in what a round leads to, and leaves out the updates that it comes from.
+
+    The class with the smallest inverted trigger (see
+    :func:`~fedif_flower.valuation.trigger_inversion.invert_triggers`) of the model
+    :math:`\bar w = w_{t-1} + \sum_i p_i u_i` is suspected, with :math:`p_i` the shares of the
+    examples and no :math:`u_i` longer than three times the median. Influence on the validation
+    images of the other classes that carry the trigger, under their true labels, tells whom it comes
+    from:
+
+    .. math:: s_i = \langle u_i, \nabla \ell(\bar w, D'_\text{trigger}) \rangle, \qquad
+              \bar s = \sum_i p_i s_i
+
+    Left out are updates with :math:`s_i > \rho`; where the mask is less than the share ``small`` of
+    the median mask, so that there is a trigger, all with :math:`s_i > \max(\bar s, 0)` too. The
+    mean of the updates that are kept takes the place of each that is not, so that its weight goes
+    to them. No majority of honest clients is needed. The update with the least :math:`s_i` is
+    always kept.
+
+    Parameters
+    ----------
+    validation : Validation, optional
+        The held-out images D' with model and loss. Default: the strategy's own.
+    rise : float
+        :math:`\rho` >= 0, in nats.
+    small : float
+        >= 0, of the median mask.
+    steps : int
+        Of an inversion, >= 1.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is out of range; when the rounds begin, if there is no validation set, or it
+        is not of images and classes.
+    """
+
+    def __init__(
+        self,
+        validation: Validation | None = None,
+        rise: Annotated[
+            float,
+            Setting(
+                "rho: an update that raises the loss of images with the inverted trigger by more "
+                "nats is left out",
+                ge=0,
+            ),
+        ] = 2.0,
+        small: Annotated[
+            float, Setting("a mask of less than this share of the median one is a trigger", ge=0)
+        ] = 0.5,
+        steps: Annotated[int, Setting("of an inversion", ge=1)] = 100,
+    ) -> None:
+        given = {"rise": rise, "small": small, "steps": steps}
+        require_settings(TriggerScreen, given)
+        self.validation = validation
+        self.rise, self.small, self.steps = rise, small, steps
+        self._rounds = self._left_out = 0
+
+    def __repr__(self) -> str:
+        """Name the stage and its settings."""
+        return f"TriggerScreen(rise={self.rise:g}, small={self.small:g}, steps={self.steps})"
+
+    def begin(self, validation: Validation | None) -> None:
+        """Take the strategy's validation set, unless another was given."""
+        self.validation = self.validation or validation
+        if self.validation is None:
+            raise ConfigError("TriggerScreen looks at held-out images: TriggerScreen(validation)")
+        inputs = [batch.content[0] for batch in self.validation.batches]
+        are_images = all(isinstance(part, Tensor) and part.dim() == 4 for part in inputs)
+        if "accuracy" not in self.validation.metrics or not are_images:
+            raise ConfigError(
+                "TriggerScreen needs a validation set of images [n, channels, height, width] with "
+                "classes"
+            )
+        self._inputs = torch.cat(inputs)
+        # A copy of its own: others use the validation's in the background.
+        self._model = FlatModel(self.validation.judge.model.module, self.validation.device)
+        self._model.module.requires_grad_(False)
+
+    def needs_all_updates(self) -> str:
+        """Return that the trigger is looked for in what all updates lead to."""
+        return "TriggerScreen looks for whom a trigger comes from"
+
+    def before(self, updates: RoundUpdates) -> RoundUpdates:
+        """Return the round with the mean of the others in place of what strengthens a trigger."""
+        updates = updates.shortened()
+        shares = updates.num_examples / updates.num_examples.sum()  # [m], float64
+        influences, size = self._influences(updates, shares)
+        kept = ~strengthening(influences, shares, self.rise, is_certain=size < self.small)
+        if bool(kept.all()):
+            return updates
+        self._rounds += 1
+        self._left_out += int((~kept).sum())
+        ids = [updates.client_ids[k] for k in (~kept).nonzero().flatten().tolist()]
+        logger.debug("round %d: a trigger comes from clients %s", updates.server_round, ids)
+        mixing = torch.eye(updates.num_clients, dtype=torch.float64)
+        mixing[~kept] = shares * kept / (shares * kept).sum()
+        mixed = mixing.to(updates.client_updates) @ updates.client_updates
+        earlier = updates.mixing
+        return replace(
+            updates,
+            client_updates=mixed,
+            squared_norms=mixed.double().square().sum(dim=1).cpu(),
+            buffer_updates=mixing.to(updates.buffer_updates) @ updates.buffer_updates,
+            mixing=mixing if earlier is None else mixing @ earlier,
+        )
+
+    def _influences(self, updates: RoundUpdates, weights: Tensor) -> tuple[Tensor, float]:
+        """Return how much each update raises the loss of what carries the trigger, ``[m]``."""
+        validation = self.validation
+        assert validation is not None  # begin
+        norms = updates.squared_norms.sqrt()
+        factors = clipping_factors(updates.squared_norms, _LONG * usual_length(norms))  # [m]
+        weights = weights * factors
+        params = combine(updates.global_params, updates.client_updates, weights)
+        combined = combine_buffers(updates.global_buffers, updates.buffer_updates, weights)
+        buffers = {**updates.named_buffers, **updates.split_buffers(combined)}
+        self._model.load(params, buffers)
+        num_classes = self._model.module(self._inputs[:2]).shape[1]
+        generator = updates.generator("trigger-inversion")
+        triggers = invert_triggers(
+            self._model.module, self._inputs, num_classes, steps=self.steps, generator=generator
+        )
+        sizes = triggers.sizes
+        label = int(sizes.argmin())
+        carrying = [
+            (triggers.stamp(inputs[targets != label], label), targets[targets != label])
+            for inputs, targets in (batch.content for batch in validation.batches)
+            if bool((targets != label).any())
+        ]
+        gradient = validation.part(carrying).loss_and_gradient(params, buffers).gradient
+        inner = updates.client_updates @ gradient.to(updates.client_updates)
+        return inner.double().cpu() * factors, float(sizes[label] / sizes.median())
+
+    def remark(self) -> str:
+        """Say in how many rounds updates were left out."""
+        if not self._rounds:
+            return ""
+        return (
+            f"in {self._rounds} rounds a trigger was found, and {self._left_out} updates that "
+            "strengthened it were left out"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {"rounds": self._rounds, "left_out": self._left_out}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._rounds, self._left_out = state["rounds"], state["left_out"]
+
+
+def strengthening(influences: Tensor, shares: Tensor, rise: float, *, is_certain: bool) -> Tensor:
+    r"""Return which updates are to be left out, ``[m]`` bool.
+
+    .. math:: s_i > \rho, \quad \text{or, where a trigger is certain,} \quad
+              s_i > \min\Big(\rho, \max\Big(\sum_j p_j s_j, 0\Big)\Big)
+
+    The one with the least influence stays.
+
+    Parameters
+    ----------
+    influences, shares : Tensor
+        ``[m]``, float64: :math:`s_i` and :math:`p_i`, which sum to 1. Where one of the former is
+        not finite, nothing can be said, and nobody is left out.
+    rise : float
+        :math:`\rho` >= 0.
+    is_certain : bool
+        Whether there is a trigger.
+    """
+    if not bool(influences.isfinite().all()):
+        return torch.zeros(len(influences), dtype=torch.bool)
+    mean = float(shares @ influences)
+    bound = min(rise, max(mean, 0.0)) if is_certain else rise
+    found = influences > bound
+    found[influences.argmin()] = False
+    return found

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.stages import TriggerScreen
+from fedif_flower.stages.trigger_screen import strengthening
+from fedif_flower.strategies import FedAvg, Setup
+from fedif_flower.valuation import Validation
+
+SHARES = torch.full((4,), 0.25, dtype=torch.float64)
+
+
+def who(influences, rise=2.0, *, is_certain=False):
+    influences = torch.tensor(influences, dtype=torch.float64)
+    return strengthening(influences, SHARES, rise, is_certain=is_certain).tolist()
+
+
+def test_what_raises_the_loss_too_far_is_left_out():
+    assert who([3.0, 2.0, -1.0, 0.0]) == [True, False, False, False]
+    # A trigger is certain: above the mean, 1.
+    assert who([3.0, 2.0, -1.0, 0.0], is_certain=True) == [True, True, False, False]
+    # Above a mean of 6 would let 5 pass.
+    assert who([9.0, 9.0, 5.0, 1.0], is_certain=True) == [True, True, True, False]
+    # The mean is negative: what raises the loss at all.
+    assert who([0.5, -0.1, -4.0, -4.0], is_certain=True) == [True, False, False, False]
+
+
+def test_one_is_always_kept():
+    assert who([3.0, 4.0, 5.0, 6.0]) == [False, True, True, True]
+
+
+def test_where_nothing_is_known_nobody_is_left_out():
+    assert who([math.nan, 5.0, 0.0, 0.0], is_certain=True) == [False] * 4
+
+
+class Corner(nn.Module):
+    """Answers class 1 by its weight times the last pixel, else 0 or 2 by the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, images):
+        rest = images.flatten(1)[:, :-1].sum(dim=1)
+        one = 60 * self.weight[0] * images[:, 0, -1, -1] - 4 + self.weight[1]
+        return torch.stack([4 - rest, one, rest - 4], dim=1)
+
+
+def images_validation() -> Validation:
+    images = torch.rand(30, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    images[:, 0, -1, -1] *= 0.2
+    images[0, 0, -1, -1] = 1.0
+    labels = torch.where(images.flatten(1)[:, :-1].sum(dim=1) < 4, 0, 2)
+    return Validation(Corner(), images, labels, device="cpu")
+
+
+def a_round(steps: list[list[float]]) -> RoundUpdates:
+    updates = torch.tensor(steps)
+    return RoundUpdates(
+        server_round=1,
+        client_ids=tuple(range(len(steps))),
+        num_examples=torch.arange(1, len(steps) + 1, dtype=torch.float64),
+        model=ModelVectors(torch.zeros(2), torch.zeros(0)),
+        client_updates=updates,
+        squared_norms=updates.double().square().sum(dim=1),
+        buffer_updates=torch.zeros(len(steps), 0),
+    )
+
+
+def test_the_update_that_brings_the_trigger_is_replaced_by_the_mean_of_the_others():
+    screen = TriggerScreen(images_validation(), steps=60)
+    screen.begin(None)
+    screened = screen.before(a_round([[0.0, 0.5], [1.0, 0.0], [0.0, -0.4]]))
+    # Examples 1 and 3: a quarter and three quarters.
+    mean = 0.25 * 0.5 - 0.75 * 0.4
+    expected = [[0.0, 0.5], [0.0, mean], [0.0, -0.4]]
+    torch.testing.assert_close(screened.client_updates, torch.tensor(expected))
+    own = screened.unmixed(Aggregation(weights=torch.tensor([0.2, 0.4, 0.4]))).weights
+    assert own.tolist() == pytest.approx([0.2 + 0.1, 0, 0.4 + 0.3])
+    assert "1 updates that strengthened it were left out" in screen.remark()
+    other = TriggerScreen(images_validation())
+    other.load_state_dict(screen.state_dict())
+    assert other.remark() == screen.remark()
+
+
+def test_a_round_without_a_trigger_stays_as_it_is():
+    screen = TriggerScreen(images_validation(), steps=20, small=0.0)
+    screen.begin(None)
+    updates = a_round([[0.0, 0.1], [0.1, 0.0], [0.0, -0.1]])
+    screened = screen.before(updates)
+    assert torch.equal(screened.client_updates, updates.client_updates)
+    assert screened.mixing is None
+    assert screen.remark() == ""
+
+
+def test_it_needs_held_out_images():
+    with pytest.raises(ConfigError, match=r"held-out images: TriggerScreen\(validation\)"):
+        TriggerScreen().begin(None)
+    rows = Validation(nn.Linear(2, 2), torch.ones(3, 2), torch.tensor([0, 1, 1]), device="cpu")
+    with pytest.raises(ConfigError, match="a validation set of images"):
+        TriggerScreen().begin(rows)
+    setup = Setup(device="cpu", aggregation="streaming")
+    strategy = FedAvg(stages=[TriggerScreen(images_validation())], setup=setup)
+    assert "whom a trigger comes from" in strategy.stages.needs_all_updates()
+    with pytest.raises(ConfigError, match="steps = 0; allowed: an integer >= 1"):
+        TriggerScreen(steps=0)
