@@ -66,11 +66,16 @@ CONDITIONS: Mapping[str, Settings] = {
 }
 _HERE = "fedif_studies.compared"
 MU = 0.1  # Of MOON.
+# Their papers' stages, in proportion to the rounds here: not chosen by any result.
+FEDNORO: Settings = {"local-method": "fednoro", "fednoro.warm-up": 5, "fednoro.ramp": 8}
+FEDCORR: Settings = {"local-method": "fedcorr", "fedcorr.passes": 2, "fedcorr.fine-tuning": 4}
 METHODS: Mapping[str, Settings] = {
     "FedAvg": {"strategy": "fedavg"},
     "FedProx": {"strategy": "fedprox", "fedprox.proximal-mu": 0.01},
     "SCAFFOLD": {"strategy": "fedavg", "local-method": "scaffold"},
     "MOON": {"strategy": "fedavg", "local-method": "moon", "moon.mu": MU},
+    "FedNoRo": {"strategy": "fedavg", **FEDNORO},
+    "FedCorr": {"strategy": "fedavg", **FEDCORR},
     "FedAvgM": {"strategy": f"{_HERE}:fed_avg_m", "fed_avg_m.server-learning-rate": 0.3},
     "FedAdam": {"strategy": f"{_HERE}:fed_adam", "fed_adam.eta": 0.01},
     "FedYogi": {"strategy": f"{_HERE}:fed_yogi", "fed_yogi.eta": 0.01},
@@ -78,6 +83,7 @@ METHODS: Mapping[str, Settings] = {
     "FedIF": {"strategy": "fedif"},
     "SCAFFOLD, FedIF's weights": {"strategy": "fedif", "local-method": "scaffold"},
     "MOON, FedIF's weights": {"strategy": "fedif", "local-method": "moon", "moon.mu": MU},
+    "FedNoRo, FedIF's weights": {"strategy": "fedif", **FEDNORO},
     "influence descent": {"strategy": "influence-descent"},
 }
 BASELINE = "FedAvg"
