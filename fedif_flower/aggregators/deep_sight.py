@@ -156,13 +156,13 @@ class DeepSight:
         self, params: Tensor, buffers: Mapping[str, Tensor], inputs: Tensor
     ) -> Tensor:
         """Return what a model answers, ``[n, classes]``, float64."""
-        pieces = params.split([shape.numel() for shape in self._shapes])
+        pieces = torch.split(params, [shape.numel() for shape in self._shapes])
         arrays = {n: p.view(s) for n, p, s in zip(self._names, pieces, self._shapes, strict=True)}
         model = self._model.to(params.device)
         with module_mode(model, training=False):
             logits = [
                 functional_call(model, {**arrays, **buffers}, (part,))
-                for part in inputs.split(_AT_ONCE)
+                for part in torch.split(inputs, _AT_ONCE)
             ]
         return torch.cat(logits).double().log_softmax(dim=1)
 
