@@ -40,7 +40,7 @@ SETTINGS: dict[str, Scalar] = {
     "eval-every": 5,
     "local-epochs": 1,
     "batch-size": 4,
-    "learning-rate": 0.01,
+    "learning-rate": 0.005,
     "num-clients": len(DESKS),
     "fraction-train": 1.0,
     "threads-per-client": torch.get_num_threads(),  # Desks train one after the other.
