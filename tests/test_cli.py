@@ -50,6 +50,13 @@ finally:
     assert result.stdout.splitlines()[-1] == "heavy: []"
 
 
+def test_help_says_what_an_argument_means():
+    assert (
+        "a run's folder"
+        in run_python("from fedif_flower.cli import main; main()", "show", "--help").stdout
+    )
+
+
 def test_the_package_has_its_public_names_without_importing_them():
     code = """
 import sys
