@@ -157,6 +157,24 @@ class RoundUpdates:
             buffer_factors=None,
         )
 
+    def mixed(self, mixing: Tensor) -> RoundUpdates:
+        """Return the round, shortened before, with means of its updates in their place.
+
+        Parameters
+        ----------
+        mixing : Tensor
+            ``[n, m]``, float64: the weights of each mean, a row for each.
+        """
+        updates = mixing.to(self.client_updates) @ self.client_updates  # [n, d]
+        own = mixing.cpu()
+        return replace(
+            self,
+            client_updates=updates,
+            squared_norms=updates.double().square().sum(dim=1).cpu(),
+            buffer_updates=mixing.to(self.buffer_updates) @ self.buffer_updates,
+            mixing=own if self.mixing is None else own @ self.mixing,
+        )
+
     def unmixed(self, aggregation: Aggregation) -> Aggregation:
         r"""Return what a rule made of mixed updates with weights of the clients' own ones.
 

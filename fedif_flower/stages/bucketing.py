@@ -57,19 +57,14 @@ class Bucketing(Stage):
         mixing = torch.zeros(len(groups), m, dtype=torch.float64)
         for row, group in enumerate(groups):
             mixing[row, group] = 1 / len(group)
-        means = mixing.to(updates.client_updates) @ updates.client_updates  # [groups, d]
-        earlier, counters = updates.mixing, updates.counters
+        counters = updates.counters
         return replace(
-            updates,
+            updates.mixed(mixing),
             client_ids=tuple(updates.client_ids[group[0]] for group in groups),
             num_examples=(mixing > 0).double() @ updates.num_examples,
-            client_updates=means,
-            squared_norms=means.double().square().sum(dim=1).cpu(),
-            buffer_updates=mixing.to(updates.buffer_updates) @ updates.buffer_updates,
             counters=[
                 largest_counters([counters[i] for i in group], torch.ones(len(group)))
                 for group in groups
                 if counters
             ],
-            mixing=mixing if earlier is None else mixing @ earlier,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fedif_flower.aggregators.neighbour_mixing import neighbour_mixing
 from fedif_flower.round import RoundUpdates
 from fedif_flower.sections import require_settings
@@ -40,13 +38,4 @@ class NearestNeighbours(Stage):
         updates = updates.shortened()
         m = updates.num_clients
         left_out = min(round(self.malicious_fraction * m), m - 1)
-        mixing = neighbour_mixing(updates.client_updates, left_out)  # [m, m]
-        mixed = mixing.to(updates.client_updates) @ updates.client_updates
-        earlier = updates.mixing
-        return replace(
-            updates,
-            client_updates=mixed,
-            squared_norms=mixed.double().square().sum(dim=1).cpu(),
-            buffer_updates=mixing.to(updates.buffer_updates) @ updates.buffer_updates,
-            mixing=mixing.cpu() if earlier is None else mixing.cpu() @ earlier,
-        )
+        return updates.mixed(neighbour_mixing(updates.client_updates, left_out))

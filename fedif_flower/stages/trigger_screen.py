@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -122,15 +121,7 @@ class TriggerScreen(Stage):
         logger.debug("round %d: a trigger comes from clients %s", updates.server_round, ids)
         mixing = torch.eye(updates.num_clients, dtype=torch.float64)
         mixing[~kept] = shares * kept / (shares * kept).sum()
-        mixed = mixing.to(updates.client_updates) @ updates.client_updates
-        earlier = updates.mixing
-        return replace(
-            updates,
-            client_updates=mixed,
-            squared_norms=mixed.double().square().sum(dim=1).cpu(),
-            buffer_updates=mixing.to(updates.buffer_updates) @ updates.buffer_updates,
-            mixing=mixing if earlier is None else mixing @ earlier,
-        )
+        return updates.mixed(mixing)
 
     def _influences(self, updates: RoundUpdates, weights: Tensor) -> tuple[Tensor, float]:
         """Return how much each update raises the loss of what carries the trigger, ``[m]``."""
