@@ -248,11 +248,15 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     folders = {"CIFAR-10 CNN": data_dir, "Fashion-MNIST CNN": fashion_mnist}
-    figures: list[Figure] = []
-    for name, (model_name, shape) in MODELS.items():
-        if only in model_name:
-            case = build_case(name, model_name, shape, 200 if quick else 2000, folders[name])
-            figures += compare(name, case, quick, game)
+    # All of them first: data that do not fit are said before the first is measured.
+    built = {
+        name: build_case(name, model_name, shape, 200 if quick else 2000, folders[name])
+        for name, (model_name, shape) in MODELS.items()
+        if only in model_name
+    }
+    figures = [
+        figure for name, case in built.items() for figure in compare(name, case, quick, game)
+    ]
     report(f"Valuation, m = {NUM_CLIENTS}", "valuation", figures, write=write and not quick)
 
 

@@ -34,6 +34,7 @@ RESULT_FILES = (
     "tree_heads.csv",
     "masking.json",
     "model.pt",
+    "model-unlearned.pt",
     "accuracy.png",
     "attribution.png",
     "metric.png",
@@ -188,6 +189,7 @@ class RunFolder:
         self.receipts_seen = JsonFile(self.path / "receipts_seen.json")
         self.names = Table(self.path / "names.csv", ("client_id", "name"))
         self.model = self.path / "model.pt"
+        self.unlearned = self.path / "model-unlearned.pt"
         self.report = self.path / "report.md"
         self.accuracy_picture = self.path / "accuracy.png"
         self.metric_picture = self.path / "metric.png"

@@ -16,7 +16,7 @@ from fedif_flower.sections import require_settings
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.trigger_inversion import invert_triggers
+from fedif_flower.valuation.trigger_inversion import held_out_images, invert_triggers
 from fedif_flower.valuation.validation import Validation
 
 _LONG = 3.0  # Times the usual length: longer updates are looked at as if of this length.
@@ -91,14 +91,7 @@ class TriggerScreen(Stage):
         self.validation = self.validation or validation
         if self.validation is None:
             raise ConfigError("TriggerScreen looks at held-out images: TriggerScreen(validation)")
-        inputs = [batch.content[0] for batch in self.validation.batches]
-        are_images = all(isinstance(part, Tensor) and part.dim() == 4 for part in inputs)
-        if "accuracy" not in self.validation.metrics or not are_images:
-            raise ConfigError(
-                "TriggerScreen needs a validation set of images [n, channels, height, width] with "
-                "classes"
-            )
-        self._inputs = torch.cat(inputs)
+        self._inputs, _ = held_out_images(self.validation, type(self).__name__)
         # A copy of its own: others use the validation's in the background.
         self._model = FlatModel(self.validation.judge.model.module, self.validation.device)
         self._model.module.requires_grad_(False)

@@ -157,8 +157,8 @@ def _client_images(
             f"num-clients = {site.num_partitions}; allowed: at most the {len(dataset.train)} "
             f"training examples of {settings.dataset!r}"
         )
-    parts = dirichlet_partition(dataset, site.num_partitions, settings.dirichlet_alpha, site.seed)
-    return dataset, parts[site.partition_id]
+    division = (site.num_partitions, settings.dirichlet_alpha, site.seed)
+    return dataset, _parts(settings.dataset, data_dir, *division)[site.partition_id]
 
 
 def _check_alike(dataset: Dataset, image_shape: ImageShape, classes: list[str]) -> None:
@@ -188,6 +188,15 @@ def _examples(
 @lru_cache(maxsize=4)
 def _dataset(name: str, data_dir: str, require_test: bool) -> Dataset:
     return load_dataset(name, data_dir, require_test=require_test)
+
+
+@lru_cache(maxsize=4)
+def _parts(
+    name: str, data_dir: str, num_partitions: int, dirichlet_alpha: float, seed: int
+) -> list[NDArray[np.int64]]:
+    """Return who has which images; read once, since a process may play many clients."""
+    dataset = _dataset(name, data_dir, True)
+    return dirichlet_partition(dataset, num_partitions, dirichlet_alpha, seed)
 
 
 def _held_out(name: str, data_dir: str, seed: int, part: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedif_flower.errors import ConfigError
+from fedif_flower.valuation.validation import Validation
+
 _ENOUGH = 0.95  # Of a batch that is to get the class.
 _BATCH = 32
 _STEP, _FIRST_MOMENT, _SECOND_MOMENT, _TINY = 0.1, 0.5, 0.9, 1e-8  # Adam's.
@@ -31,6 +34,23 @@ class Triggers(NamedTuple):
         r"""Return images ``[n, c, h, w]`` with a class's patch, :math:`(1 - m) x + m p`."""
         mask, pattern = self.masks[label], self.patterns[label]
         return (1 - mask) * inputs + mask * pattern
+
+
+def held_out_images(validation: Validation, who: str) -> tuple[Tensor, Tensor]:
+    """Return a validation set's images ``[n, c, h, w]``, as the model takes them, and classes.
+
+    Raises
+    ------
+    ConfigError
+        Naming ``who`` needs them, if it is not of images with classes.
+    """
+    contents = [batch.content for batch in validation.batches]
+    are_images = all(isinstance(part[0], Tensor) and part[0].dim() == 4 for part in contents)
+    if "accuracy" not in validation.metrics or not are_images:
+        raise ConfigError(
+            f"{who} needs a validation set of images [n, channels, height, width] with classes"
+        )
+    return torch.cat([part[0] for part in contents]), torch.cat([part[1] for part in contents])
 
 
 def invert_triggers(

@@ -124,6 +124,21 @@ class AuditTask:
         model = self.new_model(config.seed)
         return Validation(model, self.transformed(pixels), labels, device=config.device)
 
+    def scored(self, part: int) -> Validation:
+        """Return a part of the test split, macro-F1 its score: 0, validation; 1, test."""
+        test, config = self.dataset.test, self.config
+        chosen = split_test(len(test.labels), config.seed)[part]
+        pixels = to_pixels(test.images[chosen], self.dataset.max_value)
+        labels = torch.from_numpy(test.labels[chosen].copy())
+        return Validation(
+            self.new_model(config.seed),
+            self.transformed(pixels),
+            labels,
+            score=macro_f1,
+            device=config.device,
+            batch_size=len(labels),  # It is no mean over batches.
+        )
+
     def marked(self, seed: int, share: float = 0.3) -> list[int]:
         """Return which members misbehave with this seed, at least one."""
         count = max(round(share * self.config.num_clients), 1)
@@ -163,3 +178,20 @@ def shortened(member: Member, share: float) -> Member:
         claimed=float(count),
         is_marked=True,
     )
+
+
+def macro_f1(outputs: Tensor, targets: Tensor) -> Tensor:
+    r"""Return the mean over classes of :math:`2 TP / (2 TP + FP + FN)`.
+
+    Parameters
+    ----------
+    outputs : Tensor
+        ``[n, classes]``.
+    targets : Tensor
+        ``[n]`` int64. Classes that are neither targets nor answers are left out.
+    """
+    classes = outputs.shape[1]
+    pairs = torch.bincount(targets * classes + outputs.argmax(dim=1), minlength=classes**2)
+    table = pairs.view(classes, classes).double()  # [targets, answers]
+    either = table.sum(dim=0) + table.sum(dim=1)
+    return (2.0 * table.diagonal()[either > 0] / either[either > 0]).mean()

@@ -115,6 +115,7 @@ def cost_table(rows: Sequence[Row], data: str) -> list[str]:
     return grid(found, _named(own), across, "valuation")
 
 
+_UTILITIES = {"test_loss": "loss", "test_accuracy": "accuracy", "test_macro_f1": "macro-F1"}
 _COST = {"milliseconds": "ms a round", "gradients": "gradients", "evaluations": "evaluations"}
 
 
@@ -125,7 +126,7 @@ def repeat_table(rows: Sequence[Row], data: str) -> list[str]:
     across = {
         f"{case}, {kind}, {utility}": f"{case}: {kind}, {words}"
         for case in dict.fromkeys(row["case"] for row in own)
-        for utility, words in (("test_loss", "loss"), ("test_accuracy", "accuracy"))
+        for utility, words in _UTILITIES.items()
         for kind in ("Pearson", "Spearman")
     }
     return grid(found, _named(own, (CEILING,)), across, "target of one seed against")

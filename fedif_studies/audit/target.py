@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedif_flower.tasks.data import to_pixels
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.objective import METRICS, Metric
 from fedif_studies.audit.cases import CASES
@@ -27,7 +26,8 @@ from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.valuations import EXACT, WATCHERS, Summed, coalition_values, exact_in_run
 
 EXAMPLES = "number of examples (control)"
-UTILITIES = {"test_loss": -1.0, "test_accuracy": 1.0}  # How they become utilities.
+# How they become utilities.
+UTILITIES = {"test_loss": -1.0, "test_accuracy": 1.0, "test_macro_f1": 1.0}
 WITHIN = "exact in-run"
 OBJECTIVES: Mapping[Metric, str] = {"loss": "loss", "accuracy": "accuracy", "score": "macro-F1"}
 BY_OBJECTIVE: Mapping[str, Callable[[Metric], Callable[[AuditStep], Tensor]]] = {
@@ -77,38 +77,6 @@ class On:
         return self._watcher.values
 
 
-def macro_f1(outputs: Tensor, targets: Tensor) -> Tensor:
-    r"""Return the mean over classes of :math:`2 TP / (2 TP + FP + FN)`.
-
-    Parameters
-    ----------
-    outputs : Tensor
-        ``[n, classes]``.
-    targets : Tensor
-        ``[n]`` int64. Classes that are neither targets nor answers are left out.
-    """
-    classes = outputs.shape[1]
-    pairs = torch.bincount(targets * classes + outputs.argmax(dim=1), minlength=classes**2)
-    table = pairs.view(classes, classes).double()  # [targets, answers]
-    either = table.sum(dim=0) + table.sum(dim=1)
-    return (2.0 * table.diagonal()[either > 0] / either[either > 0]).mean()
-
-
-def scored_validation(task: AuditTask) -> Validation:
-    """Return the server's validation split in one batch, with macro-F1 as its score."""
-    images, labels = task.public_validation
-    inputs = task.transformed(to_pixels(images, task.dataset.max_value))
-    model = task.new_model(task.config.seed)
-    return Validation(
-        model,
-        inputs,
-        labels,
-        score=macro_f1,
-        device=task.config.device,
-        batch_size=len(labels),  # It is no mean over batches.
-    )
-
-
 def target_lines(
     task: AuditTask, data: str, case: str, seed: int, retrained: Sequence[RetrainedLine]
 ) -> tuple[list[TargetLine], list[ObjectiveLine]]:
@@ -129,7 +97,7 @@ def target_lines(
     """
     members = CASES[case](task, 0)
     priced = {name: Priced(build()) for name, build in WATCHERS.items()}
-    scored = scored_validation(task)
+    scored = task.scored(0)
     by_objective = {
         (name, metric): On(scored, Summed(value(metric)))
         for name, value in BY_OBJECTIVE.items()

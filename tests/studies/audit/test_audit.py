@@ -161,7 +161,7 @@ def test_stability_by_hand():
 
 def test_agreement_with_retraining_by_hand():
     # An additive game: member i is worth 1, 2 and 4; so are its Shapley values.
-    retrained = [RetrainedLine(HONEST, 0, c, -float(c), c / 10) for c in range(8)]
+    retrained = [RetrainedLine(HONEST, 0, c, -float(c), c / 10, 0.0) for c in range(8)]
     lines = [line(0, 10.0), line(1, 20.0), line(2, 40.0)]
     found = figures(lines, retrained)
     assert found["retraining, Pearson", HONEST, "v"] == pytest.approx(1.0)
@@ -177,7 +177,7 @@ def test_removal_curves_by_hand():
 
 
 def test_half_a_table_of_coalitions_is_none():
-    lines = [RetrainedLine(HONEST, 0, c, 0.0, 0.0) for c in range(7)]
+    lines = [RetrainedLine(HONEST, 0, c, 0.0, 0.0, 0.0) for c in range(7)]
     assert coalition_utilities(lines, "test_loss") == {}
 
 

@@ -13,7 +13,7 @@ from fedif_studies.audit.cost import Priced
 from fedif_studies.audit.federation import federate
 from fedif_studies.audit.findings import CEILING
 from fedif_studies.audit.measure import RetrainedLine
-from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.members import AuditTask, macro_f1
 from fedif_studies.audit.tables import (
     cell,
     cost_table,
@@ -23,7 +23,7 @@ from fedif_studies.audit.tables import (
     repeat_table,
     seldom_table,
 )
-from fedif_studies.audit.target import ceiling_lines, macro_f1, scored_validation, target_lines
+from fedif_studies.audit.target import ceiling_lines, target_lines
 from fedif_studies.audit.truth import (
     AMOUNTS,
     AT_RANDOM,
@@ -105,11 +105,12 @@ def test_macro_f1_by_hand():
     assert float(macro_f1(outputs, torch.tensor([0, 0, 1]))) == pytest.approx(2 / 3)
 
 
-def test_the_validation_split_with_a_score_is_the_same_split(task):
+def test_splits_with_a_score_are_the_same_splits(task):
     params = federate(task, [], seed=0)
-    scored, given = scored_validation(task), task.server.validation
-    assert scored.accuracy(params) == pytest.approx(given.accuracy(params))
-    assert not math.isnan(scored.evaluate(params).score)
+    for part, given in enumerate((task.server.validation, task.server.test)):
+        scored = task.scored(part)
+        assert scored.accuracy(params) == pytest.approx(given.accuracy(params))
+        assert not math.isnan(scored.evaluate(params).score)
 
 
 def test_agreement_cost_and_objectives_of_one_federation(task):
@@ -117,7 +118,8 @@ def test_agreement_cost_and_objectives_of_one_federation(task):
     worth = {0: [1, 2, 3, 4], 1: [4, 3, 2, 1]}
     retrained = [
         RetrainedLine(
-            *(HONEST, seed, c, -float(sum(w for i, w in enumerate(own) if c >> i & 1))), 0.5 + c
+            *(HONEST, seed, c, -float(sum(w for i, w in enumerate(own) if c >> i & 1))),
+            *(0.5 + c, 0.5 - c),
         )
         for seed, own in worth.items()
         for c in range(2**MEMBERS)

@@ -1,0 +1,84 @@
+"""A run whose members trained a backdoor into its model, and the command that takes it out."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from client_app import app as client_app
+from fedif_flower import cli
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.loaded_task import load_task
+from fedif_flower.run.unlearning import unlearn_run
+from fedif_flower.runtime.local_grid import LocalGrid
+from tests.run import points
+
+
+def run(output_dir, **overrides) -> RunFolder:
+    settings = {
+        **{"num-clients": 10, "fraction-train": 1.0, "eval-every": 20, "device": "cpu"},
+        **{"output-dir": str(output_dir), "strategy": "fedavg", "checkpoint-every": 0},
+    }
+    own = {key.replace("_", "-"): value for key, value in overrides.items()}
+    config = RunConfig.from_run_config(default_run_config() | settings | own)
+    return RunFolder(run_federation(LocalGrid(client_app, 10), config))
+
+
+@pytest.fixture(scope="module")
+def backdoored(tmp_path_factory) -> RunFolder:
+    return run(
+        tmp_path_factory.mktemp("runs"),
+        **{"attack": "pixel-trigger", "malicious_fraction": 0.4, "num_server_rounds": 20},
+    )
+
+
+def success(folder: RunFolder, path) -> float:
+    """Return the share of test images with the trigger that get its class."""
+    loaded = load_task(RunConfig.from_run_config(folder.config.read()))
+    loaded.model.load_state_dict(torch.load(path, weights_only=True))
+    assert loaded.triggered is not None
+    params = torch.cat([parameter.flatten() for parameter in loaded.model.parameters()])
+    return loaded.triggered.accuracy(params.detach())
+
+
+def test_the_backdoor_goes_and_the_model_stays_of_use(backdoored, monkeypatch, capsys):
+    given = backdoored.model.read_bytes()
+    monkeypatch.setattr(sys, "argv", ["fedif", "unlearn", str(backdoored.path)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    told = capsys.readouterr().out
+    assert "A trigger: the mask of class 0 covers" in told
+    assert f"Model: {backdoored.unlearned}" in told
+    assert backdoored.model.read_bytes() == given
+    assert success(backdoored, backdoored.model) > 0.9
+    assert success(backdoored, backdoored.unlearned) < 0.3
+    again = unlearn_run(backdoored.path)
+    before, after = again.test
+    assert before > 0.8
+    assert after > before - 0.1
+    assert again.found[0].label == 0
+
+
+def test_a_model_without_a_backdoor_is_left_alone(tmp_path):
+    folder = run(tmp_path, num_server_rounds=10)
+    done = unlearn_run(folder.path)
+    assert done.path is None
+    assert len(done.found) == 1
+    assert done.test[0] == done.test[1]
+    assert not folder.unlearned.exists()
+
+
+def test_what_cannot_be_unlearned_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="holds no complete run"):
+        unlearn_run(tmp_path)
+    run_dir = points.run(tmp_path, points.regression())
+    with pytest.raises(ConfigError, match="its app's own"):
+        unlearn_run(run_dir)
+    with pytest.raises(ConfigError, match="unlearning needs a validation set of images"):
+        unlearn_run(run_dir, points.regression())
