@@ -9,6 +9,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from filelock import FileLock
@@ -67,6 +68,13 @@ def temporary_sibling(path: Path) -> Path:
 def temporary_siblings(path: Path) -> list[Path]:
     """Return what :func:`temporary_sibling` named and a killed process left behind."""
     return sorted(path.parent.glob(f".{path.name}.*"))
+
+
+def set_aside(path: Path) -> None:
+    """Give what is at a path, if anything, the first free name of ``<name>-1``, ``<name>-2`` ..."""
+    if path.exists():
+        names = (path.with_name(f"{path.name}-{number}") for number in count(1))
+        path.replace(next(name for name in names if not name.exists()))
 
 
 def sync_directory(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from fedif_flower.errors import ConfigError
 from fedif_flower.evidence.receipts import LEAF
 from fedif_flower.run.rows import AttendanceRow, ClientRow, RoundRow, csv_text, read_rows
-from fedif_flower.storage import write_atomically, writing
+from fedif_flower.storage import set_aside, write_atomically, writing
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.quarantine import Decision
 
@@ -206,10 +206,14 @@ class RunFolder:
         self.log = self.path / "flwr.log"
 
     def begin(self, replaced: Iterable[str] = RESULT_FILES) -> None:
-        """Make the folder, and remove an earlier run's files of these names."""
+        """Make the folder, and remove an earlier run's files of these names.
+
+        Its statement is kept under another name: members may have been sent it.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         for name in (*replaced, self.live.path.name):
             (self.path / name).unlink(missing_ok=True)
+        set_aside(self.statement)
 
     def is_complete(self) -> bool:
         """Tell whether the run came to its end."""

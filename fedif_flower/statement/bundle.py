@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ from fedif_flower.statement.pages import consortium_page, member_page
 from fedif_flower.statement.receipts import last_head
 from fedif_flower.statement.records import RunRecords, read_run
 from fedif_flower.statement.verdict import Verdict
-from fedif_flower.storage import make_folder, temporary_sibling, writing
+from fedif_flower.storage import make_folder, set_aside, temporary_sibling, writing
 
 _CONTACT = re.compile(r"[^\x00-\x1f\x7f]{0,200}")
 _BUDGET = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2})?")
@@ -252,9 +251,7 @@ def _put_folder(folder: Path, content: Mapping[str, bytes]) -> None:
             with writing(fresh / name):
                 (fresh / name).write_bytes(data)
         with writing(folder):
-            if folder.exists():
-                kept = (folder.with_name(f"{folder.name}-{n}") for n in count(1))
-                folder.replace(next(path for path in kept if not path.exists()))
+            set_aside(folder)
             fresh.replace(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

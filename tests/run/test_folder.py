@@ -57,6 +57,18 @@ def test_a_run_is_complete_once_its_summary_is_whole(tmp_path):
     assert folder.is_complete()
 
 
+def test_a_new_run_keeps_an_earlier_ones_statement_under_another_name(tmp_path):
+    folder = RunFolder(tmp_path)
+    for number in (1, 2):
+        folder.statement.mkdir()
+        (folder.statement / "account.json").write_text(str(number))
+        folder.summary.write({})
+        folder.begin()
+        assert not folder.statement.exists()
+        assert not folder.is_complete()
+        assert (tmp_path / f"statement-{number}" / "account.json").read_text() == str(number)
+
+
 def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_path):
     folder = RunFolder(tmp_path)
     folder.updates.mkdir()
