@@ -37,7 +37,7 @@ QUOTED = {
     "checkpoints": "--write",
     "client_start": "--dataset fashion-mnist --data-dir DIR --write",
     "round_latency": "--write",
-    "rounds": "--full --bare --times 2 --write --data-dir DIR",
+    "rounds": "--full --bare --times 3 --write --data-dir DIR",
     "streaming": "--full --rounds 3 --write",
     "valuation": "--threads 1 --data-dir DIR --fashion-mnist DIR --game GAMES/game --write",
 }

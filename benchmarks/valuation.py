@@ -22,7 +22,7 @@ from benchmarks.common import Figure, report
 from benchmarks.naive_afedsv import NaiveAFedSV
 from benchmarks.replies import NUM_CLIENTS, Case, build_case, client_states
 from fedif_flower.seeding import torch_generator
-from fedif_flower.valuation import InfluenceValuation, Validation
+from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.estimate import (
     ShapleyEstimate,
     Utility,
@@ -106,11 +106,9 @@ def measure_shapley(case: Case, estimator: str) -> Cost:
     return Cost(seconds, cpu_seconds, scores.evaluations, scores.values, utilities=utilities)
 
 
-def measure_influence(case: Case, times: int, *, ready: bool) -> Cost:
-    """Return what FedIF costs once the replies are here, the gradient taken before or not."""
-    judge = case.validation()
-    gradient = judge.gradient(case.updates.global_params, case.updates.named_buffers)
-    valuation = InfluenceValuation(_Known(judge, gradient) if ready else judge, overlap=False)
+def measure_influence(case: Case, times: int) -> Cost:
+    """Return what FedIF costs once the replies are here, its gradient included."""
+    valuation = InfluenceValuation(case.validation(), overlap=False)
     scores = valuation.score(case.updates)
     readings = []
     for _ in range(times):
@@ -122,23 +120,10 @@ def measure_influence(case: Case, times: int, *, ready: bool) -> Cost:
     return Cost(median(walls), median(cpus), scores.evaluations, scores.values, spread)
 
 
-class _Known(Validation):
-    """A validation whose gradient was taken while the clients trained."""
-
-    def __init__(self, judge: Validation, gradient: Tensor) -> None:
-        self.__dict__.update(judge.__dict__)
-        self._known = gradient
-
-    def gradient(self, *_: object, **__: object) -> Tensor:
-        """Return what is known already."""
-        return self._known
-
-
 def compare(name: str, case: Case, quick: bool, game: Path | None) -> Iterator[Figure]:
     """Measure every way of valuing the clients, the dearest last, and yield the figures."""
     draws = _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS
-    influence = measure_influence(case, 9, ready=False)
-    overlapped = measure_influence(case, 9, ready=True)
+    influence = measure_influence(case, 9)
     sampled = measure_shapley(case, "complementary")
     exact = measure_shapley(case, "exact")
     naive, loop = measure_naive(case, draws)
@@ -167,7 +152,6 @@ def compare(name: str, case: Case, quick: bool, game: Path | None) -> Iterator[F
     yield against(sampled, "AFedSV here", ">= 6")
     yield against(exact, "exact here", ">= 1")
     yield against(influence, "FedIF", ">= 450")
-    yield against(overlapped, "FedIF, gradient taken during training", "")
     yield against(influence, "FedIF", "", sampled, "AFedSV here")
     yield against(influence, "FedIF", "", exact, "exact here")
     yield from agreement(name, case, sampled, exact, naive, loop, quick, game)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.valuation.validation import Validation
 
 _ENOUGH = 0.95  # Of a batch that is to get the class.
@@ -44,13 +45,14 @@ def held_out_images(validation: Validation, who: str) -> tuple[Tensor, Tensor]:
     ConfigError
         Naming ``who`` needs them, if it is not of images with classes.
     """
-    contents = [batch.content for batch in validation.batches]
-    are_images = all(isinstance(part[0], Tensor) and part[0].dim() == 4 for part in contents)
-    if "accuracy" not in validation.metrics or not are_images:
+    contents = [batch.content for batch in validation.batches]  # Loaders give lists.
+    pairs = [tensor_pair(tuple(part) if isinstance(part, list) else part) for part in contents]
+    if "accuracy" not in validation.metrics or not all(p and p[0].dim() == 4 for p in pairs):
         raise ConfigError(
             f"{who} needs a validation set of images [n, channels, height, width] with classes"
         )
-    return torch.cat([part[0] for part in contents]), torch.cat([part[1] for part in contents])
+    inputs, targets = zip(*filter(None, pairs), strict=True)
+    return torch.cat(inputs), torch.cat(targets)
 
 
 def invert_triggers(
