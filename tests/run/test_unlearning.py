@@ -110,4 +110,4 @@ def test_images_are_pairs_of_tensors_or_lists_of_them():
 
 
 def loss_of_named(model, batch):
-    return nn.functional.cross_entropy(model(batch["x"]), batch["labels"])
+    return nn.functional.cross_entropy(model(batch["x"]), batch["labels"]), len(batch["labels"])
