@@ -154,7 +154,7 @@ def test_a_browser_finds_what_is_searched_in_a_file(built):
 
 
 def test_wide_pictures_are_shown_whole_on_a_click(site):
-    for name in ("arena", "arena-fashion-mnist", "arena-cifar10"):
+    for name in ("arena", "arena-seeds", "arena-fashion-mnist", "arena-cifar10"):
         assert f'<a href="{name}.png"><img' in site[f"{name}.html"]
 
 
