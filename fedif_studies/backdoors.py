@@ -28,6 +28,7 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.rows import read_rows
+from fedif_flower.run.unlearning import unlearn_model
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar, Setting
@@ -35,7 +36,7 @@ from fedif_flower.stages import Stage
 from fedif_flower.sweeps.tables import MeanStd
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.trigger_unlearning import unlearn_triggers
+from fedif_flower.valuation.trigger_inversion import held_out_images
 from fedif_studies.arena.experiments import find_setup
 from fedif_studies.rows import RESULTS, append_rows, put_tables
 
@@ -127,7 +128,7 @@ def by(model: nn.Module) -> Predict:
     return lambda inputs: model(inputs).argmax(dim=1)
 
 
-def by_votes(model: nn.Module, std: float, votes: int = VOTES, seed: int = 0) -> Predict:
+def by_votes(model: nn.Module, std: float, votes: int, seed: int = 0) -> Predict:
     """Return the classes that most copies of a model with noise on its parameters vote for."""
     copies = []
     for vote in range(votes):
@@ -207,7 +208,7 @@ def mended(
     model: nn.Module, held_out: Validation, config: RunConfig
 ) -> Iterator[tuple[str, nn.Module]]:
     """Yield by name what a model becomes on the held-out images."""
-    inputs, targets = map(torch.cat, zip(*(b.content for b in held_out.batches), strict=True))
+    inputs, targets = held_out_images(held_out, "mending")
     training = config.part(TrainingConfig)
     pruned, trained, unlearned = (copy.deepcopy(model) for _ in range(3))
     prune(pruned, held_out)
@@ -216,15 +217,7 @@ def mended(
     yield "trained", trained
     tune(pruned, inputs, targets, training, config.seed)
     yield "pruned and trained", pruned
-    unlearn_triggers(
-        unlearned,
-        inputs,
-        targets,
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        momentum=training.momentum,
-        generator=torch_generator("trigger-unlearning", config.seed),
-    )
+    unlearn_model(unlearned, held_out, config)
     yield "unlearned", unlearned
 
 
@@ -269,7 +262,7 @@ def measure(config: RunConfig, method: str) -> Iterator[tuple[str, float, float 
         return name, share_right(predict, loaded.test), success
 
     if method.startswith(_CRFL):
-        yield judged(method, by_votes(model, _std(method), seed=config.seed))
+        yield judged(method, by_votes(model, _std(method), VOTES, config.seed))
         return
     yield judged(method, by(model))
     for name, other in mended(model, loaded.validation, config):

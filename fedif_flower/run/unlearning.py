@@ -31,7 +31,6 @@ class Unlearned:
     """
 
     found: list[FoundTrigger]
-    num_images: int
     validation: tuple[float, float]
     test: tuple[float, float]
     path: Path | None
@@ -66,23 +65,12 @@ def unlearn_run(run_dir: Path, task: Task | None = None, small: float = 0.5) -> 
     if task is None and config.task.startswith(OWN):
         raise ConfigError(f"the run's task is its app's own, {config.task!r}: it must be given")
     loaded = load_task(config, task)
-    inputs, targets = held_out_images(loaded.validation, "unlearning")
-    model = loaded.model
+    held_out_images(loaded.validation, "unlearning")  # Refused before anything is measured.
+    model = loaded.model.to(loaded.validation.device)
     model.load_state_dict(torch.load(folder.model, weights_only=True, map_location="cpu"))
-    model.to(inputs.device)
     splits = (loaded.validation, loaded.test)
     before = [_accuracy(split, model) for split in splits]
-    training = config.part(TrainingConfig)
-    found = unlearn_triggers(
-        model,
-        inputs,
-        targets,
-        small=small,
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        momentum=training.momentum,
-        generator=torch_generator("trigger-unlearning", config.seed),
-    )
+    found = unlearn_model(model, loaded.validation, config, small)
     after = [_accuracy(split, model) for split in splits]
     path = None
     if found[0].share < small:
@@ -91,7 +79,29 @@ def unlearn_run(run_dir: Path, task: Task | None = None, small: float = 0.5) -> 
         torch.save({name: array.cpu() for name, array in model.state_dict().items()}, buffer)
         write_atomically(path, buffer.getvalue())
     validation, test = zip(before, after, strict=True)
-    return Unlearned(found, len(targets), validation, test, path)
+    return Unlearned(found, validation, test, path)
+
+
+def unlearn_model(
+    model: nn.Module, validation: Validation, config: RunConfig, small: float = 0.5
+) -> list[FoundTrigger]:
+    """Train a run's model, in place, as :func:`unlearn_run` does; return what was found.
+
+    Raises
+    ------
+    ConfigError
+        If the validation set is of no images with classes.
+    """
+    training = config.part(TrainingConfig)
+    return unlearn_triggers(
+        model,
+        *held_out_images(validation, "unlearning"),
+        small=small,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        momentum=training.momentum,
+        generator=torch_generator("trigger-unlearning", config.seed),
+    )
 
 
 def _accuracy(split: Validation, model: nn.Module) -> float:

@@ -196,6 +196,8 @@ def retrain_coalitions(
     }
     masks = all_coalitions(len(members))
     missing = [index for index in range(len(masks)) if index not in known]
+    if not missing:
+        return
     test = task.scored(1)
     for start in range(0, len(missing), _AT_ONCE):
         some = missing[start : start + _AT_ONCE]
@@ -207,8 +209,7 @@ def retrain_coalitions(
                 for coalition, one in zip(some, found, strict=True)
             ]
         )
-    if missing:
-        console.print(f"trained {len(missing)} coalitions: {case}, seed {seed}")
+    console.print(f"trained {len(missing)} coalitions: {case}, seed {seed}")
 
 
 def coalition_utilities(lines: Iterable[RetrainedLine], column: str) -> dict[int, torch.Tensor]:

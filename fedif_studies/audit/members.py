@@ -119,25 +119,28 @@ class AuditTask:
         known, others = split_test(len(test.labels), config.seed)
         order = numpy_generator("audit-salt", config.seed).permutation(len(others))
         chosen = others[np.sort(order[: len(known)])]
-        pixels = to_pixels(test.images[chosen], self.dataset.max_value)
-        labels = torch.from_numpy(test.labels[chosen].copy())
         model = self.new_model(config.seed)
-        return Validation(model, self.transformed(pixels), labels, device=config.device)
+        return Validation(model, *self._of_test(chosen), device=config.device)
 
     def scored(self, part: int) -> Validation:
         """Return a part of the test split, macro-F1 its score: 0, validation; 1, test."""
-        test, config = self.dataset.test, self.config
-        chosen = split_test(len(test.labels), config.seed)[part]
-        pixels = to_pixels(test.images[chosen], self.dataset.max_value)
-        labels = torch.from_numpy(test.labels[chosen].copy())
+        config = self.config
+        chosen = split_test(len(self.dataset.test.labels), config.seed)[part]
+        inputs, labels = self._of_test(chosen)
         return Validation(
             self.new_model(config.seed),
-            self.transformed(pixels),
+            inputs,
             labels,
             score=macro_f1,
             device=config.device,
             batch_size=len(labels),  # It is no mean over batches.
         )
+
+    def _of_test(self, chosen: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return images of the test split as the model takes them, and their labels."""
+        test = self.dataset.test
+        pixels = to_pixels(test.images[chosen], self.dataset.max_value)
+        return self.transformed(pixels), torch.from_numpy(test.labels[chosen].copy())
 
     def marked(self, seed: int, share: float = 0.3) -> list[int]:
         """Return which members misbehave with this seed, at least one."""
