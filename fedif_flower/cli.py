@@ -328,7 +328,7 @@ def unlearn(
     done, console = unlearn_run(run_dir, small=small), Console(highlight=False, soft_wrap=True)
     for found in done.found:
         mask = f"the mask of class {found.label} covers {found.share:.2f} of the median one"
-        console.print(f"{'A trigger' if found.share < small else 'No more triggers'}: {mask}")
+        console.print(f"{'A trigger' if found.is_trigger else 'No more triggers'}: {mask}")
     if done.path is None:
         console.print("The model was left as it is.")
         return

@@ -7,8 +7,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.evidence.receipts import LEAF
@@ -274,6 +277,13 @@ def files_of_rounds(folder: Path) -> dict[int, Path]:
     paths = folder.iterdir() if folder.is_dir() else ()
     named = ((round_of_file(path), path) for path in paths)
     return dict(sorted((number, path) for number, path in named if number is not None))
+
+
+def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
+    """Write what ``torch.load`` reads again with ``weights_only``, whole or not at all."""
+    buffer = BytesIO()
+    torch.save(dict(content), buffer)
+    write_atomically(path, buffer.getvalue())
 
 
 def _names(kind: type) -> Sequence[str]:

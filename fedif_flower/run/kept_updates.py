@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from fedif_flower.errors import StatementError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
-from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
-from fedif_flower.storage import make_folder, write_atomically, writing
+from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
+from fedif_flower.storage import make_folder, writing
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.steps import Step
 
@@ -51,9 +50,7 @@ class KeptUpdates(Callback):
             "before": _vectors(step.before),
             "after": _vectors(step.after),
         }
-        buffer = BytesIO()
-        torch.save(content, buffer)
-        write_atomically(file_of_round(self.folder, step.updates.server_round), buffer.getvalue())
+        write_tensors(file_of_round(self.folder, step.updates.server_round), content)
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,15 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from io import BytesIO
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.completeness import CompletenessRule, configured_rule
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.figures import describe_machine, summarize
+from fedif_flower.run.folder import write_tensors
 from fedif_flower.run.journal import Lines
 from fedif_flower.run.report import run_title, write_report
 from fedif_flower.run.rows import (
@@ -31,7 +30,6 @@ from fedif_flower.run.rows import (
 )
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.writer import OnRow, RunWriter
-from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.tasks.task import Metric
 
@@ -159,9 +157,7 @@ class RunRecorder(RunWriter):
 
         ``attributed`` are the run's rounds, where it attributed them.
         """
-        buffer = BytesIO()
-        torch.save(dict(state_dict), buffer)
-        write_atomically(self.folder.model, buffer.getvalue())
+        write_tensors(self.folder.model, state_dict)
         summary = {
             "config": self.config.to_mapping(),
             **summarize(self.rounds, self.clients, self.metrics),

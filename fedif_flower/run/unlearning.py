@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -11,10 +10,9 @@ from torch import nn
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import RunFolder, write_tensors
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.seeding import torch_generator
-from fedif_flower.storage import write_atomically
 from fedif_flower.tasks.config import OWN, TrainingConfig
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import Validation
@@ -73,11 +71,9 @@ def unlearn_run(run_dir: Path, task: Task | None = None, small: float = 0.5) -> 
     found = unlearn_model(model, loaded.validation, config, small)
     after = [_accuracy(split, model) for split in splits]
     path = None
-    if found[0].share < small:
+    if found[0].is_trigger:
         path = folder.unlearned
-        buffer = BytesIO()
-        torch.save({name: array.cpu() for name, array in model.state_dict().items()}, buffer)
-        write_atomically(path, buffer.getvalue())
+        write_tensors(path, {name: array.cpu() for name, array in model.state_dict().items()})
     validation, test = zip(before, after, strict=True)
     return Unlearned(found, validation, test, path)
 

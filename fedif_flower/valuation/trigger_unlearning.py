@@ -15,10 +15,11 @@ from fedif_flower.valuation.trigger_inversion import Triggers, invert_triggers
 
 
 class FoundTrigger(NamedTuple):
-    """The class with the smallest inverted mask, and that mask's share of the median one."""
+    """The class with the smallest inverted mask, that mask's share of the median one, a verdict."""
 
     label: int
     share: float
+    is_trigger: bool
 
 
 def unlearn_triggers(
@@ -100,8 +101,8 @@ def unlearn_triggers(
         triggers = _inverted(model, inputs, answers.shape[1], generator)
         label = int(triggers.sizes.argmin())
         share = float(triggers.sizes[label] / triggers.sizes.median())
-        found.append(FoundTrigger(label, share))
-        if not share < small:
+        found.append(FoundTrigger(label, share, is_trigger=share < small))
+        if not found[-1].is_trigger:
             break
         known.append((triggers, label))
         for rows in _batches(len(targets), batch_size, steps, generator):
