@@ -48,12 +48,14 @@ def arena(
     Without --attacks and --shares every attack is made at 20 %, and nine of them at 10 and 40 %.
     """
     from fedif_flower.client.app import app
+    from fedif_flower.errors import require
     from fedif_flower.run.config import default_run_config
     from fedif_flower.sweeps.engine import LocalLauncher, run_cells
     from fedif_studies.arena.experiments import arena_cells, choose_experiments, find_setup
     from fedif_studies.arena.figures import measured
     from fedif_studies.arena.page import about, headline, write_page
 
+    require(not in_process or jobs in (None, 1), "--jobs", jobs, "1 with --in-process")
     console = Console()
     wanted = choose_experiments(strategies, attacks, shares)
     setup = find_setup(dataset, data_dir)

@@ -104,6 +104,16 @@ def test_what_a_run_says_of_itself_is_checked_first(settings, words):
     assert result.stderr.startswith(f"error: {words}")
 
 
+def test_an_arena_in_process_takes_one_federation_at_a_time(tmp_path):
+    code = "from fedif_studies.commands import main; main()"
+    refused = run_python(
+        code, "arena", "--jobs", "2", "--in-process", "--output-dir", str(tmp_path)
+    )
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: --jobs = 2; allowed: 1 with --in-process")
+    assert not list(tmp_path.iterdir())
+
+
 def test_it_says_which_version_it_is():
     result = run_python("from fedif_flower.cli import main; main()", "--version")
     assert result.stdout == f"fedif-flower {version('fedif-flower')}\n"
