@@ -60,17 +60,26 @@ class LossBound(Stage):
         steps are not bounded.
     tolerance : float
         :math:`\rho`, >= 0.
+    descent_steps : int
+        Steps of influence descent to the other weights, >= 0; 0: only shares of the step are tried.
 
     Raises
     ------
     ConfigError
-        If the tolerance lies outside its range.
+        If the tolerance or the steps lie outside their range.
     """
 
-    def __init__(self, validation: Validation | None = None, tolerance: float = TOLERANCE) -> None:
+    def __init__(
+        self,
+        validation: Validation | None = None,
+        tolerance: float = TOLERANCE,
+        descent_steps: int = DESCENT_STEPS,
+    ) -> None:
         require(math.isfinite(tolerance) and tolerance >= 0, "tolerance", tolerance, "finite, >= 0")
+        require(descent_steps >= 0, "descent_steps", descent_steps, ">= 0")
         self.validation = validation
         self.tolerance = tolerance
+        self.descent_steps = descent_steps
         self._first: float | None = None  # Loss at the start.
         self._least = math.inf
         self._held = 0  # Rounds that took another than the whole step.
@@ -111,7 +120,8 @@ class LossBound(Stage):
         proposal.restart()
         found = [] if whole is None else [whole]
         found += tried.smaller()
-        found += tried.reweighted()
+        if self.descent_steps:
+            found += tried.reweighted(self.descent_steps)
         best = min(found, key=lambda candidate: candidate.loss, default=None)
         if best is None:
             raise ValuationError("no step leads to a finite validation loss")
@@ -171,7 +181,7 @@ class _Tried:
             if found is not None:
                 yield found
 
-    def reweighted(self) -> Iterator[_Candidate]:
+    def reweighted(self, steps: int) -> Iterator[_Candidate]:
         """Yield the step by weights that descend the loss, if there is one."""
         updates, weights = self._proposal.updates, self._proposal.weights
         total = float(weights.sum())
@@ -188,7 +198,7 @@ class _Tried:
                 start,
                 factors,
                 updates.buffer_shortening,
-                steps=DESCENT_STEPS,
+                steps=steps,
             )
         except ValuationError:  # No update leads to a finite loss.
             return

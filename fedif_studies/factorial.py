@@ -1,0 +1,316 @@
+"""``python -m fedif_studies.factorial``: what weights, bounds and server momentum each bring.
+
+Every rule of weights runs without bounds and with the same ones, without server momentum and with
+it, under the same attacks: so each is compared with FedAvg's weights and the *same* bounds and
+momentum, seed by seed. Rows are added as they come; a cell that has one is not run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import sqrt
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+import typer
+from scipy import stats
+
+from fedif_flower.client.app import app as client_app
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.settings import Scalar, Setting
+from fedif_flower.stages import Clip, LossBound, Stage
+from fedif_flower.stages.loss_bound import DESCENT_STEPS
+from fedif_flower.strategies.registry import StrategyParts, build_named
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.sweeps.data import find_data
+from fedif_studies.queue import committed_revision
+from fedif_studies.rows import RESULTS, append_rows, machine, put_tables
+
+OUTPUT = RESULTS / "factorial.csv"
+PAGE = RESULTS.parent / "factorial.md"
+BASELINE = "fedavg"
+WEIGHTS = (
+    *(BASELINE, "fedif", "influence-descent", "afedsv", "autobant"),
+    *("fltrust", "rfa", "median", "trimmed-mean"),
+)
+# By bounds, whose weights run with them. "length": Clip alone, since the median leaves no step to
+# choose; "own": the loss bound tries shares of the step alone, not influence descent's weights.
+BOUNDS: Mapping[str, Sequence[str]] = {
+    "none": WEIGHTS,
+    "length": (BASELINE, "median", "trimmed-mean"),
+    "own": (BASELINE, "fedif"),
+    "full": WEIGHTS[:-2],
+}
+MOMENTUM = (0.0, 0.5)
+ATTACKS: Mapping[str, Mapping[str, Scalar]] = {
+    "none": {"attack": "none"},
+    "label noise": {"attack": "label-noise"},
+    "sign flip": {"attack": "sign-flip"},
+    "gradient noise": {"attack": "gradient-noise"},
+    "PoisonedFL": {"attack": "poisoned-fl", "poisoned-fl.patience": 10},
+    "Min-Max": {"attack": "min-max"},
+}
+SHARES = (0.2, 0.4)
+DATA: Mapping[str, Mapping[str, Scalar]] = {
+    "digits": {"num-server-rounds": 40, "num-clients": 50, "fraction-train": 0.2},
+    "fashion-mnist": {
+        "num-server-rounds": 40,
+        "num-clients": 50,
+        "fraction-train": 0.2,
+        "model": "mlp",
+        "local-epochs": 1,
+        "learning-rate": 0.01,
+    },
+}
+LAST = 10  # A figure is the mean accuracy of so many last rounds.
+
+
+class Cell(NamedTuple):
+    """One federation. Its fields are the columns by which its row is found."""
+
+    data: str
+    seed: int
+    attack: str
+    share: float
+    weights: str
+    bounds: str
+    momentum: float
+
+    def control(self) -> Cell:
+        """Return it with FedAvg's weights: what it is to be compared with."""
+        return self._replace(weights=BASELINE)
+
+
+COLUMNS = (*Cell._fields, "last-ten", "last", "least-of-ten", "validation-last-ten")
+COLUMNS = (*COLUMNS, "revision", "processor")
+
+
+def rule(
+    parts: StrategyParts,
+    weights: Annotated[str, Setting("a strategy's name")] = BASELINE,
+    bounds: Annotated[
+        Literal["none", "length", "own", "full"], Setting("on lengths and loss")
+    ] = "none",
+) -> ScreenedStrategy:
+    """Return a strategy with the bounds of the cell, whatever its own defaults are."""
+    base = parts.base.copy()
+    first: list[Stage] = [] if bounds == "none" else [Clip(2.0)]
+    if bounds in ("own", "full"):
+        steps = DESCENT_STEPS if bounds == "full" else 0
+        first.append(LossBound(parts.validation, descent_steps=steps))
+    base["stages"] = [*first, *base["stages"]]
+    return build_named(weights, replace(parts, base=base))
+
+
+def cells(data: Sequence[str], seeds: int) -> Iterator[Cell]:
+    """Yield the cells, whole tables of one seed after the other."""
+    for seed, name in product(range(seeds), data):
+        for (attack, share), momentum, bounds in product(conditions(), MOMENTUM, BOUNDS):
+            for weights in BOUNDS[bounds]:
+                yield Cell(name, seed, attack, share, weights, bounds, momentum)
+
+
+def conditions() -> list[tuple[str, float]]:
+    """Return each attack with each share of malicious clients; without attack the share is 0."""
+    return [("none", 0.0), *product(list(ATTACKS)[1:], SHARES)]
+
+
+def measure(cell: Cell, data_dir: str) -> list[object]:
+    """Run a federation; return what its row has beside the cell: accuracies in percent."""
+    found, _ = find_data(cell.data, data_dir if cell.data != "digits" else "")
+    with TemporaryDirectory() as folder:
+        settings: dict[str, Scalar] = {
+            **default_run_config(),
+            **DATA[cell.data],
+            **found,
+            **ATTACKS[cell.attack],
+            "malicious-fraction": cell.share,
+            "assumed-malicious-fraction": max(SHARES),
+            "strategy": "fedif_studies.factorial:rule",
+            "rule.weights": cell.weights,
+            "rule.bounds": cell.bounds,
+            "update-clipping": 0.0,
+            "server-momentum": cell.momentum,
+            "checkpoint-every": 0,
+            "device": "cpu",
+            "seed": cell.seed,
+            "output-dir": folder,
+        }
+        config = RunConfig.from_run_config(settings)
+        run_dir = run_federation(LocalGrid(client_app, config.num_clients), config)
+        rows = read_rows(run_dir / "rounds.csv")[-LAST:]
+    test = [100 * float(row["test_accuracy"]) for row in rows]
+    validation = [100 * float(row["validation_accuracy"]) for row in rows]
+    figures = (statistics.mean(test), test[-1], min(test), statistics.mean(validation))
+    return [f"{figure:.2f}" for figure in figures]
+
+
+def read(path: Path = OUTPUT) -> dict[Cell, float]:
+    """Return the mean accuracy of the last ten rounds, in percent, of each cell that has a row."""
+    return {
+        Cell(
+            row["data"],
+            int(row["seed"]),
+            row["attack"],
+            float(row["share"]),
+            row["weights"],
+            row["bounds"],
+            float(row["momentum"]),
+        ): float(row["last-ten"])
+        for row in read_rows(path)
+    }
+
+
+class Effect(NamedTuple):
+    """What weights bring beside FedAvg's with the same bounds and momentum, over seeds.
+
+    Attributes
+    ----------
+    seeds : int
+        Paired differences.
+    mean, low, high : float
+        In points, with the 95 % interval by Student's t; without one for a single seed.
+    p : float
+        Of the paired t-test, by Holm's method over all effects of the data set.
+    """
+
+    seeds: int
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+def effects(found: Mapping[Cell, float], data: str) -> dict[Cell, Effect]:
+    """Return the effect of each rule's weights, by its cell with seed 0."""
+    differences: dict[Cell, list[float]] = {}
+    for cell, accuracy in found.items():
+        if cell.data == data and cell.weights != BASELINE and cell.control() in found:
+            gain = accuracy - found[cell.control()]
+            differences.setdefault(cell._replace(seed=0), []).append(gain)
+    raw = {cell: _paired(gains) for cell, gains in differences.items()}
+    ordered = sorted((cell for cell in raw if raw[cell].seeds > 1), key=lambda cell: raw[cell].p)
+    largest = 0.0
+    for rank, cell in enumerate(ordered):  # Holm 1979: the k-th smallest of n times n - k + 1.
+        largest = max(largest, min(1.0, raw[cell].p * (len(ordered) - rank)))
+        raw[cell] = raw[cell]._replace(p=largest)
+    return raw
+
+
+def _paired(gains: Sequence[float]) -> Effect:
+    mean, n = statistics.mean(gains), len(gains)
+    if n < 2:
+        return Effect(n, mean, mean, mean, 1.0)
+    error = statistics.stdev(gains) / sqrt(n)
+    half = float(stats.t.ppf(0.975, n - 1)) * error
+    p = 2 * float(stats.t.sf(abs(mean) / error, n - 1)) if error else float(mean == 0)
+    return Effect(n, mean, mean - half, mean + half, p)
+
+
+def due_table(found: Mapping[Cell, float], data: str) -> list[str]:
+    """Return the table "what is due to what": means over seeds, in percent, attack by attack.
+
+    Each line is one attack: FedAvg bare, then what bounds, momentum and FedIF's or influence
+    descent's weights add to it, each alone, and weights on top of both.
+    """
+    lines = [
+        "| attack | FedAvg | + bounds | + momentum | + both | FedIF's weights: bare / in both "
+        "| descent's weights: bare / in both | seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for attack, share in conditions():
+
+        def cell(weights: str, bounds: str, momentum: float, seed: int) -> Cell:
+            return Cell(data, seed, attack, share, weights, bounds, momentum)  # noqa: B023
+
+        wanted = [
+            *((BASELINE, "none", 0.0), (BASELINE, "full", 0.0), (BASELINE, "none", 0.5)),
+            (BASELINE, "full", 0.5),
+            *(("fedif", "none", 0.0), ("fedif", "full", 0.5)),
+            *(("influence-descent", "none", 0.0), ("influence-descent", "full", 0.5)),
+        ]
+        seeds = [
+            seed
+            for seed in sorted({one.seed for one in found})
+            if all(cell(*one, seed) in found for one in wanted)
+        ]
+        if not seeds:
+            continue
+        floor, bounds, momentum, both, *rest = (
+            statistics.mean(found[cell(*one, seed)] for seed in seeds) for one in wanted
+        )
+        gains = [rest[0] - floor, rest[1] - both, rest[2] - floor, rest[3] - both]
+        name = f"{attack}, {share:.0%}" if share else attack
+        lines.append(
+            f"| {name} | {floor:.1f} | {bounds - floor:+.1f} | {momentum - floor:+.1f} "
+            f"| {both - floor:+.1f} | {gains[0]:+.1f} / {gains[1]:+.1f} "
+            f"| {gains[2]:+.1f} / {gains[3]:+.1f} | {len(seeds)} |"
+        )
+    return lines
+
+
+def effects_table(found: Mapping[Cell, float], data: str) -> list[str]:
+    """Return the table of effects: points beside FedAvg's weights, all else the same."""
+    measured = effects(found, data)
+    lines = [
+        "| weights | bounds | momentum | " + " | ".join(_titles()) + " |",
+        "| --- | --- | ---: | " + " | ".join("---:" for _ in _titles()) + " |",
+    ]
+    for weights, bounds, momentum in product(WEIGHTS[1:], BOUNDS, MOMENTUM):
+        shown = []
+        for attack, share in conditions():
+            effect = measured.get(Cell(data, 0, attack, share, weights, bounds, momentum))
+            shown.append("-" if effect is None else _shown(effect))
+        if any(text != "-" for text in shown):
+            lines.append(f"| {weights} | {bounds} | {momentum:g} | " + " | ".join(shown) + " |")
+    return lines
+
+
+def _titles() -> list[str]:
+    return [f"{attack} {share:.0%}" if share else attack for attack, share in conditions()]
+
+
+def _shown(effect: Effect) -> str:
+    if effect.seeds < 2:
+        return f"{effect.mean:+.1f}"
+    text = f"{effect.mean:+.1f} ({effect.low:+.1f} to {effect.high:+.1f})"
+    return f"**{text}**" if effect.p < 0.05 else text
+
+
+def main(
+    data: Annotated[str, typer.Option(help="digits, fashion-mnist or both")] = ",".join(DATA),
+    data_dir: Annotated[str, typer.Option(help="where Fashion-MNIST is")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ..., one after another")] = 5,
+    output: Annotated[Path, typer.Option(help="CSV file to append to")] = OUTPUT,
+    table: Annotated[bool, typer.Option("--table", help="write the tables into the page")] = False,
+) -> None:
+    """Measure what the rows lack, or write their tables into ``docs/factorial.md``."""
+    found = read(output)
+    if table:
+        tables = {}
+        for name in DATA:
+            tables[f"{name} due"] = due_table(found, name)
+            tables[f"{name} effects"] = effects_table(found, name)
+        put_tables(PAGE, tables)
+        return
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    own = [committed_revision(), machine()["processor"]]
+    todo = [cell for cell in cells(data.split(","), seeds) if cell not in found]
+    for i, cell in enumerate(todo):
+        append_rows(output, COLUMNS, [[*cell, *measure(cell, data_dir), *own]])
+        if i % 20 == 0:
+            typer.echo(f"{i + 1} of {len(todo)}: {cell}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
