@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tomllib
 from collections.abc import Mapping
@@ -110,10 +111,29 @@ class Flower:
         given = ["--run-config", run_config] if run_config else []
         return int(self._call("run", app, self.connection, *given)["run-id"])
 
-    def follow(self, run_id: int) -> None:
-        """Show a run's log while it goes on; it may end before the run does."""
+    def follow(self, run_id: int, shown: int) -> int:
+        """Show a run's log while it goes on, and return how many bytes of it were shown by now.
+
+        ``flwr log`` may lose its connection before the run ends, and begins with the first line
+        again: what was shown stays unsaid, and so do its complaints. Whether the SuperLink is
+        there, :meth:`runs` tells.
+        """
         command = self._command("log", str(run_id), self.connection, "--stream")
-        subprocess.run(command, env=self.environment, check=False)
+        told = 0
+        with subprocess.Popen(
+            command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            assert process.stdout is not None
+            while piece := os.read(process.stdout.fileno(), 65536):
+                new = piece[max(shown - told, 0) :]
+                told += len(piece)
+                sys.stdout.buffer.write(new)
+                sys.stdout.buffer.flush()
+        return max(shown, told)
 
     def _call(self, *arguments: object) -> dict[str, Any]:
         """Return the JSON that a command answers with."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.federation.flower import FlowerCommandError
 from fedif_flower.federation.programs import PROJECT
+from fedif_flower.settings import parse_overrides, read_settings_file, unknown_key
 
 ATTEMPTS = 10  # Of asking how a run is: a busy host may need a while.
 PAUSE = 3.0
@@ -24,8 +25,8 @@ class Runner(Protocol):
     def submit(self, app: Path, run_config: str) -> int:
         """Begin a run; return its id."""
 
-    def follow(self, run_id: int) -> None:
-        """Show a run's log while it goes on."""
+    def follow(self, run_id: int, shown: int) -> int:
+        """Show a run's log after its first bytes; return how many were shown by now."""
 
     def runs(self, *arguments: object) -> list[dict[str, Any]]:
         """Return runs; ``--run-id ID``: that one."""
@@ -51,11 +52,35 @@ def app_folder(given: Path | None) -> Path:
     return folder.absolute()
 
 
+def require_known_keys(app: Path, run_config: str) -> None:
+    """Raise ConfigError, naming the first key that an app's ``[tool.flwr.app.config]`` lacks."""
+    if run_config.endswith(".toml"):
+        given = read_settings_file(Path(run_config))
+    else:
+        given = dict(parse_overrides(run_config))
+    content = tomllib.loads((app / "pyproject.toml").read_text())
+    known = _flat(content["tool"]["flwr"]["app"].get("config", {}))
+    for key in _flat(given):
+        if key not in known:
+            raise ConfigError(unknown_key(key, list(known)))
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return the keys of a run config as Flower has them: those of a table after its name."""
+    found = {}
+    for key, value in config.items():
+        inner = isinstance(value, Mapping)
+        found |= _flat(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
+    return found
+
+
 def run_to_end(runner: Runner, app: Path, run_config: str, say: Callable[[str], None]) -> None:
     """Submit a run and follow it; return once it completed.
 
     Raises
     ------
+    ConfigError
+        If the app has no such key.
     TrainingFailedError
         If it ended in another way, with Flower's words for it.
     FlowerCommandError
@@ -63,13 +88,14 @@ def run_to_end(runner: Runner, app: Path, run_config: str, say: Callable[[str], 
     KeyboardInterrupt
         At Ctrl-C: the run goes on.
     """
+    require_known_keys(app, run_config)
     run_id = runner.submit(app, run_config)
     say(f"run {run_id}")
-    name = runner.connection
+    name, shown = runner.connection, 0
     try:
         while True:
             # Exit statuses of Flower's own commands say nothing about a run's outcome.
-            runner.follow(run_id)
+            shown = runner.follow(run_id, shown)
             run = _asked(runner, run_id)
             status, details = str(run["status"]), str(run["status-details"])
             if status.startswith("finished:completed"):

@@ -28,6 +28,8 @@ HANDSHAKE_SECONDS = 5.0
 STRANGER_SECONDS = 10.0
 LOOPBACK = ("127.0.0.1", "::1")
 REFUSALS_AT_ONCE = 256
+# A whole request is here. For its answer, this host has all the time: `flwr log` follows a run.
+_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -62,6 +64,7 @@ class BoundedProtocol(H11Protocol):
         self.node_key, self.node_id = b"", 0
         self.address = ""
         self._raw: asyncio.Transport | None = None
+        self._is_local = False
         self._early = b""
         self._handshake: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -77,8 +80,8 @@ class BoundedProtocol(H11Protocol):
         self._raw = transport
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
-        local = is_this_host(peer, transport.get_extra_info("sockname"))
-        if not local:
+        self._is_local = is_this_host(peer, transport.get_extra_info("sockname"))
+        if not self._is_local:
             self.gate.admit(self.address, self)
         if self.tls is None:
             self._open(transport)
@@ -194,7 +197,7 @@ class BoundedProtocol(H11Protocol):
         if closing:
             # What is still to be sent has to be taken.
             self._deadline = self.loop.call_later(STRANGER_SECONDS, self.abort)
-        elif not idle:
+        elif not idle and not (self._is_local and self.conn.their_state in _ANSWERED):
             seconds = self.request_seconds if self.node_key else STRANGER_SECONDS
             self._deadline = self.loop.call_later(seconds, self.abort)
 

@@ -30,11 +30,11 @@ def flwr(tmp_path, monkeypatch):
     programs.mkdir()
     called = tmp_path / "called.json"
 
-    def answers(text: str, status: int = 0) -> Path:
+    def answers(text: str, status: int = 0, error: str = "") -> Path:
         code = (
             f"#!{sys.executable}\nimport json, pathlib, sys\n"
             f"pathlib.Path({str(called)!r}).write_text(json.dumps(sys.argv[1:]))\n"
-            f"print({text!r})\nsys.exit({status})\n"
+            f"print({text!r})\nprint({error!r}, end='', file=sys.stderr)\nsys.exit({status})\n"
         )
         (programs / "flwr").write_text(code)
         (programs / "flwr").chmod(0o755)
@@ -120,10 +120,12 @@ class Runs:
         assert (app, run_config) == (PROJECT, "num-server-rounds=1")
         return 9
 
-    def follow(self, run_id: int) -> None:
+    def follow(self, run_id: int, shown: int) -> int:
+        assert shown == 100 * self.followed
         self.followed += 1
         if self.interrupted:
             raise KeyboardInterrupt
+        return shown + 100
 
     def runs(self, *arguments: object) -> list[dict[str, str]]:
         assert arguments == ("--run-id", 9)
@@ -142,6 +144,37 @@ def test_a_run_is_followed_to_its_end():
     run_to_end(runs, PROJECT, "num-server-rounds=1", lines.append)
     assert lines == ["run 9"]
     assert runs.followed == 2
+
+
+def test_a_log_that_broke_off_goes_on_after_its_last_byte(flwr, capfd):
+    flower = Flower("consortium")
+    flwr("one", 1, "unavailable")
+    shown = flower.follow(9, 0)
+    flwr("one\ntwo\n\N{SNOWMAN}")
+    shown = flower.follow(9, shown)
+    flwr("one", 1)
+    assert flower.follow(9, shown) == shown == len("one\ntwo\n\N{SNOWMAN}\n".encode())
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("one\ntwo\n\N{SNOWMAN}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ("num-clinets=2", "unknown key 'num-clinets'; did you mean num-clients"),
+        ("num-clients=2 data.seed=1", "unknown key 'data.seed'"),
+        ("{}.toml", "unknown key 'data.lenght'; did you mean data.length"),
+        ("num-clients", "cannot read 'num-clients'"),
+    ],
+)
+def test_a_key_that_the_app_lacks_is_named_before_anything_is_submitted(tmp_path, given, match):
+    config = "[tool.flwr.app.config]\nnum-clients = 4\ndata.length = 1\n"
+    (tmp_path / "pyproject.toml").write_text(config)
+    (tmp_path / "given.toml").write_text("num-clients = 2\n[data]\nlenght = 2\n")
+    runs = Runs("")
+    with pytest.raises(ConfigError, match=match):
+        run_to_end(runs, tmp_path, given.format(tmp_path / "given"), Lines().append)
+    assert runs.followed == 0
 
 
 def test_a_run_that_failed_is_an_error_with_flower_s_words():
@@ -163,6 +196,7 @@ def test_a_superlink_that_does_not_answer_for_a_while_is_asked_again(monkeypatch
     run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
     assert failing == []
     failing += [True] * 99
+    runs.followed = 0
     with pytest.raises(FlowerCommandError):
         run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
 

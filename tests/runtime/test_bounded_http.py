@@ -47,7 +47,7 @@ class App:
         )
         self.state = SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state))
         self.paths: list[str] = []
-        self.pause = 0.0
+        self.pause = self.thinks = 0.0
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "lifespan":
@@ -57,6 +57,7 @@ class App:
             return
         self.paths.append(scope["path"])
         message = await receive()
+        await asyncio.sleep(self.thinks)
         answer = str(len(message["body"])).encode()
         length = (b"content-length", str(len(answer)).encode())
         await send({"type": "http.response.start", "status": 200, "headers": [length]})
@@ -304,6 +305,16 @@ def test_a_stranger_who_is_too_slow_is_cut_off(certificate, monkeypatch, begun):
     with Server(certificate, LIMITS) as found, found.encrypted() as connection:
         connection.sendall(begun)
         assert all_of(connection) == b""
+
+
+@pytest.mark.parametrize(("source", "answered"), [(HOST, True), (STRANGER, False)])
+def test_this_host_alone_may_wait_for_an_answer_as_long_as_it_takes(
+    certificate, monkeypatch, source, answered
+):
+    monkeypatch.setattr(bounded_http, "STRANGER_SECONDS", 0.3)
+    with Server(certificate, LIMITS) as found:
+        found.app.thinks = 0.6
+        assert bool(found.ask(request("activate-node", signed=False), source)) is answered
 
 
 def test_a_handshake_that_is_too_slow_is_cut_off(certificate, monkeypatch):
