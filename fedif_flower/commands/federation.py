@@ -253,7 +253,7 @@ def _flower(folder: FederationFolder, *, dry_run: bool = False) -> Flower:
 
 
 def _show(seen: Status) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     answer = f"answers in {seen.seconds:.2f} s" if not seen.superlink else "does not answer"
     _say(f"{seen.federation} at {seen.address}: the SuperLink {answer}")
@@ -263,7 +263,8 @@ def _show(seen: Status) -> None:
     for m in seen.members:
         online = {True: "yes", False: "no", None: ""}[m.online]
         members.add_row(str(m.number), m.name, m.state, online, m.last_seen or "", m.node_id)
-    runs = Table("run", "status", "began", "ended", "details")
+    runs = Table(Column("run", no_wrap=True), Column("status", no_wrap=True), "began", "ended")
+    runs.add_column("details", overflow="fold")
     for run in seen.runs:
         runs.add_row(
             *(run[key] for key in ("run-id", "status", "began", "ended", "status-details"))

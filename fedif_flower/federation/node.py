@@ -23,12 +23,13 @@ from fedif_flower.federation.invitation import (
     make_node_key,
     public_line,
 )
-from fedif_flower.federation.programs import Program, flower_program, guarded_program
+from fedif_flower.federation.programs import Program, module_program
 from fedif_flower.federation.steps import Steps
 from fedif_flower.federation.units import node_unit
 from fedif_flower.settings import Scalar, Settings, setting, take_section
 from fedif_flower.storage import require_private
 
+SUPERNODE = "fedif_flower.runtime.supernode"
 GUARDED_SUPERNODE = "fedif_flower.runtime.guarded_supernode"
 _ABOUT = """\
 This host's node, written by `fedif node join`; `fedif node start` reads it.
@@ -226,10 +227,10 @@ def node_program(folder: NodeFolder, policy: str, options: Sequence[str]) -> Pro
     ]
     policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
     if not policy:
-        return flower_program("flower-supernode", given, folder.path)
+        return module_program(SUPERNODE, given, folder.path)
     if not Path(policy).is_file():
         raise ConfigError(f"policy = {policy!r} is no file")
-    return guarded_program(GUARDED_SUPERNODE, [policy, *given], folder.path)
+    return module_program(GUARDED_SUPERNODE, [policy, *given], folder.path)
 
 
 def read_invitation(path: Path) -> Invitation:

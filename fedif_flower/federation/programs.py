@@ -56,18 +56,10 @@ class Program:
             raise ConfigError(f"{self.folder}: {error.strerror}") from error
 
 
-def flower_program(
-    program: str, options: Sequence[str], folder: Path, more: Mapping[str, str] | None = None
-) -> Program:
-    """Return one of Flower's programs."""
-    environment = {**flower_environment(os.environ), **(more or {})}
-    return Program([program, *options], environment, folder)
-
-
-def guarded_program(
+def module_program(
     module: str, options: Sequence[str], folder: Path, more: Mapping[str, str] | None = None
 ) -> Program:
-    """Return a module of this package that guards one of Flower's programs."""
+    """Return a module of this package that runs one of Flower's programs."""
     environment = {**flower_environment(os.environ), **(more or {})}
     # From a checkout that is not installed, too.
     paths = [str(PROJECT), *filter(None, [environment.get("PYTHONPATH")])]

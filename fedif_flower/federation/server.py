@@ -25,7 +25,7 @@ from fedif_flower.federation.connection import reach
 from fedif_flower.federation.documents import to_toml
 from fedif_flower.federation.flower import connect
 from fedif_flower.federation.folder import FederationFolder, FederationSettings
-from fedif_flower.federation.programs import Program, guarded_program
+from fedif_flower.federation.programs import Program, module_program
 from fedif_flower.federation.steps import Steps
 from fedif_flower.federation.units import superlink_unit
 from fedif_flower.statement.signing import load_or_make_key
@@ -123,7 +123,7 @@ def superlink_program(folder: FederationFolder, options: Sequence[str]) -> Progr
     ]
     # The ServerApp signs with the key whose fingerprint members were told.
     more = {"FEDIF_STATEMENT_KEY": str(folder.statement_key)}
-    return guarded_program(GUARDED_SUPERLINK, [*own, *options], folder.path, more)
+    return module_program(GUARDED_SUPERLINK, [*own, *options], folder.path, more)
 
 
 def rotate(folder: FederationFolder, more_hosts: Sequence[str], steps: Steps) -> None:

@@ -116,6 +116,9 @@ def look(folder: FederationFolder, listing: Listing, *, runs: int = 5) -> Status
     gone = [m.name for m in members if m.state == "registered" and m.online is None]
     if gone and not unreachable:
         warnings.append(f"the SuperLink does not know {', '.join(gone)}: was its database lost?")
+    registered = [m for m in members if m.state == "registered" and m.online is not None]
+    if 2 * (online := sum(bool(m.online) for m in registered)) < len(registered):
+        warnings.append(f"{online} of {len(registered)} members are online")
     return Status(
         federation=settings.name,
         address=settings.address,
@@ -141,6 +144,16 @@ def _status_of(
     node = nodes.get(member.node_id)
     if asked and node is not None:
         online = node.get("status") == "online"
-        seen = "now" if online else str(node.get("offline-at", "N/A"))
-        last_seen = "never" if seen == "N/A" else seen
+        last_seen = "now" if online else _last_seen(node)
     return MemberStatus(member.name, member.number, member.state, member.node_id, online, last_seen)
+
+
+def _last_seen(node: Mapping[str, Any]) -> str:
+    """Return when a node that is not online was there last, as far as the SuperLink noted it."""
+    came, left, removed = (
+        "" if (time := str(node.get(key, "N/A"))) == "N/A" else time
+        for key in ("online-at", "offline-at", "deleted-at")
+    )
+    if left >= came:
+        return left or "never"
+    return removed or came  # Of one that was online when it was removed, no end is noted.

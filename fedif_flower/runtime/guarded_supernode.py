@@ -27,6 +27,7 @@ from fedif_flower.member.policy import MemberPolicy, read_member_policy
 from fedif_flower.member.round_counts import RoundCounts
 from fedif_flower.run.logs import show_logs
 from fedif_flower.runtime.message_guard import Connection, MessageGuard
+from fedif_flower.runtime.supernode import COMMAND, prepare
 from fedif_flower.settings import Scalar
 
 logger = logging.getLogger("fedif_flower.runtime.guarded_supernode")  # Not __main__: it is shown.
@@ -36,7 +37,6 @@ usage: python -m fedif_flower.runtime.guarded_supernode POLICY.toml ARGUMENT...
 
 Run flower-supernode with its own arguments (flower-supernode --help lists them), in the limits of
 a member's policy: docs/member-policy.md."""
-_COMMAND = "flwr.supernode.cli.flower_supernode"
 _LOOP = "flwr.supernode.start_client_internal"
 
 
@@ -71,7 +71,7 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
         If the log is in use, cannot be written, or was changed; if counts are damaged, or noise
         is to be added and cannot be.
     """
-    command: Any = import_module(_COMMAND)
+    command: Any = import_module(COMMAND)
     loop: Any = import_module(_LOOP)
     counts = RoundCounts(policy.counts, policy.runs)
     log = NodeLog(policy.log_folder, file_bytes=policy.log.file_bytes)
@@ -110,11 +110,12 @@ def main() -> None:
     show_logs()
     try:
         policy = read_member_policy(Path(sys.argv.pop(1)))
+        prepare(sys.argv[1:])
         install(policy, sys.argv[1:])
     except FedIFError as error:
         sys.exit(f"error: {error}")
     logger.info("Guarded by the policy of this member; it writes to %s", policy.state)
-    import_module(_COMMAND).flower_supernode()
+    import_module(COMMAND).flower_supernode()
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(server, tmp_path, 
     ("words", "starts"),
     [
         (["federation", "superlink", "--", "--log-file", "a.log"], "guarded_superlink"),
-        (["node", "start", "--", "--log-file", "a.log"], "flower-supernode"),
+        (["node", "start", "--", "--log-file", "a.log"], "runtime.supernode"),
         (
             ["node", "start", "--policy", "policy.toml", "--", "--log-file", "a.log"],
             "guarded_super",

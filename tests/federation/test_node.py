@@ -108,7 +108,7 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     folder = NodeFolder(tmp_path / "node")
     program = node_program(folder, "", ["--trusted-entities", "keys.yaml", "--port", "9100"])
     words = list(program.arguments)
-    assert words[0] == "flower-supernode"
+    assert words[1:3] == ["-m", "fedif_flower.runtime.supernode"]
     assert after(words, "--superlink") == "localhost:9092"
     assert after(words, "--root-certificates") == str(folder.authority)
     assert after(words, "--auth-supernode-private-key") == str(folder.key)
@@ -121,7 +121,7 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     policy.touch()
     guarded = list(node_program(folder, str(policy), []).arguments)
     assert guarded[1:4] == ["-m", "fedif_flower.runtime.guarded_supernode", str(policy)]
-    assert guarded[4:] == words[1:-4]
+    assert guarded[4:] == words[3:-4]
 
 
 def test_a_policy_that_was_given_at_joining_is_kept(tmp_path, invitation):

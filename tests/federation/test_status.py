@@ -26,12 +26,17 @@ def seen_while_serving(folder, registry, status=200):
 
 
 def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, monkeypatch):
-    for name in ("ada", "bob", "cyd", "dan"):
+    for name in ("ada", "bob", "cyd", "dan", "fay"):
         add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().steps())
     invite(folder, "eve", None, Lines().steps())
     remove(folder, "dan", registry, Lines().steps())
+    remove(folder, "fay", registry, Lines().steps())
     nodes = registry.nodes()
-    nodes["1001"] |= {"status": "offline", "offline-at": "2026-10-01 12:00:00Z"}
+    came = {"online-at": "2026-10-01 11:00:00Z"}
+    nodes["1001"] |= came | {"status": "offline", "offline-at": "2026-10-01 12:00:00Z"}
+    # It was online when it was removed, after an absence.
+    removed = {"offline-at": "2026-10-01 10:00:00Z", "deleted-at": "2026-10-01 13:00:00Z"}
+    nodes["1004"] |= came | removed
     nodes["1002"] |= {"status": "registered"}
     monkeypatch.setattr(registry, "nodes", lambda: nodes)
     seen = seen_while_serving(folder, registry)
@@ -40,11 +45,23 @@ def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, mon
         ("bob", "registered", False, "2026-10-01 12:00:00Z"),
         ("cyd", "registered", False, "never"),
         ("dan", "removed", False, "never"),
+        ("fay", "removed", False, "2026-10-01 13:00:00Z"),
         ("eve", "invited", None, None),
     ]
-    assert (seen.superlink, seen.warnings) == ("", [])
+    assert (seen.superlink, seen.warnings) == ("", ["1 of 3 members are online"])
     assert seen.runs[0]["run-id"] == "7"
     assert json.loads(json.dumps(seen.to_json()))["members"][0]["node_id"] == "1000"
+
+
+def test_half_of_the_members_are_enough_to_be_well(folder, tmp_path, registry, monkeypatch):
+    for name in ("ada", "bob"):
+        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().steps())
+    nodes = registry.nodes()
+    monkeypatch.setattr(registry, "nodes", lambda: nodes)
+    nodes["1000"]["status"] = "offline"
+    assert seen_while_serving(folder, registry).warnings == []
+    nodes["1001"]["status"] = "offline"
+    assert seen_while_serving(folder, registry).warnings == ["0 of 2 members are online"]
 
 
 def test_a_superlink_that_does_not_answer_is_a_warning(folder, registry):

@@ -176,6 +176,12 @@ def test_a_supernode_s_loop_connects_by_the_function_that_is_guarded():
     require(found == wanted, f"a connection consists of {found}: see message_guard.py")
 
 
+def test_a_supernode_s_requests_are_signed_where_refusals_are_told():
+    module = import_module("flwr.supernode.fleet_http_connection")
+    source = inspect.getsource(module.http_request_response)
+    require("            NodeAuthHttpInterceptor(private_key" in source, "see supernode.py")
+
+
 def test_a_supernode_takes_a_run_and_its_app_from_the_connection_alone():
     module = import_module("flwr.supernode.start_client_internal")
     source = inspect.getsource(module._pull_and_store_message)

@@ -1,0 +1,102 @@
+"""``flower-supernode`` that says in a sentence why it cannot start, or may not go on.
+
+Flower 1.41 ends a node whose key is not registered with "terminated gracefully" or with a code,
+and one whose port is taken with a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.run.logs import show_logs
+
+logger = logging.getLogger("fedif_flower.runtime.supernode")  # Not __main__: it is shown.
+
+COMMAND = "flwr.supernode.cli.flower_supernode"
+_CONNECTION = "flwr.supernode.fleet_http_connection"
+_ASK = "Ask the operator to add this member (`fedif federation add-member`)."
+NOT_KNOWN = (
+    "The SuperLink does not know this node's key: it is not registered there, or is no longer. "
+    f"{_ASK} If it is registered, this host's clock may be wrong: `fedif node check` looks."
+)
+NOT_LET_IN = (
+    "The SuperLink does not let this node in: its key is not registered there, or is no longer. "
+    f"{_ASK} If it is registered, another node uses it; after a crash it counts as online for a "
+    "minute."
+)
+
+
+def require_free_port(arguments: Sequence[str]) -> None:
+    """Raise ConfigError if the port that a SuperNode is to use is taken.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Those of ``flower-supernode``.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=9094)
+    given = parser.parse_known_args(arguments)[0]
+    try:
+        family = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((given.host, given.port), family=family).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"port {given.port} of this host is taken, perhaps by another node ({error}): give "
+            "this one another, `port = ...` in its node.toml or --port"
+        ) from error
+
+
+def say_why_it_is_refused() -> None:
+    """Let Flower's SuperNode say when the SuperLink does not take its key."""
+    module: Any = import_module(_CONNECTION)
+    signing: Any = module.NodeAuthHttpInterceptor
+
+    class Telling(signing):  # type: ignore[misc]
+        said = False
+
+        def intercept(self, context: Any, call_next: Any) -> Any:
+            """Sign a request, and look at what it is answered."""
+            response = super().intercept(context, call_next)
+            name, status = context.request.url.path.split("/")[-1], response.status_code
+            why = {401: NOT_KNOWN, 412: NOT_LET_IN if name == "activate-node" else ""}.get(status)
+            if why and not self.said:
+                self.said = True
+                logger.error(why)
+            return response
+
+    module.NodeAuthHttpInterceptor = Telling
+
+
+def prepare(arguments: Sequence[str]) -> None:
+    """Make Flower's SuperNode speak plainly, before it starts.
+
+    Raises
+    ------
+    ConfigError
+        If its port is taken.
+    """
+    require_free_port(arguments)
+    say_why_it_is_refused()
+
+
+def main() -> None:
+    """Run ``flower-supernode`` with its own arguments."""
+    show_logs()
+    try:
+        prepare(sys.argv[1:])
+    except FedIFError as error:
+        sys.exit(f"error: {error}")
+    import_module(COMMAND).flower_supernode()
+
+
+if __name__ == "__main__":
+    main()
