@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.text import one_line, printable
 
 UNKNOWN_PARTITION = -1
 _SHORT_ID = 8  # Digits of a node id that logs show.
@@ -40,9 +40,13 @@ class ClientNode:
 
     def __post_init__(self) -> None:
         """Make all text fit for logs and tables: a node may have said it of itself."""
-        for text, length in (("attack", 40), ("name", 80), ("note", 200)):
+        for text, length, clean in (
+            ("attack", 40, printable),
+            ("name", 80, one_line),
+            ("note", 200, printable),
+        ):
             if getattr(self, text):
-                object.__setattr__(self, text, printable(getattr(self, text), length))
+                object.__setattr__(self, text, clean(getattr(self, text), length))
 
     @property
     def client_id(self) -> int:

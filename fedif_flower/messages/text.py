@@ -1,4 +1,4 @@
-"""Text that a client wrote, made fit for terminals, tables and files."""
+"""Text that a client or the operator wrote, made fit for terminals, tables and files."""
 
 from __future__ import annotations
 
@@ -22,6 +22,19 @@ def printable(text: object, max_length: int = MAX_LENGTH) -> str:
     max_length : int
         Characters, >= 3.
     """
+    return _NOT_PRINTABLE.sub("?", _short(text, max_length))
+
+
+def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
+    r"""Return text of this side's own on one line: as :func:`printable`, with all letters.
+
+    What the operator calls a member, or the system a file, need not be ASCII. Line breaks, escape
+    sequences, marks that turn the direction of writing and halves of surrogate pairs become
+    ``"?"`` all the same.
+    """
+    return "".join(c if c.isprintable() else "?" for c in _short(text, max_length))
+
+
+def _short(text: object, max_length: int) -> str:
     whole = str(text)
-    short = whole if len(whole) <= max_length else whole[: max_length - 3] + "..."
-    return _NOT_PRINTABLE.sub("?", short)
+    return whole if len(whole) <= max_length else whole[: max_length - 3] + "..."

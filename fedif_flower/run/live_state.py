@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedif_flower.errors import StorageError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.text import one_line
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.strategies.callbacks import Callback, Question
 from fedif_flower.strategies.reports import RoundReport
@@ -60,7 +60,7 @@ class LiveState(Callback):
             self._set("finished")
         else:
             failed = isinstance(error, Exception)
-            self._set("failed" if failed else "stopped", reason=printable(error) if failed else "")
+            self._set("failed" if failed else "stopped", reason=one_line(error) if failed else "")
         self._over.set()
         self._changed.set()
         self._thread.join()

@@ -48,7 +48,7 @@ def test_it_says_who_was_asked_and_who_answered(tmp_path):
     ("error", "phase", "reason"),
     [
         (None, "finished", None),
-        (StorageError("disk \x1b full"), "failed", "disk ? full"),
+        (StorageError("disk \x1b für Köln full"), "failed", "disk ? für Köln full"),
         (KeyboardInterrupt(), "stopped", ""),
     ],
 )

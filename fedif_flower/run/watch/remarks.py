@@ -13,7 +13,7 @@ MOST_NAMES = 5
 MISSES = 3  # In a row: by chance it is hardly so.
 FEWEST_ROUNDS = 5  # Before a member is judged by its sum, or a run by its curve.
 DROP = 0.05  # Of the accuracy, below the best so far.
-LARGE_SHARE = 0.5  # Of all weight, one member's.
+LARGE_SHARE = 0.5  # Of the way from a member's fair share to all weight.
 SLOW = 3.0  # Times the usual round.
 
 
@@ -197,7 +197,10 @@ def _members(run: Watched) -> Iterator[Remark]:
 
 def _weights(run: Watched) -> Iterator[Remark]:
     largest = max(run.members, key=lambda m: m.share or 0.0, default=None)
-    if largest and (largest.share or 0.0) > LARGE_SHARE and len(run.members) > 2:
+    replies = sum(m.totals.counts["accepted"] for m in run.members)
+    # Fair is what its replies would have if all weighed the same: much, where few members are left.
+    fair = largest.totals.counts["accepted"] / replies if largest and replies else 0.0
+    if largest and (largest.share or 0.0) > fair + LARGE_SHARE * (1.0 - fair):
         yield Remark(
             "look",
             f"{largest.label} has {100 * (largest.share or 0.0):.0f} % of all weight so far.",

@@ -139,10 +139,26 @@ def test_who_is_offline_quarantined_or_revoked_is_named(tmp_path):
     ]
 
 
-def test_one_member_with_most_of_the_weight(tmp_path):
-    lines = [client(1, 1, weight=0.8), client(1, 2, weight=0.1), client(1, 3, weight=0.1)]
-    folder = make_folder(tmp_path, lines, accuracies=ACCURACIES[:2], live=LIVE)
-    assert told(folder) == ["partition 1 has 80 % of all weight so far."]
+@pytest.mark.parametrize(
+    ("rounds", "percent"),
+    [
+        ([(0.8, 0.1, 0.1)], 80),
+        ([(0.65, 0.2, 0.15)], None),
+        ([(0.54, 0.46)], None),
+        ([(0.8, 0.2)], 80),
+        ([(1.0,)], None),
+        ([(0.3, 0.3, 0.4), (0.66, 0.34), (0.66, 0.34)], None),  # The third has left: 54 %.
+    ],
+)
+def test_one_member_with_far_more_weight_than_its_share(tmp_path, rounds, percent):
+    lines = [
+        client(t, i, weight=weight)
+        for t, weights in enumerate(rounds, 1)
+        for i, weight in enumerate(weights, 1)
+    ]
+    folder = make_folder(tmp_path, lines, accuracies=[0.5] * (len(rounds) + 1), live=LIVE)
+    said = [text for text in told(folder) if "weight" in text]
+    assert said == ([f"partition 1 has {percent} % of all weight so far."] if percent else [])
 
 
 def test_members_that_raised_the_loss(tmp_path):
