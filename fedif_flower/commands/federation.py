@@ -259,12 +259,14 @@ def _show(seen: Status) -> None:
     _say(f"{seen.federation} at {seen.address}: the SuperLink {answer}")
     _say(f"certificate until {seen.certificate_ends}, its authority until {seen.authority_ends}")
     _say(f"{seen.free_bytes / 2**30:.1f} GiB free")
-    members = Table("number", "member", "state", "online", "last seen", "node")
+    members = Table("number", "member", "state", "online", "last seen")
+    members.add_column("node", no_wrap=True)
     for m in seen.members:
         online = {True: "yes", False: "no", None: ""}[m.online]
         members.add_row(str(m.number), m.name, m.state, online, m.last_seen or "", m.node_id)
-    runs = Table(Column("run", no_wrap=True), Column("status", no_wrap=True), "began", "ended")
-    runs.add_column("details", overflow="fold")
+    runs = Table(
+        Column("run", no_wrap=True), Column("status", no_wrap=True), "began", "ended", "details"
+    )
     for run in seen.runs:
         runs.add_row(
             *(run[key] for key in ("run-id", "status", "began", "ended", "status-details"))

@@ -120,21 +120,24 @@ def write_page(folder: RunFolder, file: Path) -> None:
 
 
 def _print_table(found: list[ListedRun]) -> None:
-    from rich.markup import escape
+    """Print a line a run; in a terminal that is too narrow for it two, the name alone on one."""
+    from rich.measure import Measurement
     from rich.table import Table
+    from rich.text import Text
 
     from fedif_flower.run.watch.page import lasting
 
-    table = Table()
-    for name in ("run", "state", "strategy", "data"):
-        table.add_column(name, overflow="fold")
+    table, lines = Table("run", "state", "strategy", "data"), []
     for name in ("rounds", "test", "age"):
         table.add_column(name, justify="right")
     for run in found:
-        table.add_row(
-            *map(escape, (run.run, run.state, run.strategy, run.data)),
-            f"{run.rounds} / {run.num_rounds}",
-            escape(run.figure.removeprefix("test ")),
-            lasting(run.age_seconds),
-        )
-    Console().print(table)
+        rounds, figure = f"{run.rounds} / {run.num_rounds}", run.figure.removeprefix("test ")
+        row = (run.state, run.strategy, run.data, rounds, figure, lasting(run.age_seconds))
+        table.add_row(*map(Text, (run.run, *row)))
+        lines += [run.run, f"  {', '.join(filter(None, row))}"]
+    console = Console()
+    whole = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    if whole <= console.width:
+        console.print(table)
+    else:
+        console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)

@@ -85,6 +85,17 @@ def test_runs_are_listed_the_newest_first(tmp_path):
     assert "2 / 2" in table
 
 
+@pytest.mark.parametrize("columns", ["200", "80", "20"])
+def test_a_listed_run_s_name_is_whole_in_any_terminal(tmp_path, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    name = "paper/fashion-mnist/label-noise/[fedif]-with-momentum-seed-0"
+    make_folder(tmp_path / name, [client(1, 1)], accuracies=[0.1, 0.5])
+    shown = typed("runs", tmp_path)
+    assert name in shown
+    assert "1 / 10" in shown
+    assert ("━" in shown) == (columns == "200")
+
+
 @pytest.mark.parametrize(
     ("terminal", "display", "opened"),
     [(True, ":0", True), (True, "", False), (False, ":0", False)],
