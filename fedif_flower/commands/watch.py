@@ -127,7 +127,8 @@ def _print_table(found: list[ListedRun]) -> None:
 
     from fedif_flower.run.watch.page import lasting
 
-    table, lines = Table("run", "state", "strategy", "data"), []
+    table = Table("run", "state", "strategy", "data")
+    lines: list[str] = []
     for name in ("rounds", "test", "age"):
         table.add_column(name, justify="right")
     for run in found:

@@ -67,7 +67,7 @@ def require_known_keys(app: Path, run_config: str) -> None:
 
 def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Return the keys of a run config as Flower has them: those of a table after its name."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in config.items():
         inner = isinstance(value, Mapping)
         found |= _flat(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
