@@ -1,8 +1,8 @@
 """What a member gets of a run's records: the head of their tree, signed, and where its line is.
 
-A leaf is a line of text, ``round,client_id,update,weight,contribution,status``: one for each member
-that was asked, round by round. ``update`` is the SHA-256 of the arrays that came; a member whose
-earlier update still moves the model has a line with the status ``carried``.
+A leaf is a line of text, ``round,client_id,update,weight,contribution,credited,status``: one for
+each member that was asked, round by round. ``update`` is the SHA-256 of the arrays that came; a
+member whose earlier update still moves the model has a line with the status ``carried``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from fedif_flower.errors import EvidenceError
 from fedif_flower.evidence.merkle import MerkleTree, is_in
 
-LEAF = ("round", "client_id", "update", "weight", "contribution", "status")
+LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 CARRIED = "carried"
 _KIND = b"fedif-flower head 1\n"
 
@@ -88,7 +88,7 @@ class MemberLine:
 
 
 def round_leaves(
-    server_round: int, lines: Iterable[MemberLine], contributions: Mapping[str, str]
+    server_round: int, lines: Iterable[MemberLine], attributed: Mapping[str, tuple[str, str]]
 ) -> list[str]:
     """Return the leaves of a round.
 
@@ -98,16 +98,16 @@ def round_leaves(
         The round.
     lines : iterable of MemberLine
         The lines of ``clients.csv``, in their order. A member's second one has no contribution.
-    contributions : mapping of str to str
-        What was attributed to each client, by id.
+    attributed : mapping of str to (str, str)
+        The contribution of each client and what it is credited with, by id.
     """
-    left, leaves = dict(contributions), []
+    left, leaves = dict(attributed), []
     for line in lines:
-        contribution = left.pop(line.client_id, "")
-        cells = (line.client_id, line.update, line.weight, contribution, line.status)
+        own = left.pop(line.client_id, ("", ""))
+        cells = (line.client_id, line.update, line.weight, *own, line.status)
         leaves.append(",".join((str(server_round), *cells)))
-    for client_id, contribution in left.items():
-        leaves.append(",".join((str(server_round), client_id, "", "", contribution, CARRIED)))
+    for client_id, own in left.items():
+        leaves.append(",".join((str(server_round), client_id, "", "", *own, CARRIED)))
     return leaves
 
 

@@ -203,7 +203,9 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
             default = cls.model_fields["assumed_malicious_fraction"].default
             values["assumed-malicious-fraction"] = share if fits else default
         if values["update-clipping"] == AUTO:
-            values["update-clipping"] = default_clipping(values["strategy"])
+            values["update-clipping"] = default_clipping(
+                values["strategy"], is_paid=bool(values["statement-budget"])
+            )
         config = cls(**values)
         return config.replace(run_name=config.auto_name) if config.run_name == AUTO else config
 

@@ -88,11 +88,12 @@ class ReceiptBook(Callback):
 
     def attributed(self, found: RoundAttribution) -> None:
         """Add a round, whose contributions are known now."""
-        contributions = {
-            str(client.client_id): str(cell(client.contribution)) for client in found.clients
+        attributed = {
+            str(client.client_id): (str(cell(client.contribution)), str(cell(client.credited)))
+            for client in found.clients
         }
         lines = self._waiting.pop(found.server_round, [])
-        leaves = round_leaves(found.server_round, lines, contributions)
+        leaves = round_leaves(found.server_round, lines, attributed)
         root = self._grown(leaves)
         head = SignedHead.by(self._key, self._witness.run, len(self._tree.leaves), root)
         self._add({"round": found.server_round, "leaves": leaves, **_head_cells(head)}, head)

@@ -6,10 +6,11 @@ what was gained is
 
 .. math:: s_i = \frac{\max(\hat c_i, 0)}{\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
 
-with :math:`c_i` the contributions and :math:`\hat c_i` what is credited of them, so that a negative
-one is shown as such and paid 0, and what nobody is credited with is paid to nobody. A run that
-lowered the loss by nothing, or whose contributions are far from adding up to its fall, gives no
-shares.
+with :math:`c_i` the contributions and :math:`\hat c_i \le c_i` what is credited of them, so that a
+negative one is shown as such and paid 0. What the model gained beyond all credits is paid to nobody.
+The sum of positive contributions would be no better whole: two members whose updates cancel could
+raise it at will, and take everybody's pay. Rounds whose remainders keep the contributions from adding up are left out and named. A run that lowered
+the loss by nothing gives no shares, nor does one of which no round is left.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_flower.run.completeness import Completeness, MemberTurns
-from fedif_flower.statement.records import UNKNOWN_PARTITION, Part, Reply, RunRecords
+from fedif_flower.statement.records import UNKNOWN_PARTITION, Part, Reply, RoundLoss, RunRecords
 from fedif_flower.statement.twins import have_twins
 from fedif_flower.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
 
@@ -116,7 +117,8 @@ class MemberAccount:
 class Account:
     """A run's gain, in nats of validation loss, and its members', the highest first.
 
-    ``first_round`` is the first of the ``rounds`` that count; ``decisive_round`` is the one that
+    ``first_round`` is the first of the ``rounds`` that count, but for those ``left_out`` (see
+    :func:`left_out_rounds`); ``decisive_round`` is the one that
     brought more than half of what was gained, which is ``decisive``. ``unpaid`` says why nobody
     has a share; it is empty where shares hold. ``uncredited`` is what of the contributions lies
     beyond the bounds, ``nobody_share`` and ``nobody_cents`` what is paid to nobody.
@@ -131,6 +133,7 @@ class Account:
     remainder: float
     budget_cents: int | None
     first_round: int = 1
+    left_out: tuple[int, ...] = ()
     decisive_round: int | None = None
     decisive: float = 0.0
     uncredited: float = 0.0
@@ -166,12 +169,14 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
     budget_cents : int, optional
         What is shared out, in cents, >= 0; ``None``: nothing is.
     """
+    whole, left_out = records, left_out_rounds(records.rounds)
+    records = records.without(left_out)
     members = list(records.members)
     per_round = contributions_by_round(records)  # [T, n]
     totals = [math.fsum(column) + 0.0 for column in per_round.T]
     found = intervals(per_round)
     twins = have_twins(per_round)
-    rounds, losses = records.rounds, records.losses
+    rounds, losses = records.rounds, whole.losses
     decisive = decisive_row([row.attributed for row in rounds])
     others = per_round[:0] if decisive is None else np.delete(per_round, decisive, axis=0)
     found_others = intervals(others)
@@ -222,14 +227,15 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         for i, client_id in enumerate(members)
     ]
     return Account(
-        rounds=len(rounds),
+        rounds=len(whole.rounds),
         loss_before=losses[0],
         loss_after=losses[-1],
         decrease=decrease,
         attributed=math.fsum(row.attributed for row in rounds),
         remainder=remainder,
         budget_cents=budget_cents,
-        first_round=rounds[0].round,
+        first_round=whole.rounds[0].round,
+        left_out=left_out,
         decisive_round=None if decisive is None else rounds[decisive].round,
         decisive=0.0 if decisive is None else rounds[decisive].attributed,
         uncredited=math.fsum(totals) - math.fsum(credits),
@@ -239,6 +245,38 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         completeness=records.completeness,
         members=tuple(sorted(accounts, key=lambda m: (-m.contribution, m.client_id))),
     )
+
+
+def left_out_rounds(rounds: Sequence[RoundLoss]) -> tuple[int, ...]:
+    """Return the rounds without which the contributions add up to the fall of the loss.
+
+    Where the remainders come to more than half of the fall, the round of the largest remainder is
+    left out, and with it those after it that only bring the loss back to what it was before; then
+    the next one, until the others add up. Where they never do, none is left out: nobody is paid.
+
+    Parameters
+    ----------
+    rounds : sequence of RoundLoss
+        In their order.
+    """
+    left = list(rounds)
+    while left and not _adds_up(left):
+        worst = max(left, key=lambda row: abs(row.remainder))
+        start = rounds.index(worst)
+        end = start + 1
+        while end < len(rounds) and not rounds[end - 1].loss_after <= worst.loss_before:
+            end += 1
+        gone = {row.round for row in rounds[start:end]}
+        left = [row for row in left if row.round not in gone]
+    kept = {row.round for row in left}
+    return tuple(row.round for row in rounds if row.round not in kept) if left else ()
+
+
+def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
+    """Tell whether the remainders come to at most half of the fall; a rise has nothing to share."""
+    decrease = math.fsum(row.decrease for row in rounds)
+    remainder = math.fsum(row.remainder for row in rounds)
+    return decrease <= 0 or abs(remainder) <= MOST_REMAINDER * decrease
 
 
 def contributions_by_round(records: RunRecords) -> NDArray[np.float64]:

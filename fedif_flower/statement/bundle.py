@@ -201,6 +201,7 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
     turns = tuple(MemberTurns(**values) for values in complete.pop("members"))
     reasons = tuple(complete.pop("reasons"))
     found = Completeness(**complete, reasons=reasons, members=turns)
+    content["left_out"] = tuple(content["left_out"])
     members = []
     for values in content.pop("members"):
         del values["page"]

@@ -109,7 +109,7 @@ def _check_heads(run: RunFolder, tree: ReceiptTree) -> None:
 
 def _check_leaves(run: RunFolder, tree: ReceiptTree) -> None:
     """Raise StatementError unless each round's last leaves say what the records say."""
-    lines, contributions = _by_round(run.clients.read()), _by_round(run.attribution.read())
+    lines, attributed = _by_round(run.clients.read()), _by_round(run.attribution.read())
     signed = read_signatures(run)
     leaves: dict[int, list[str]] = {}
     start = 0
@@ -126,7 +126,10 @@ def _check_leaves(run: RunFolder, tree: ReceiptTree) -> None:
             MemberLine(line["client_id"], leaf["update"], line["weight"], line["status"])
             for line, leaf in zip(of_clients, found, strict=False)
         ]
-        told = {line["client_id"]: line["contribution"] for line in contributions.get(number, [])}
+        told = {
+            line["client_id"]: (line["contribution"], line["credited"])
+            for line in attributed.get(number, [])
+        }
         if len(members) < len(of_clients) or round_leaves(number, members, told) != leaves[number]:
             raise StatementError(f"round {number}: receipts.csv does not say what the records say")
         for leaf in found:

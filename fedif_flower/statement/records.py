@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -158,6 +158,17 @@ class RunRecords:
         last |= {part.client_id: part.partition_id for part in self.parts}
         last |= {reply.client_id: reply.partition_id for reply in self.replies}
         return dict(sorted(last.items(), key=lambda item: (item[1], item[0])))
+
+    def without(self, rounds: Collection[int]) -> RunRecords:
+        """Return the records without what some rounds contributed; replies stay."""
+        if not rounds:
+            return self
+        return replace(
+            self,
+            rounds=tuple(row for row in self.rounds if row.round not in rounds),
+            parts=tuple(part for part in self.parts if part.round not in rounds),
+            earlier=self.members,
+        )
 
     def since(self, first_round: int) -> RunRecords:
         """Return the records without the rounds before one; nobody who was in those is left out.

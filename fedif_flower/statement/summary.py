@@ -24,6 +24,8 @@ def for_consortium(account: Account, nats: Nats) -> Iterator[tuple[str, str]]:
     if account.completeness and account.completeness.verdict != "complete":
         yield _capital(account.completeness.verdict), " ".join(account.completeness.reasons)
     yield "Gain", _gain(account)
+    if account.left_out:
+        yield "Left out", _left_out(account)
     if account.unpaid:
         yield _unpaid(account)
     else:
@@ -77,6 +79,8 @@ def for_member(account: Account, member: MemberAccount, nats: Nats) -> Iterator[
         way = "lowered" if member.contribution > 0 else "raised"
         did = f"Your updates {way} the validation loss by {nats(abs(member.contribution))[1:]}."
     yield "Why", f"{did} {_gain(account)}"
+    if account.left_out:
+        yield "Left out", _left_out(account)
     if member.contribution != 0 and member.other_rounds is not None:
         own = member.contribution - member.other_rounds
         yield (
@@ -150,6 +154,14 @@ def _gain(account: Account) -> str:
     return (
         f"{rounds} {way} the validation loss: {loss(account.loss_before)} before, "
         f"{loss(account.loss_after)} after."
+    )
+
+
+def _left_out(account: Account) -> str:
+    which, one = ", ".join(map(str, account.left_out)), len(account.left_out) == 1
+    return (
+        f"{f'Round {which} counts' if one else f'Rounds {which} count'} for nobody: contributions "
+        "do not say where the change of the validation loss came from, or the loss only came back."
     )
 
 

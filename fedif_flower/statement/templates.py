@@ -99,15 +99,16 @@ member's contribution is the part of the fall of the validation loss along this 
 update brought about, in nats where that loss is a cross-entropy; the sum over all members and
 rounds is the whole fall, but for the remainder: the error of measuring along a step at a few of its
 points, and the effect of batch-norm statistics and of server momentum that faded. It is nobody's.
-An update that changes nothing, or that was given no weight, contributes exactly 0.
-An owner who splits into several members gains nothing by it.</p>
+An update that changes nothing, or that was given no weight, contributes exactly 0.</p>
 <p><b>Interval.</b> {{ interval_words }}</p>
 <p><b>Credit.</b> {{ credit_words }}</p>
 <p><b>Share.</b> What a member is credited with over the sum of all positive credits, or over the
-sum of the contributions where that is more: what lies beyond the bounds is paid to nobody. A
-negative contribution is
-shown as it is, and paid 0. There are no shares where the loss did not fall, or where the remainder
-is more than half of its fall.{% if account.budget_cents is not none %} The budget is shared out in
+sum of all contributions where that is more. What lies beyond the bounds is paid to nobody, unless
+other members lost as much: then those who have a credit share the whole. A negative contribution is
+shown as it is, and paid 0. Where the remainders come to more than half of the fall, the round with
+the largest one is left out, and so are the rounds after it that only bring the loss back; then the
+next one, until the others add up. There are no shares where the loss did not fall.
+{%- if account.budget_cents is not none %} The budget is shared out in
 whole cents:
 each share is rounded down, and the cents left over go to the largest fractions, so that the
 amounts add up to

@@ -36,7 +36,7 @@ from fedif_flower.statement.receipts import (
     check_tree,
     redone_rounds,
 )
-from fedif_flower.statement.records import read_names, read_run
+from fedif_flower.statement.records import RunRecords, read_names, read_run
 from fedif_flower.statement.signatures import SignedMember, check_signatures
 from fedif_flower.statement.time_stamps import Stamped, check_time_stamps
 
@@ -240,6 +240,7 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
         if off > 1e-6 * scale:
             name = run.attributed_rounds.path.name
             raise StatementError(f"{name}: round {row.round} does not add up")
+    _check_credits(run, records)
     again = json.loads(account_json(settle(counted, account.budget_cents), counted))
     for where, told, found in _differences(json.loads(content), again, ACCOUNT):
         raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
@@ -248,6 +249,19 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
         for name, page in render(account, counted, manifest).items():
             if read_file(run.statement, name) != page:
                 raise StatementError(f"{name} does not show what {ACCOUNT} says")
+
+
+def _check_credits(run: RunFolder, records: RunRecords) -> None:
+    """Raise StatementError for a member that is credited with more than it contributed.
+
+    Over the whole run: a step that was taken back has both with the other sign.
+    """
+    for client_id, parts in records.parts_of.items():
+        contribution = math.fsum(part.contribution for part in parts)
+        scale = math.fsum(abs(part.contribution) for part in parts)
+        if math.fsum(part.credited for part in parts) > contribution + 1e-9 * scale:
+            name = run.attribution.path.name
+            raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
 
 
 def _differences(told: Any, found: Any, where: str) -> Iterator[tuple[str, Any, Any]]:

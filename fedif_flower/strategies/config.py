@@ -32,6 +32,7 @@ Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
 Policy = Literal["none", "quarantine"]
 Rounds = Literal["synchronous", "buffered"]
 ALWAYS = 10**9  # Rounds after which a reply still counts.
+CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
 
 
 def _no_screen() -> None:
@@ -72,7 +73,8 @@ class StrategyConfig(SectionedSettings):
         "step that would lose what was gained on the validation set. 0: no bounds, as in the "
         "paper, and the only value for Flower's own rules",
         ge=0,
-        auto="2 for the strategies that score updates, else 0",
+        auto="2 for the strategies that score updates and, with statement-budget, for those that "
+        "can be attributed; else 0",
     )
     aggregation: AggregationMode = setting_of(Setup, "aggregation")
     max_examples_ratio: float = setting_of(Setup, "max_examples_ratio")
@@ -240,9 +242,14 @@ def default_stages(strategy: str) -> list[Stage]:
     return []
 
 
-def default_clipping(strategy: str) -> float:
-    """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name."""
+def default_clipping(strategy: str, *, is_paid: bool = False) -> float:
+    """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name.
+
+    Where members are paid, one update of any length could leave a round that cannot be attributed.
+    """
     clips = [stage for stage in default_stages(strategy) if isinstance(stage, Clip)]
+    if not clips and is_paid and strategy not in WITHOUT_COEFFICIENTS:
+        return CLIPPING
     return clips[0].multiple if clips else 0.0
 
 

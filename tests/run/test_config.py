@@ -48,6 +48,19 @@ def test_auto_depends_on_the_data_set(overrides, learning_rate, gamma):
     )
 
 
+@pytest.mark.parametrize(
+    ("overrides", "multiple"),
+    [
+        ({"strategy": "fedavg"}, 0.0),
+        ({"strategy": "fedif"}, 2.0),
+        ({"strategy": "fedavg", "statement_budget": "1000", "attribution": "simpson"}, 2.0),
+        ({"strategy": "median", "statement_budget": "1000"}, 0.0),
+    ],
+)
+def test_a_run_that_pays_bounds_updates(overrides, multiple):
+    assert config(**overrides).update_clipping == multiple
+
+
 def test_robust_aggregators_are_told_the_truth_unless_told_otherwise():
     told = config(malicious_fraction=0.7)
     assert told.assumed_malicious_fraction == 0.7

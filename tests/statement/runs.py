@@ -47,6 +47,7 @@ def make_run(
     rejections: Mapping[tuple[int, int], str] | None = None,
     statuses: Mapping[tuple[int, int], str] | None = None,
     remainder: float = 0.0,
+    remainders: Mapping[int, float] | None = None,
     names: Mapping[int, str] | None = None,
     by_class: int = 0,
     node_ids: Mapping[int, int] | None = None,
@@ -95,10 +96,11 @@ def make_run(
                 why = {"status": status, "rejection": reason}
                 clients.append(who | {"malicious": 0, "weight": 0.0} | why)
         attributed = math.fsum(values.values())
-        decrease = attributed + remainder
+        own = (remainders or {}).get(number, remainder)
+        decrease = attributed + own
         rounds.append(
             {"round": number, "loss_before": loss, "loss_after": loss - decrease}
-            | {"decrease": decrease, "attributed": attributed, "remainder": remainder}
+            | {"decrease": decrease, "attributed": attributed, "remainder": own}
         )
         loss -= decrease
     write_rows(run_dir / "clients.csv", CLIENT_COLUMNS, clients)

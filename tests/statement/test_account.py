@@ -58,6 +58,28 @@ def test_what_lies_beyond_the_bounds_is_paid_to_nobody():
     assert gain_shares([3.0, -9.0, 1.0], Fraction(-5)) == [Fraction(3, 4), 0, Fraction(1, 4)]
 
 
+def test_two_members_that_cancel_take_nobodys_pay(tmp_path):
+    # The pair gains 100 and loses 100; of the 100 it is credited with as much as the others.
+    rounds = [{0: 1.0, 1: 1.0, 2: 100.0, 3: -100.0}]
+    found = by_name(account(tmp_path, rounds, 90_00, credited={2: 0.01}))
+    assert [found[f"partition {i}"].cents for i in range(4)] == [30_00, 30_00, 30_00, 0]
+
+
+def test_one_step_that_cannot_be_attributed_takes_nobodys_pay(tmp_path):
+    # Round 3 throws the loss from 0.5 to 20.5, round 4 brings it back; both belong to nobody.
+    rounds = [{0: 0.75, 1: 0.25}, {0: 0.25, 1: 0.25}, {1: -50.0}, {0: 15.0, 1: 5.0}, {0: 0.125}]
+    found = account(tmp_path, rounds, 100_00, remainders={3: 30.0})
+    assert (found.left_out, found.unpaid, found.remainder) == ((3, 4), "", 0.0)
+    assert (found.rounds, found.last_round, found.decrease) == (5, 5, 1.625)
+    members = by_name(found)
+    assert members["partition 0"].contribution == 1.125
+    assert [m.cents for m in found.members] == [69_23, 30_77]
+    assert members["partition 1"].taken_part == 4  # It did take part in what counts for nobody.
+    # A loss that never comes back leaves all later rounds out.
+    found = account(tmp_path / "late", rounds[:4], 100_00, remainders={3: 30.0, 4: -1.0})
+    assert (found.left_out, found.decrease) == ((3, 4), 1.5)
+
+
 def test_what_bounds_withhold_is_told_for_each_member():
     # Of 8 in all, 3 of the first's 6 are credited; what is negative withholds nothing.
     assert withheld_shares([6.0, 3.0, -1.0], [3.0, 3.0, -2.0]) == [Fraction(3, 8), 0, 0]
@@ -253,7 +275,7 @@ def test_the_cents_left_over_go_to_the_largest_fractions():
 
 
 @given(st.lists(NATS, min_size=5, max_size=12), st.integers(2, 5))
-def test_splitting_into_identities_gains_nothing(values, identities):
+def test_splitting_a_contribution_into_identities_gains_nothing(values, identities):
     whole = gain_shares([math.fsum(values), 3.0])[0]
     split = gain_shares([*(math.fsum(values) / identities for _ in range(identities)), 3.0])
     assert float(sum(split[:-1])) == pytest.approx(float(whole), rel=1e-12)

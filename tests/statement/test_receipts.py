@@ -97,7 +97,8 @@ def rebuilt(run: RunFolder, key) -> None:
         kept = [row for row in rows if (row["round"], row["client_id"]) in weights]
         for row in kept:
             place = row["round"], row["client_id"]
-            row["contribution"] = parts[place]["contribution"] if place in parts else ""
+            for name in ("contribution", "credited"):
+                row[name] = parts[place][name] if place in parts else ""
             row |= {name: weights[place][name] for name in ("weight", "status")}
         return kept
 
@@ -127,6 +128,20 @@ def swap_contributions(run: RunFolder) -> str:
     return r"round 2: history was rewritten: (ada|cyd) has a receipt for '2,100"
 
 
+def raise_credit(run: RunFolder) -> str:
+    """Credit bob, in round 2, with less than its contribution, and cyd with its whole one."""
+
+    def changed(rows):
+        for row in (row for row in rows if row["round"] == "2"):
+            share = {"1001": 0.25, "1002": 1.0}.get(row["client_id"])
+            if share is not None:
+                row["credited"] = str(share * float(row["contribution"]))
+        return rows
+
+    rewrite(run.attribution, changed)
+    return r"round 2: history was rewritten: (bob|cyd) has a receipt for '2,100"
+
+
 def change_update(run: RunFolder) -> str:
     """Say that bob, whose signature is lost, sent something else in round 1."""
     rewrite(run.signatures, lambda rows: [r for r in rows if r["client_id"] != "1001"])
@@ -144,7 +159,7 @@ def drop_round(run: RunFolder) -> str:
     return r"round 3: history was rewritten: ada has a receipt .* the records have 'nothing'"
 
 
-@pytest.mark.parametrize("attack", [swap_contributions, change_update, drop_round])
+@pytest.mark.parametrize("attack", [swap_contributions, raise_credit, change_update, drop_round])
 def test_a_rewritten_history_is_found_to_the_round(honest, tmp_path, key, attack):
     run = RunFolder(copied(honest / "runs" / "run", tmp_path / "run"))
     found = attack(run)

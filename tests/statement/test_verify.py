@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.evidence.keys import SigningKey, fingerprint
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.statement.bundle import make_statement
 from fedif_flower.statement.manifest import ENVELOPE, file_hash, read_signed, statement_of
 from fedif_flower.statement.verify import verify
 from tests.statement.runs import make_run
+from tests.statement.signed_runs import rewrite
 
 ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}, {0: 0.25, 2: 0.125}, {1: 0.5, 2: 0.0}] * 2
 
@@ -145,6 +147,13 @@ def test_sums_that_do_not_add_up_are_found_though_signed(copy, key):
         verify(copy)
     make_statement(copy, key, again=True)
     with pytest.raises(StatementError, match="round 1 does not add up"):
+        verify(copy)
+
+
+def test_credit_above_the_contribution_is_found_though_signed(copy, key):
+    rewrite(RunFolder(copy).attribution, lambda rows: [{**rows[0], "credited": "9.0"}, *rows[1:]])
+    make_statement(copy, key, again=True)
+    with pytest.raises(StatementError, match="is credited with more than it gave"):
         verify(copy)
 
 
