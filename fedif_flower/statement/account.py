@@ -7,10 +7,11 @@ what was gained is
 .. math:: s_i = \frac{\max(\hat c_i, 0)}{\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
 
 with :math:`c_i` the contributions and :math:`\hat c_i \le c_i` what is credited of them, so that a
-negative one is shown as such and paid 0. What the model gained beyond all credits is paid to nobody.
-The sum of positive contributions would be no better whole: two members whose updates cancel could
-raise it at will, and take everybody's pay. Rounds whose remainders keep the contributions from adding up are left out and named. A run that lowered
-the loss by nothing gives no shares, nor does one of which no round is left.
+negative one is shown as such and paid 0. What the model gained beyond all credits is paid to
+nobody. The sum of positive contributions would be no better whole: two members whose updates cancel
+could raise it at will, and take everybody's pay. Rounds whose remainders keep the contributions
+from adding up are left out and named. A run that lowered the loss by nothing gives no shares, nor
+does one of which no round is left.
 """
 
 from __future__ import annotations
