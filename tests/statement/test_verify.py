@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -34,14 +35,14 @@ def copy(signed, tmp_path) -> Path:
     return shutil.copytree(signed, tmp_path / "run")
 
 
-def sign_again(run_dir: Path, key: SigningKey) -> None:
-    """Sign what is there now, as an operator who cheats would."""
+def sign_again(run_dir: Path, key: SigningKey, **changes: object) -> None:
+    """Sign what is there now, as an operator who cheats would; or a manifest with changes."""
     folder = run_dir / "statement"
     manifest = read_signed(folder).statement.predicate
     files = {name: file_hash(run_dir / name) for name in manifest.files}
     again = statement_of(
         *("model.pt", file_hash(run_dir / "model.pt")),
-        manifest.model_copy(update={"files": files}),
+        manifest.model_copy(update={"files": files, **changes}),
     )
     (folder / ENVELOPE).write_bytes(again.envelope().signed_by(key).to_bytes())
 
@@ -119,6 +120,10 @@ def test_what_is_missing_or_too_much_is_named(copy):
     (copy / "statement" / "members" / "004.html").write_text("me too")
     with pytest.raises(StatementError, match=r"members/004.html is no part of the statement"):
         verify(copy)
+    (copy / "statement" / "members" / "004.html").unlink()
+    (copy / "quarantine.csv").write_text("round,until_round\n")
+    with pytest.raises(StatementError, match=r"^quarantine.csv is no part of the statement"):
+        verify(copy)
 
 
 def test_records_without_the_model_are_verified_and_that_is_said(copy):
@@ -126,16 +131,22 @@ def test_records_without_the_model_are_verified_and_that_is_said(copy):
     assert verify(copy).not_here == ("model.pt",)
 
 
-def test_an_account_that_does_not_follow_from_the_records_is_found_though_signed(copy, key):
+@pytest.mark.parametrize("name", ["cents", "share", "credited", "contribution", "withheld"])
+def test_an_account_that_does_not_follow_from_the_records_is_found_though_signed(copy, key, name):
     path = copy / "statement" / "statement.json"
     account = json.loads(path.read_text())
-    account["members"][0]["cents"] += 100
+    right = account["members"][0][name]
+    wrong = account["members"][0][name] = right + (1 if isinstance(right, int) else 1e-6)
     path.write_text(json.dumps(account, indent=2) + "\n")
     sign_again(copy, key)
-    with pytest.raises(
-        StatementError,
-        match=r"statement.json: members\[0\]: cents is 50100, but the records give 50000",
-    ):
+    said = f"statement.json: members[0]: {name} is {wrong!r}, but the records give {right!r}"
+    with pytest.raises(StatementError, match=re.escape(said)):
+        verify(copy)
+
+
+def test_a_manifest_with_another_chain_is_found_though_signed(copy, key):
+    sign_again(copy, key, chain=64 * "0")
+    with pytest.raises(StatementError, match=r"chain.csv does not follow"):
         verify(copy)
 
 

@@ -72,6 +72,12 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     assert weight == pytest.approx([2.0 + 0.5 + shortened, 2.0 + shortened], rel=1e-6)
 
 
+def test_who_came_late_is_asked_in_the_next_round():
+    _, reports, _ = run(PATIENT, 6)
+    # Asked at 9.5 together with partition 0; partition 1 is at work since 8.
+    assert statuses(reports[5]) == {0: "accepted", 1: "accepted", 2: "late"}
+
+
 def test_beyond_its_rounds_a_late_reply_is_lost_and_its_member_asked_anew():
     _, reports, _ = run(Pace(quorum=2, late_rounds=1), 3)
     assert statuses(reports[0]) == {0: "accepted", 1: "accepted", 2: "late"}

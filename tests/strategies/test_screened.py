@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF, Krum, RobustRule, Validation
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.messages.screening import REGISTRATION_ENDED
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import Setup, Weighting
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.nodes import identify_by_query
 from fedif_flower.strategies.reports import RoundReport
@@ -95,56 +94,6 @@ def test_a_client_that_raises_or_is_silent_counts_as_failed():
     reasons = [client.rejection for client in reports[0].clients[-2:]]
     assert "boom" in reasons[0]
     assert reasons[1] == "no reply before the deadline"
-
-
-def test_the_end_of_a_registration_is_a_status_of_its_own():
-    def ended(message, context):
-        return Message(
-            Error(REGISTRATION_ENDED, "the operator ended its registration"), reply_to=message
-        )
-
-    reports: list[RoundReport] = []
-    strategy = FedAvg(fraction_evaluate=0.0, callbacks=[OnRound(reports.append)])
-    start(strategy, Clients({0: ended}), num_nodes=3)
-    found = reports[0].clients[-1]
-    assert (found.status, found.rejection) == ("revoked", "the operator ended its registration")
-    assert (reports[0].num_accepted, reports[0].num_rejected, reports[0].num_failed) == (2, 0, 1)
-
-
-def test_second_reply_and_stranger_are_refused():
-    reports: list[RoundReport] = []
-    strategy = FedAvg(
-        fraction_evaluate=0.0, fraction_train=0.5, callbacks=[OnRound(reports.append)]
-    )
-
-    class Doubling(LocalGrid):
-        def pull_messages(self, message_ids):
-            replies = super().pull_messages(message_ids)
-            if not replies:
-                return []
-            stranger = step_reply(
-                Message(
-                    RecordDict({"arrays": model_arrays(model()), "config": strategy_config()}),
-                    next(n for n in self.contexts if n not in asked(replies)),
-                    "train",
-                ),
-                100.0,
-            )
-            return [*replies, replies[0], stranger]
-
-    def asked(replies):
-        return {reply.metadata.src_node_id for reply in replies}
-
-    def strategy_config():
-        from flwr.app import ConfigRecord
-
-        return ConfigRecord()
-
-    result = strategy.start(Doubling(Clients(), 4), model_arrays(model()), num_rounds=1)
-    rejections = sorted(client.rejection for client in reports[0].clients if client.rejection)
-    assert {c.status for c in reports[0].clients if c.rejection} == {"refused"}
-    assert rejections == ["reply from a node that was not asked", "second reply from the same node"]
-    assert step_of(result) <= 4.0
 
 
 def test_old_model_stays_when_nothing_valid_came():
@@ -235,60 +184,6 @@ def test_metrics_that_not_all_report_are_left_out():
 
     result = start(FedAvg(fraction_evaluate=0.0), Clients({0: talkative}))
     assert dict(result.train_metrics_clientapp[1]) == {"train-loss": pytest.approx(1.0)}
-
-
-def test_fedif_prefers_the_client_that_goes_downhill():
-    # loss = (w - 5)^2: going up from 0 helps, going down does not.
-    line = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(line.weight)
-    validation = Validation(
-        line,
-        torch.ones(1, 1),
-        torch.full((1, 1), 5.0),
-        loss_fn=nn.functional.mse_loss,
-        device="cpu",
-    )
-    reports: list[RoundReport] = []
-    strategy = FedIF(
-        validation,
-        gamma=0.3,
-        fraction_evaluate=0.0,
-        stages=(),
-        callbacks=[OnRound(reports.append)],
-        setup=Setup(device="cpu"),
-    )
-    clients = Clients({1: lambda message, _: step_reply(message, -1.0)})
-    result = strategy.start(LocalGrid(clients, 3), model_arrays(line), num_rounds=1)
-    # Phi = 10, -10, 10 -> Psi = 1, 0, 1 -> Omega = .3, 0, .3 -> p = .5, 0, .5; steps 1 and 3.
-    assert [c.score for c in reports[0].clients] == pytest.approx([10, -10, 10])
-    assert [c.normalized for c in reports[0].clients] == [1, 0, 1]
-    assert [c.weight_score for c in reports[0].clients] == pytest.approx([0.3, 0, 0.3])
-    assert [c.weight for c in reports[0].clients] == pytest.approx([0.5, 0, 0.5])
-    assert [c.accumulative for c in reports[0].clients] == pytest.approx([10, -10, 30])
-    assert result.arrays["weight"].numpy().item() == pytest.approx(2.0)
-
-
-def test_fedif_population_weights_by_hand():
-    line = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(line.weight)
-    validation = Validation(
-        line,
-        torch.ones(1, 1),
-        torch.full((1, 1), 5.0),
-        loss_fn=nn.functional.mse_loss,
-        device="cpu",
-    )
-    strategy = FedIF(
-        validation,
-        gamma=1.0,
-        fraction_evaluate=0.0,
-        weighting=Weighting(weight_scope="population"),
-        setup=Setup(device="cpu"),
-    )
-    clients = Clients({1: lambda message, _: step_reply(message, -1.0)})
-    result = strategy.start(LocalGrid(clients, 2), model_arrays(line), num_rounds=1)
-    # Omega = 1, 0; a = (1 / 1) * (2 / 2) = 1, 0.
-    assert result.arrays["weight"].numpy().item() == pytest.approx(1.0)
 
 
 def test_a_diverged_model_fails_rounds_instead_of_crashing():

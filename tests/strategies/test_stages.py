@@ -8,7 +8,7 @@ import pytest
 
 from fedif_flower import FedAvg, FedIF, Krum, RobustRule
 from fedif_flower.errors import CheckpointError
-from fedif_flower.stages import Clip, LossBound, MaxLength, Stage
+from fedif_flower.stages import LossBound, MaxLength, Stage
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.config import configured_stages
 from tests.strategies.lines import Movers, Threshold, play, point, threshold_validation
@@ -103,8 +103,3 @@ def test_strategies_that_score_bound_lengths_and_loss_by_default():
 )
 def test_keys_of_a_run_config_stand_for_stages(tmp_path, strategy, keys, expected):
     assert repr(configured_stages(config(tmp_path, strategy, **keys))) == expected
-
-
-def test_a_clip_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="multiple = 0; allowed: > 0"):
-        Clip(0)

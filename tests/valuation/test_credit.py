@@ -96,6 +96,17 @@ def test_a_weight_beyond_so_many_median_members_is_not_credited():
     assert found.weight.tolist() == pytest.approx([1.0, 1.0, 8.0])
 
 
+def test_it_is_the_mean_weight_of_a_members_rounds_that_counts():
+    bounds = CreditBounds(weight=2.0)
+    even = torch.full((3,), 1 / 3, dtype=torch.float64)
+    bounds.bound(geometry(torch.eye(3), weights=even))
+    # 2.7 median members in this round, 1 in the one before: 1.85 on average, within the bound.
+    uneven = torch.tensor([0.05, 0.05, 0.9], dtype=torch.float64)
+    credit = bounds.bound(geometry(torch.eye(3), weights=uneven))
+    assert credit.weight.tolist() == pytest.approx([0.575, 0.575, 1.85])
+    assert credit.kept.tolist() == [1.0] * 3
+
+
 def test_the_last_step_beyond_what_is_usual_is_returned():
     # Own lengths 1; of the last step 1, 1, 1 and 3; usual is 1, and 1.5 times that is credited.
     updates = torch.tensor([[1.0, 0, 0, 1], [0, 1.0, 0, 1], [0, 0, 1.0, 1], [-1.0, 0, 0, 3.0]])
@@ -107,6 +118,13 @@ def test_the_last_step_beyond_what_is_usual_is_returned():
     credit = CreditBounds(0, 1.5, 0).bound(geometry(updates, LAST))
     assert credit.returned[3].item() == pytest.approx(6.0)
     assert credit.borrowed[3].item() == 99.0
+
+
+def test_a_trace_of_the_last_step_is_left_where_it_is_nobodys_direction():
+    updates = torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0.05]])
+    credit = CreditBounds(0, 1.5, 0).bound(geometry(updates, LAST))
+    assert credit.returned.tolist() == [[0.0]] * 3
+    assert credit.borrowed.tolist() == pytest.approx([0.0, 0.0, 1.0])
 
 
 def test_older_steps_are_known_to_everybody_too():
