@@ -67,6 +67,12 @@ def test_what_the_weights_sum_to_is_kept():
     assert 0 < step.params.item() <= 1.0
 
 
+def test_who_has_no_weight_may_be_all_that_helps():
+    # The whole step leads to -4, a sixteenth of it to -1/4; the other member's alone to 2.
+    step = choose(LossBound(held_out()), 0.0, [-4.0, 2.0], [1.0, 0.0])
+    assert step.params.item() > 1.0
+
+
 def test_updates_that_are_summed_as_they_come_are_shortened_alone():
     sums: list[Tensor] = []
 

@@ -8,9 +8,12 @@ from flwr.app import ArrayRecord
 
 from fedif_flower import FedAvg
 from fedif_flower.errors import TrainingFailedError
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.screening import AcceptedReply, RefusedReply, Screening
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback, OnRound
+from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.sampling import sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
 
@@ -77,6 +80,17 @@ def test_pauses_double():
         16,
         32,
     ]
+
+
+def test_a_turn_is_the_rounds_in_which_a_member_is_asked_once():
+    nodes = [ClientNode(i, i) for i in range(8)]
+    failures = MemberFailures(3)
+    usable = AcceptedReply(nodes[1], None, None, 1.0, {})
+    found = Screening([usable], [RefusedReply(nodes[0], "boom", "failed")])
+    for server_round in (1, 2):
+        failures.update(server_round, found, nodes[:2], nodes, failed=False)
+    # Two of eight are asked: four rounds are a turn, which the second error costs.
+    assert [len(failures.paused(t)) for t in (3, 6, 7)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize(("longest", "expected"), [(0, range(1, 9)), (1, [1, 2, 4, 6, 8])])
