@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,9 @@ def test_runs_are_compared_by_what_differs(two):
     assert lines["fedif"]["strategy"] == "fedif"
     assert lines["median"]["strategy"] == "median"
     assert "num-clients" not in table.heading
+    # FedIF comes with bounds, the median does not: what leads may be either.
+    assert re.fullmatch(r"Clip.* \+ LossBound.*, by default", lines["fedif"]["bounds"])
+    assert lines["median"]["bounds"] == "none, by default"
     last = read_rows(two[1] / "rounds.csv")[-1]["test_mean_absolute_error"]
     assert float(lines["median"]["last round"]) == pytest.approx(float(last), rel=1e-3)
 

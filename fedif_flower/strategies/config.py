@@ -253,6 +253,17 @@ def default_clipping(strategy: str, *, is_paid: bool = False) -> float:
     return clips[0].multiple if clips else 0.0
 
 
+def configured_bounds(strategy: str, clipping: float) -> list[Stage]:
+    """Return the bounds that ``update-clipping`` stands for with a strategy, by its name.
+
+    A strategy that bounds steps by the loss does so where lengths are bounded.
+    """
+    if not clipping:
+        return []
+    own = default_stages(strategy)
+    return [Clip(clipping), *(stage for stage in own if isinstance(stage, LossBound))]
+
+
 def configured_stages(config: StrategyConfig, validation: Validation | None = None) -> list[Stage]:
     """Return the stages that the keys of a run config stand for, in their order.
 
@@ -270,11 +281,7 @@ def configured_stages(config: StrategyConfig, validation: Validation | None = No
         stages.append(NearestNeighbours(config.assumed_malicious_fraction))
     if config.bucketing > 1:
         stages.append(Bucketing(config.bucketing))
-    if config.update_clipping:
-        stages.append(Clip(config.update_clipping))
-        # A strategy that bounds steps by the loss does so where lengths are bounded.
-        if any(isinstance(stage, LossBound) for stage in default_stages(config.strategy)):
-            stages.append(LossBound())
+    stages += configured_bounds(config.strategy, config.update_clipping)
     if config.server_momentum:
         stages.append(ServerMomentum(config.server_momentum))
     return stages

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.results import Member, Run
+from fedif_flower.strategies.config import configured_bounds, default_clipping
 from fedif_flower.sweeps.measurements import ACCURACY, read_measurement
 from fedif_flower.sweeps.report import varying
 from fedif_flower.sweeps.tables import ResultTable
@@ -33,6 +35,9 @@ def member_table(run: Run, by: str = "") -> ResultTable:
 def compare(runs: Sequence[Run]) -> ResultTable:
     """Return complete runs beside each other: the settings that differ, and what came of them.
 
+    Where one has bounds on its updates that another has not, a column names them, and says which
+    came with the strategy: a lead may be theirs.
+
     Raises
     ------
     ConfigError
@@ -50,16 +55,25 @@ def compare(runs: Sequence[Run]) -> ResultTable:
     differ = [*varying(measured), *(["seed"] if len({m.seed for m in measured}) > 1 else [])]
     percent = measured[0].metric == ACCURACY
     scale, form = (100, ".2f") if percent else (1, ".4g")
-    heading = ["run", *differ, "last round", "mean of last ten", "best round", "detection AUC", "s"]
+    bounds = [_bounds(one.config) for one in measured]
+    bounded = ["bounds"] if len(set(bounds)) > 1 else []
+    heading = ["run", *differ, *bounded, "last round", "mean of last ten", "best round", "detection AUC", "s"]
     lines = []
-    for run, one in zip(runs, measured, strict=True):
-        settings = [str(one.config.get(key, "")) for key in differ]
+    for run, one, bound in zip(runs, measured, bounds, strict=True):
+        settings = [str(one.config.get(key, "")) for key in differ] + [bound] * len(bounded)
         test = [format(scale * v, form) for v in (one.test.last, one.test.last_ten, one.test.best)]
         auc = one.figures.get("detection-auc")
         seconds = f"{one.figures.get('seconds', math.nan):.1f}"
         lines.append([run.name, *settings, *test, _number(auc, ".3f"), seconds])
     title = f"test {measured[0].metric}" + (", %" if percent else "")
-    return ResultTable(title, heading, lines, num_labels=1 + len(differ))
+    return ResultTable(title, heading, lines, num_labels=1 + len(differ) + len(bounded))
+
+
+def _bounds(settings: Mapping[str, Any]) -> str:
+    """Return the bounds that a run had on its updates, and whether they are its strategy's own."""
+    strategy, clipping = str(settings["strategy"]), float(settings.get("update-clipping", 0.0))
+    stages = " + ".join(map(repr, configured_bounds(strategy, clipping))) or "none"
+    return stages + (", by default" if clipping == default_clipping(strategy) else "")
 
 
 def _number(value: float | None, form: str = ".4f") -> str:

@@ -81,3 +81,13 @@ def test_the_page_says_which_bouts_were_chosen():
     assert "the standard deviation between seeds" in text
     same = [one for one in FOUND if one.share != 0.4]
     assert "Chosen before" not in " ".join(about(find_setup(), same, 1, "fedif arena"))
+
+
+def test_the_page_says_first_who_runs_with_bounds_and_what_these_bring():
+    named = ("FedAvg", "FedIF", "influence descent", "AutoBANT", "Krum")
+    bouts = [Experiment(name, "PoisonedFL", 0.4) for name in named]
+    bounds, control, protocol, _ = about(find_setup(), bouts, 2, "fedif arena")
+    assert bounds.startswith("FedIF, influence descent and AutoBANT run with bounds")
+    assert "FedAvg's weights with FedIF's bounds 89.1 %" in control
+    assert "every 10 rounds here (`patience`; its paper: 50)" in protocol
+    assert len(about(find_setup(), bouts[:1], 2, "fedif arena")) == 2  # Nobody has bounds.
