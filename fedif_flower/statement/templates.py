@@ -208,7 +208,7 @@ CONSORTIUM = """{% extends "base" %}{% import "parts" as parts with context %}
 <th class="number">Contribution<span class="between">of the loss, 95 % interval</span></th>
 <th><span class="between">{{ axis_words }}</span></th><th class="number">Share</th>
 {% if account.budget_cents is not none %}<th class="number">Amount</th>{% endif %}
-{% if omega_words %}<th class="number">Ω<span class="between">score</span></th>{% endif %}
+{% if omega_words %}<th class="number">Ω<span class="between">weight score</span></th>{% endif %}
 <th class="number">Refused</th>
 <th>Verdict</th></tr></thead>
 <tbody>
@@ -224,7 +224,8 @@ member.asked }}<span class="between wraps">{{ parts.absence(member) }}</span>
 <td class="number" data-label="Share">{{ member.share | percent }}</td>
 {% if account.budget_cents is not none %}<td class="number amount">{{ member.cents | money }}</td>
 {% endif %}
-{% if omega_words %}<td class="number" data-label="Ω, score">{{ member.weight_score | score }}</td>
+{% if omega_words %}<td class="number" data-label="Weight score Ω">{{
+member.weight_score | score }}</td>
 {% endif %}
 <td class="number" data-label="Replies refused">{{ member.refused | some }}</td>
 <td class="verdict"><span class="{{ member.verdict.level }}">{{ member.verdict.level }}</span>\
@@ -275,8 +276,9 @@ MEMBER = """{% extends "base" %}{% import "parts" as parts with context %}
 <small>of {{ account.budget_cents | money }}</small></dd></div>{% endif %}
 <div><dt>Verdict</dt><dd class="{{ member.verdict.level }}">{{ member.verdict.level }}
 <small>advice to people</small></dd></div>
-<div><dt>Share of the gain</dt><dd>{{ member.share | percent }}
-<small>place {{ place }} of {{ account.members | length }}</small></dd></div>
+<div><dt>Share</dt><dd>{{ member.share | percent }}
+<small>of what is credited to all; place {{ place }} of {{
+account.members | length }}</small></dd></div>
 <div><dt>Contribution</dt><dd>{{ member.contribution | nats }}
 <small>nats of validation loss{% if member.interval %}; {{ parts.ends(member.interval) }}{% endif %}
 {% if member.contribution and member.other_rounds is not none %}<br>

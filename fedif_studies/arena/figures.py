@@ -33,8 +33,8 @@ class Figures:
     attribution_auc : float, optional
         The same of low mean contributions.
     attackers_gain : float, optional
-        What a malicious client is due by the statement, in what an honest one is due; ``None`` also
-        where the statement gives nobody a share.
+        A malicious client's contribution, in an honest one's, without the bounds of credit; ``None``
+        also where no honest client contributed anything.
     aggregation_seconds : float
         Per round.
     accuracy_deviation, attack_success_deviation : float, optional
@@ -126,22 +126,23 @@ def low_means_auc(
 def attackers_gain(
     contributions: Mapping[str, Sequence[float]], malicious: Mapping[str, bool]
 ) -> float | None:
-    """Return the mean pay of malicious clients, as a multiple of honest clients' mean pay.
+    """Return malicious clients' mean contribution, as a multiple of honest clients' mean.
 
-    A statement pays by the sum of a client's contributions, and nothing where that is negative.
+    A client's is the sum over its rounds, and 0 where that is negative. A statement pays less: what
+    of it lies within the bounds of credit.
 
     Parameters
     ----------
     contributions, malicious
         As in :func:`low_means_auc`. ``None`` is returned where one kind of client is missing, or
-        no honest client is due anything.
+        no honest client contributed anything.
     """
-    pays: dict[bool, list[float]] = {True: [], False: []}
+    sums: dict[bool, list[float]] = {True: [], False: []}
     for client, own in contributions.items():
-        pays[malicious[client]].append(max(math.fsum(own), 0.0))
-    if not all(pays.values()) or not any(pays[False]):
+        sums[malicious[client]].append(max(math.fsum(own), 0.0))
+    if not all(sums.values()) or not any(sums[False]):
         return None
-    return fmean(pays[True]) / fmean(pays[False])
+    return fmean(sums[True]) / fmean(sums[False])
 
 
 def _mean(seeds: Sequence[Figures]) -> Figures:

@@ -84,8 +84,9 @@ def about(setup: Setup, experiments: Sequence[Experiment], seeds: int, command: 
         + ("; what follows ± is the standard deviation between seeds" if seeds > 1 else "")
         + f". {_subset(experiments)}Colluders know their accomplices' updates alone. "
         f"{_patience(experiments)}A rule by coordinates gives no weights, and nothing can be "
-        "attributed to its clients. Contributions are attributed by Simpson's rule; a client is "
-        "due the sum of its own, and nothing where that is negative.",
+        "attributed to its clients. Contributions are attributed by Simpson's rule and added up "
+        "over the rounds; a negative sum counts as 0 where clients are compared by it. A statement "
+        "pays by what of it lies within bounds (credit), which is less.",
         f"Written by `{command}`, which can be interrupted and goes on where it was.",
     ]
 
@@ -337,7 +338,7 @@ _MEASURES: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
     ("Weight of malicious clients, %", "malicious_weight", _percent),
     ("AUC of low weight as a sign of malice", "weight_auc", _ratio),
     ("AUC of low contribution as a sign of malice", "attribution_auc", _ratio),
-    ("What a malicious client is due, in an honest client's", "attackers_gain", _ratio),
+    ("A malicious client's contribution, in an honest client's", "attackers_gain", _ratio),
     (
         "Aggregation, ms per round (other work on the machine counts)",
         "aggregation_seconds",

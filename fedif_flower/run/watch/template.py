@@ -164,7 +164,7 @@ TEMPLATE = """{% macro percent(value, decimals=1) -%}
 <th scope="col" class="number">Weight<small>of all so far</small></th>
 {% if attributed %}<th scope="col" class="number">Contri&shy;bution<small>nats of loss</small></th>
 {% endif %}
-{% if scored %}<th scope="col" class="number score">\u03a9<small>last score</small></th>
+{% if scored %}<th scope="col" class="number score">\u03a9<small>weight score</small></th>
 {% endif %}
 </tr></thead>
 <tbody>
@@ -277,8 +277,8 @@ them.</p>
 {% if attributed %}<dt>Contribution</dt><dd>by how much its updates lowered the validation loss \
 so far</dd>
 {% endif %}
-{% if scored %}<dt>\u03a9</dt><dd>the strategy's score of its updates: no contribution, and \
-nobody should be paid by it</dd>
+{% if scored %}<dt>\u03a9</dt><dd>weight score, by which the strategy weighs its updates: no \
+contribution, and nobody should be paid by it</dd>
 {% endif %}
 </dl>
 </details>
