@@ -57,7 +57,16 @@ def compare(runs: Sequence[Run]) -> ResultTable:
     scale, form = (100, ".2f") if percent else (1, ".4g")
     bounds = [_bounds(one.config) for one in measured]
     bounded = ["bounds"] if len(set(bounds)) > 1 else []
-    heading = ["run", *differ, *bounded, "last round", "mean of last ten", "best round", "detection AUC", "s"]
+    heading = [
+        "run",
+        *differ,
+        *bounded,
+        "last round",
+        "mean of last ten",
+        "best round",
+        "detection AUC",
+        "s",
+    ]
     lines = []
     for run, one, bound in zip(runs, measured, bounds, strict=True):
         settings = [str(one.config.get(key, "")) for key in differ] + [bound] * len(bounded)

@@ -33,7 +33,7 @@ class Figures:
     attribution_auc : float, optional
         The same of low mean contributions.
     attackers_gain : float, optional
-        A malicious client's contribution, in an honest one's, without the bounds of credit; ``None``
+        A malicious client's contribution, in an honest one's, before credit's bounds; ``None``
         also where no honest client contributed anything.
     aggregation_seconds : float
         Per round.
