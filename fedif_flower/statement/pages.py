@@ -58,8 +58,8 @@ _LETTERS = (
     + f", {NOT_ASKED} not asked."
 )
 _OMEGA = (
-    "What the strategy weighs a member's updates by, after its last round: no contribution. It does "
-    "not add up, and says nothing about how much was gained."
+    "What the strategy weighs a member's updates by, after its last round: no contribution. It "
+    "does not add up, and says nothing about how much was gained."
 )
 
 
