@@ -289,6 +289,11 @@ class Aggregation:
     noise: Tensor | None = None
     applied: Tensor | None = None
 
+    @property
+    def gives_nobody_weight(self) -> bool:
+        """Whether the rule, or a bound, multiplies every update by 0."""
+        return self.applied is not None and not bool(self.applied.any())
+
 
 def combine(global_values: Tensor, client_updates: Tensor, weights: Tensor) -> Tensor:
     """Return ``global + sum_i weights_i update_i`` in one pass over the clients.

@@ -154,7 +154,7 @@ def measure(case: Case, strategy: str, bounds: str, seed: int) -> dict[str, obje
         "last": f"{values[-1]:.2f}",
         "last-ten": f"{statistics.mean(values[-10:]):.2f}",
         "least-of-ten": f"{min(values[-10:]):.2f}",
-        "unmoved": sum(row["round_failed"] == "1" for row in rows),
+        "unmoved": sum(row["status"] != "advanced" for row in rows),
     }
 
 

@@ -87,6 +87,9 @@ METHODS: Mapping[str, Settings] = {
     "influence descent": {"strategy": "influence-descent"},
 }
 BASELINE = "FedAvg"
+# At these revisions SCAFFOLD's control variate moved by the round's weights, and no longer does:
+# such rows are marked in the tables until they are measured again.
+EARLIER_SCAFFOLD = ("9607888e7c12", "ed5e32a5fc7a")
 # What is chosen, in this order: a setting of a method, and among which values.
 CHOICES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "FedAvg": ("learning-rate", (0.02, 0.05, 0.1)),  # Of all clients, with any method.
@@ -207,7 +210,8 @@ def choice_table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
 def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> ResultTable:
     """Return a data set's table: means and standard deviations over seeds, in percent.
 
-    A method's line is of those seeds that have rows of it in all conditions.
+    A method's line is of those seeds that have rows of it in all conditions. ``*``: measured before
+    the method changed (:data:`EARLIER_SCAFFOLD`).
     """
     found = {place: _row_of(make_cell(place), rows) for place in places(range(seeds))}
     heading, lines = ["method", "seeds"], []
@@ -219,7 +223,9 @@ def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> Re
             for seed in range(seeds)
         }
         whole = [seed for seed, own in of.items() if all(own)]
-        line, seconds = [method, str(len(whole))], []
+        measured = [row for seed in whole for row in of[seed] if row]
+        mark = "\\*" if any(_is_earlier(method, row) for row in measured) else ""
+        line, seconds = [method + mark, str(len(whole))], []
         for condition in CONDITIONS:
             ten, beside, last = [], [], []
             for seed in whole:
@@ -288,6 +294,12 @@ def main(
 
 def _row_of(one: Wanted, rows: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
     return next((row for row in rows if one.is_in([row])), None)
+
+
+def _is_earlier(method: str, row: Mapping[str, str]) -> bool:
+    """Tell whether a row was measured before its method changed."""
+    is_scaffold = METHODS[method].get("local-method") == "scaffold"
+    return is_scaffold and row.get("revision") in EARLIER_SCAFFOLD
 
 
 def _shown(values: Sequence[float], form: str) -> str:

@@ -126,7 +126,6 @@ class LocalMethod:
         self,
         vector: Tensor,
         changes: Tensor,  # noqa: ARG002
-        coefficients: Tensor,  # noqa: ARG002
         share: float,  # noqa: ARG002
     ) -> Tensor:
         """Return the server's vector ``[d]`` after a round, for a method that ``sends_vector``.
@@ -137,8 +136,6 @@ class LocalMethod:
             ``[d]``: what the round's clients were sent.
         changes : Tensor
             ``[m, d]``: what the m accepted replies brought.
-        coefficients : Tensor
-            ``[m]``: by what their updates moved the model.
         share : float
             m of all members, in (0, 1].
         """

@@ -41,9 +41,9 @@ class Scaffold(LocalMethod):
         local.memory[_CONTROL] = (own + change).cpu()
         return change
 
-    def moved(self, vector: Tensor, changes: Tensor, coefficients: Tensor, share: float) -> Tensor:
+    def moved(self, vector: Tensor, changes: Tensor, share: float) -> Tensor:
         """Return the server's control variate after a round (see :func:`moved_control`)."""
-        return moved_control(vector, changes, coefficients, share)
+        return moved_control(vector, changes, share)
 
     def _own(self, local: LocalRound) -> Tensor:
         kept = local.memory.get(_CONTROL)
@@ -67,15 +67,16 @@ def summed_steps(steps: int, momentum: float) -> float:
     return moved
 
 
-def moved_control(control: Tensor, changes: Tensor, coefficients: Tensor, share: float) -> Tensor:
+def moved_control(control: Tensor, changes: Tensor, share: float) -> Tensor:
     r"""Return the server's control variate after a round.
 
     .. math::
-        c \leftarrow c + \frac{|S|}{N} \sum_{i \in S} a_i \, f_i \, \Delta c_i, \qquad
+        c \leftarrow c + \frac{|S|}{N} \cdot \frac{1}{|S|} \sum_{i \in S} f_i \, \Delta c_i, \qquad
         f_i = \min(1, 2 \operatorname{median}_j \lVert \Delta c_j \rVert / \lVert \Delta c_i \rVert)
 
-    With :math:`a_i = 1 / |S|` and :math:`f_i = 1` this is the paper's. The coefficients are those
-    that the round's updates were given, so that who has no weight in the model has none here.
+    With :math:`f_i = 1` this is the paper's: the mean of all N clients' control variates, whatever
+    weights move the model. By weights that change from round to round, c would be the mean of
+    nothing. What a hostile client can do to c is bounded by :math:`f_i`.
 
     Parameters
     ----------
@@ -83,15 +84,13 @@ def moved_control(control: Tensor, changes: Tensor, coefficients: Tensor, share:
         ``[d]``.
     changes : Tensor
         ``[m, d]``: :math:`\Delta c_i`.
-    coefficients : Tensor
-        ``[m]``: :math:`a_i`.
     share : float
         :math:`|S| / N`, in (0, 1]: of the members, those whose replies were accepted.
     """
     lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
     bound = 2 * lengths.quantile(0.5)
     factors = (bound / lengths).clamp(max=1).nan_to_num(1.0)  # 0 / 0: nothing to shorten.
-    weights = share * coefficients.to(factors) * factors  # [m]
+    weights = share * factors / len(changes)  # [m]
     moved: Tensor = control + weights.to(changes) @ changes
     return moved
 

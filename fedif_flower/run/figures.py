@@ -58,6 +58,7 @@ def summarize(
         "rejected": sum(row.rejected for row in rounds),
         "failed": sum(row.failed for row in rounds),
         "failed_rounds": sum(row.is_failed for row in rounds),
+        "kept_rounds": sum(row.status == "kept" for row in rounds),
         "last_round_failed": bool(rounds) and rounds[-1].is_failed,
         "unnamed_members": len(
             {row.client_id for row in clients if row.partition_id == UNKNOWN_PARTITION}

@@ -136,7 +136,12 @@ class RunRecorder(RunWriter):
         ValueError, TypeError, KeyError
             If the lines are not those of a run up to this round.
         """
-        rounds = [checked_row(RoundRow, row) for row in lines["rounds"]]
+        # An older version's lines have no status.
+        lasting = [{"status": "failed"} if row["round_failed"] else {} for row in lines["rounds"]]
+        rounds = [
+            checked_row(RoundRow, known | row)
+            for known, row in zip(lasting, lines["rounds"], strict=True)
+        ]
         clients = [checked_row(ClientRow, row) for row in lines.get("clients", ())]
         attendance = [checked_row(AttendanceRow, row) for row in lines.get("attendance", ())]
         if [row.round for row in rounds] != list(range(last_round + 1)):

@@ -184,6 +184,8 @@ def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if failed := summary.get("failed_rounds"):
         last = ", the last among them" if summary["last_round_failed"] else ""
         shown.append(("rounds that failed", f"{failed}{last}"))
+    if kept := summary.get("kept_rounds"):
+        shown.append(("rounds that gave nobody weight", str(kept)))
     if unnamed := summary.get("unnamed_members"):
         shown.append(("members that named no partition", str(unnamed)))
     return shown

@@ -106,8 +106,8 @@ class ShowRounds(Callback):
         asked = report.num_accepted + report.num_rejected + report.num_failed
         parts = [f"{report.num_accepted} of {asked} replies"]
         parts += [f"{name.replace('-', ' ')} {value:.4g}" for name, value in metrics.items()]
-        if report.failed:
-            parts.append(f"failed: {report.reason}")
+        if report.reason:
+            parts.append(f"{report.status}: {report.reason}")
         print(f"round {server_round}: {', '.join(parts)}, {report.round_seconds:.1f} s")
 
     def on_end(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fedif_flower.messages.screening import Status
 from fedif_flower.strategies.presence import Change, Presence
+from fedif_flower.strategies.reports import RoundStatus
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,11 @@ class RoundRow:
     """A line of ``rounds.csv``; seconds are wall time, ``train_seconds`` the mean per client.
 
     ``failed`` counts clients, ``late`` those whose reply may come in a later round, and ``online``
-    all that were there when the round began; ``round_failed`` says that the round left the model
-    as it was, and ``reason`` why. ``attack_success`` is the share of test images with a backdoor's
-    trigger that get its target class. ``losses`` are those of a descent, at its start and after
+    all that were there when the round began; ``status`` says what the round made of the
+    model: ``"advanced"``; ``"kept"``, where the rule gave nobody weight, which is no failure; or
+    ``"failed"``, as ``round_failed`` has it for who reads numbers. ``reason`` says why it stays.
+    ``attack_success`` is the share of test images with a backdoor's trigger that get its target
+    class. ``losses`` are those of a descent, at its start and after
     each step taken. ``metrics`` are those of the task by column, such as
     ``test_mean_absolute_error``.
     """
@@ -46,11 +49,12 @@ class RoundRow:
     losses: str = ""
     late: int = 0
     online: int = 0
+    status: RoundStatus = "advanced"
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_failed(self) -> bool:
-        """Whether the round left the model as it was, or most of its clients failed."""
+        """Whether the round made no step, or most of its clients failed."""
         asked = self.accepted + self.rejected + self.failed
         return self.round_failed or 2 * self.failed > asked
 

@@ -66,9 +66,14 @@ def replay(run_dir: Path, task: Task | None = None) -> Replayed:
     records = read_run(run_dir)
     folder = records.folder
     kept = files_of_rounds(folder.updates)
-    failed = {int(row["round"]) for row in folder.rounds.read() if row["round_failed"] == "1"}
+    rows = folder.rounds.read()
+    stayed = {
+        int(row["round"])
+        for row in rows
+        if row["round_failed"] == "1" or row.get("status") == "kept"
+    }
     contributed = {part.round for part in records.parts}
-    if missing := contributed - kept.keys() - failed:
+    if missing := contributed - kept.keys() - stayed:
         raise ConfigError(
             f"{str(run_dir)!r}: the updates of round {min(missing)} were not kept: run it with "
             "keep-updates = true"

@@ -219,8 +219,8 @@ class PathAttribution(Callback):
         return PartCredit(credit.kept, credit.returned, self._past.basis)
 
     def on_round(self, report: RoundReport) -> None:
-        """Take note of a round that failed; its model may have been taken back."""
-        if report.failed:
+        """Take note of a round without a step; its model may have been taken back."""
+        if report.status != "advanced":
             assert self._sent is not None  # on_replies
             self._attribute(report.server_round, self._sent, self._model.vectors)
 

@@ -55,13 +55,6 @@ def require_late(strategy: CombinedStrategy, grid: Grid) -> None:
 def require_coefficients(strategy: CombinedStrategy) -> None:
     """Raise ConfigError where a local method needs coefficients and there are none."""
     require(
-        strategy.combines_updates or not strategy.local_vector.travels,
-        "local_method",
-        strategy.setup.local_method,
-        f"with {type(strategy).__name__}, which gives no update a coefficient: one that sends no "
-        "vector beside the model",
-    )
-    require(
         (strategy.combines_updates and not strategy.stages.make_groups)
         or not strategy.local_guide.weighs,
         "local_method",

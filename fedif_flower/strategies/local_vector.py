@@ -9,7 +9,6 @@ from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.instructions import VECTOR_RECORD
 from fedif_flower.messages.screening import Workspace
 from fedif_flower.messages.vector_workspace import VectorWorkspace, vector_record
-from fedif_flower.round import Aggregation
 
 
 class LocalVector:
@@ -37,15 +36,12 @@ class LocalVector:
                 self._value = params.new_zeros(params.shape)
             content[VECTOR_RECORD] = vector_record(self._value)
 
-    def advance(
-        self, workspace: Workspace, aggregation: Aggregation, accepted: int, members: int
-    ) -> None:
-        """Move the vector by what a round's accepted replies sent, with the round's weights."""
+    def advance(self, workspace: Workspace, accepted: int, members: int) -> None:
+        """Move the vector by what a round's accepted replies sent."""
         if isinstance(workspace, VectorWorkspace) and self._value is not None:
-            applied = aggregation.weights if aggregation.applied is None else aggregation.applied
             share = accepted / max(accepted, members)
             changes = workspace.vectors[:accepted]
-            self._value = self._method.moved(self._value, changes, applied.cpu(), share)
+            self._value = self._method.moved(self._value, changes, share)
 
     def restart(self) -> None:
         """Begin with 0 again: with a run, and where a model was taken back.

@@ -68,7 +68,8 @@ class OracleExclusion(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the shares of the honest clients' examples, ``[m]``."""
-        bad = {n.client_id for n in self._asked.values() if self.is_malicious(n)}
+        late = [work.node for work in self._late.values()]
+        bad = {n.client_id for n in (*self._asked.values(), *late) if self.is_malicious(n)}
         is_honest = torch.tensor([client_id not in bad for client_id in updates.client_ids])
         examples = torch.where(is_honest, updates.num_examples, 0.0)
         return Aggregation(weights=examples / examples.sum().clamp_min(1e-300))

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from fedif_flower.messages.screening import AcceptedReply, LateWork, Screening, 
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation
 from fedif_flower.strategies.presence import Change
+
+RoundStatus = Literal["advanced", "kept", "failed"]
+"""What a round made of the model: a new one; nothing, as the rule decided; or nothing."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +53,9 @@ class ClientReport:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round, accepted clients first; ``reason`` says why it failed.
+    """One round, accepted clients first; ``reason`` says why the model stays, if it does.
+
+    ``failed``: there was no step to take. ``kept``: the rule, or a bound, gave nobody weight.
 
     ``num_late`` counts those whose replies may come in a later round, ``num_online`` all that were
     there when it began; ``changes`` say of whom that is news. ``losses`` are the validation losses
@@ -71,6 +76,12 @@ class RoundReport:
     num_late: int = 0
     num_online: int = 0
     changes: tuple[Change, ...] = ()
+    kept: bool = False
+
+    @property
+    def status(self) -> RoundStatus:
+        """What became of the model, in a word."""
+        return "failed" if self.failed else "kept" if self.kept else "advanced"
 
 
 def client_line(server_round: int, client: ClientReport) -> dict[str, Any]:
@@ -109,6 +120,7 @@ def round_line(report: RoundReport) -> dict[str, Any]:
         "late": report.num_late,
         "online": report.num_online,
         "evaluations": report.evaluations,
+        "status": report.status,
         "round_failed": report.failed,
         "reason": report.reason,
     }
@@ -120,13 +132,16 @@ def round_report(
     aggregation: Aggregation | None,
     *,
     reason: str = "",
+    kept: bool = False,
     round_seconds: float,
     aggregation_seconds: float,
     late: Mapping[int, LateWork] = MappingProxyType({}),
     num_online: int = 0,
     changes: tuple[Change, ...] = (),
 ) -> RoundReport:
-    """Return the report of a round; ``reason`` says why it failed, if it did.
+    """Return the report of a round; ``reason`` says why the model stays, if it does.
+
+    ``kept`` says that this is the rule's answer, and no failure.
 
     ``late`` is what members were asked in earlier rounds, by node.
     """
@@ -144,7 +159,7 @@ def round_report(
         num_accepted=len(screening.accepted),
         num_rejected=len(screening.refused) - screening.num_failed - screening.num_late,
         num_failed=screening.num_failed,
-        failed=bool(reason),
+        failed=bool(reason) and not kept,
         round_seconds=round_seconds,
         aggregation_seconds=aggregation_seconds,
         evaluations=aggregation.evaluations if aggregation else 0,
@@ -153,6 +168,7 @@ def round_report(
         num_late=screening.num_late,
         num_online=num_online,
         changes=changes,
+        kept=kept,
     )
 
 

@@ -431,6 +431,7 @@ class ScreenedStrategy(FlowerFedAvg):
             screening,
             outcome.aggregation,
             reason=outcome.reason,
+            kept=outcome.kept,
             round_seconds=started - self._started,
             aggregation_seconds=time.perf_counter() - started,
             late=self._late,
@@ -446,7 +447,7 @@ class ScreenedStrategy(FlowerFedAvg):
             # A round whose replies lead nowhere is not counted: clients could end the run by such.
             failed = enough and outcome.aggregation is None
             self.failures.update(server_round, screening, asked, self._online, failed=failed)
-        if outcome.reason:
+        if report.failed:
             return outcome.arrays, None
         records = [reply.reported.records for reply in screening.accepted]
         metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
@@ -570,13 +571,14 @@ class ScreenedStrategy(FlowerFedAvg):
             suspect = not known or isinstance(error, DivergedError)
             return self._failed(server_round, str(error) if known else repr(error), suspect=suspect)
         if self.model.stands_still(vectors):
-            reason = _why_it_stands_still(updates, aggregation)
+            kept = aggregation.gives_nobody_weight
+            reason = _why_it_stands_still(updates, kept=kept)
             logger.warning("round %d: %s; the model stays as it was", server_round, reason)
-            return Outcome(self.model.record, aggregation, reason)
+            return Outcome(self.model.record, aggregation, reason, kept=kept)
         before, arrays = self.model.vectors, self.model.advance(vectors)
         shares = tuple(self.stages.shares) or (1.0,)
         members = len(self.nodes.known)
-        self.local_vector.advance(self.workspace, aggregation, len(accepted), members)
+        self.local_vector.advance(self.workspace, len(accepted), members)
         nodes = [reply.node for reply in accepted]
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
         return Outcome(arrays, aggregation, step=step if stream is None else None)
@@ -604,10 +606,10 @@ def _without(nodes: Sequence[ClientNode], kept: Sequence[ClientNode]) -> list[Cl
     return [node for node in nodes if node.node_id not in ids]
 
 
-def _why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
+def _why_it_stands_still(updates: RoundUpdates, *, kept: bool) -> str:
     """Return why a round's accepted replies lead nowhere."""
+    if kept:
+        return "every accepted update has weight 0"
     if not bool(updates.squared_norms.any()):
         return "no accepted reply changes the model"
-    if aggregation.applied is not None and not bool(aggregation.applied.any()):
-        return "every accepted update has weight 0"
     return "the accepted updates cancel, or are too small to change the model"

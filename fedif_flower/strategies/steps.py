@@ -48,11 +48,12 @@ class Step:
 class Outcome(NamedTuple):
     """What a round led to: a model if there is one to go on with, weights and step.
 
-    ``reason`` says why the round failed. A round that failed because its accepted replies lead
-    nowhere has weights, but no step.
+    ``reason`` says why the model stays. A round whose accepted replies lead nowhere has weights,
+    but no step; ``kept`` where these are all 0, which is the rule's answer and no failure.
     """
 
     arrays: ArrayRecord | None
     aggregation: Aggregation | None
     reason: str = ""
     step: Step | None = None
+    kept: bool = False

@@ -56,11 +56,10 @@ def test_a_client_s_control_variate_by_hand():
 def test_the_server_s_control_variate_by_hand():
     control = torch.tensor([1.0, 1.0])
     changes = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 8.0]])
-    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    # The third is twice as long as twice the median of the lengths 2, 2, 8.
-    moved = moved_control(control, changes, weights, share=0.5)
-    assert moved.tolist() == [1.0 + 0.5 * 0.5 * 2, 1.0 + 0.5 * (0.25 * 2 + 0.25 * 4)]
-    zeros = moved_control(control, torch.zeros(3, 2), weights, share=0.5)
+    # The third is twice as long as twice the median of the lengths 2, 2, 8. Each counts for 1 / 6.
+    moved = moved_control(control, changes, share=0.5)
+    assert moved.tolist() == pytest.approx([1.0 + 2 / 6, 1.0 + (2 + 4) / 6])
+    zeros = moved_control(control, torch.zeros(3, 2), share=0.5)
     assert torch.equal(zeros, control)
 
 
@@ -159,9 +158,14 @@ def test_a_vector_is_screened_like_an_update(reply, reason):
         workspace.unpack(reply, ClientNode(0, 1), 0, received, None)
 
 
-def test_rules_without_coefficients_and_tasks_that_train_themselves_refuse_it(tmp_path):
-    with pytest.raises(ConfigError, match="RobustRule"):
-        run(tmp_path, task(), strategy="median", local_method="scaffold")
+def test_the_control_variate_does_not_depend_on_the_weights(tmp_path):
+    settings = {"local_method": "scaffold", "num_server_rounds": 3}
+    run_dir = run(tmp_path, task(), **settings, strategy="median")  # It has no weights at all.
+    errors = [float(r["test_mean_absolute_error"]) for r in read_rows(run_dir / "rounds.csv")]
+    assert errors[-1] < errors[0]
+
+
+def test_tasks_that_train_themselves_refuse_it(tmp_path):
     own = regression(train=lambda model, data, config: 0.0)
     for name in ("scaffold", "moon"):
         with pytest.raises(ConfigError, match=f"local-method = '{name}'"):

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedif_flower.strategies import OracleExclusion, Setup
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.run.report import require_complete
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.clocked_grid import ClockedGrid
+from fedif_flower.strategies import OracleExclusion, Pace, Setup
+from fedif_flower.strategies.callbacks import OnRound
+from fedif_flower.strategies.nodes import identify_clients
+from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.lines import Movers, column, play, point
 from tests.strategies.test_registry import config, run
 
@@ -24,6 +31,31 @@ def test_the_model_stays_where_nobody_is_honest():
     )
     assert column(report, "weight") == [0.0, 0.0]
     assert torch.equal(params, torch.zeros(2))
+
+
+def test_a_late_reply_of_a_malicious_client_has_no_weight():
+    # The third, who is malicious, is at work until the fifth round ends.
+    grid = ClockedGrid(Movers([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]]), 3, [1.0, 2.0, 9.5].__getitem__)
+    reports: list[RoundReport] = []
+    setup = Setup(device="cpu", pace=Pace(quorum=2, late_rounds=9), identify=identify_clients)
+    OracleExclusion(
+        lambda node: node.partition_id == 2,
+        fraction_evaluate=0.0,
+        callbacks=[OnRound(reports.append)],
+        setup=setup,
+    ).start(grid, model_arrays(point()), 5)
+    weights = {client.asked_in: client.weight for client in reports[4].clients}
+    assert weights[1] == 0.0
+
+
+def test_a_run_whose_rounds_rightly_give_nobody_weight_has_not_failed(tmp_path):
+    chosen = config(tmp_path, "oracle", **{"malicious-fraction": 1.0})
+    summary, _, _ = run(chosen)
+    require_complete(chosen.run_dir)
+    rows = read_rows(chosen.run_dir / "rounds.csv")[1:]
+    assert {(row["status"], row["round_failed"]) for row in rows} == {("kept", "0")}
+    assert rows[-1]["reason"] == "every accepted update has weight 0"
+    assert (summary["failed_rounds"], summary["kept_rounds"]) == (0, len(rows))
 
 
 def test_a_run_tells_it_who_is_malicious(tmp_path):
