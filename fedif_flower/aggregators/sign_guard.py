@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -69,8 +70,9 @@ def sign_guard_coefficients(
               S = \operatorname{median}_i \lVert u_i \rVert
 
     A are those with :math:`L \le \lVert u_i \rVert / S \le R`; B is the largest cluster that mean
-    shift finds among the shares of positive, zero and negative coordinates. Where nobody is in
-    both, all are 0: the model stays.
+    shift finds among the shares of positive, zero and negative coordinates, each divided by the
+    largest of all clients, as in the authors' code. Who is within a bandwidth of no cluster's
+    centre is in none. Where nobody is in both, all are 0: the model stays.
 
     Parameters
     ----------
@@ -93,7 +95,7 @@ def sign_guard_coefficients(
     """
     median = lengths.quantile(0.5)
     usual = (shortest * median <= lengths) & (lengths <= longest * median)  # [m]
-    kept = usual & _largest_cluster(shares)
+    kept = usual & _largest_cluster(shares / shares.amax(dim=0).clamp_min(1e-8))
     shortened = torch.where(lengths > median, median / lengths, 1.0)
     return kept * shortened / kept.sum().clamp_min(1)
 
@@ -105,5 +107,8 @@ def _largest_cluster(points: Tensor) -> Tensor:
 
     # Where most are equal, the estimate is 0, which mean shift does not take.
     bandwidth = max(estimate_bandwidth(points.numpy(), quantile=0.5), 1e-6)
-    labels = torch.from_numpy(MeanShift(bandwidth=bandwidth).fit(points.numpy()).labels_)
-    return labels == torch.bincount(labels).argmax()
+    shift = MeanShift(bandwidth=bandwidth, bin_seeding=True, cluster_all=False)
+    with warnings.catch_warnings():  # That each point has a bin of its own.
+        warnings.simplefilter("ignore")
+        labels = torch.from_numpy(shift.fit(points.numpy()).labels_)  # -1: in no cluster.
+    return labels == torch.bincount(labels + 1)[1:].argmax()

@@ -26,6 +26,15 @@ def test_unusual_lengths_and_signs_are_left_out_and_long_ones_shortened():
     assert found.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 6, 0, 0, 0])
 
 
+def test_shares_count_beside_the_largest_and_who_is_near_no_cluster_is_left_out():
+    # Zeros are few: the last two differ by them alone, by as much as any share can.
+    shares = torch.tensor([[0.5, 0.49, 0.01]] * 4 + [[0.5, 0.5, 0.0]] * 2, dtype=torch.float64)
+    ones = torch.ones(6, dtype=torch.float64)
+    assert sign_guard_coefficients(ones, shares).tolist() == [0.25] * 4 + [0.0] * 2
+    alone = torch.tensor([[0.5, 0.4, 0.1]] * 5 + [[0.2, 0.4, 0.4]], dtype=torch.float64)
+    assert sign_guard_coefficients(ones, alone).tolist() == [0.2] * 5 + [0.0]
+
+
 def test_where_nobody_is_usual_the_model_stays():
     lengths = torch.tensor([1.0, 9.0], dtype=torch.float64)
     found = sign_guard_coefficients(lengths, torch.eye(3).double()[:2], shortest=0.9, longest=1.1)
