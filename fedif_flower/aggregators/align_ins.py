@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.linear_algebra import inner_products
+from fedif_flower.aggregators.linear_algebra import inner_products, product_error
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
@@ -96,7 +96,9 @@ def align_ins_coefficients(
     length = norms * products.squared_norm.sqrt()
     cosines = torch.where(length > 0, products.inner / length, 0.0)  # [m]
     aligned = sign_alignment(updates, share)
-    kept = (_distance(cosines) <= threshold) & (_distance(aligned) <= threshold)
+    # Products are taken in float64; the updates themselves are rounded as their own dtype is.
+    rounding = product_error(cosines.dtype, len(global_params)) + torch.finfo(updates.dtype).eps
+    kept = (_distance(cosines, 4 * rounding) <= threshold) & (_distance(aligned) <= threshold)
     if not bool(kept.any()):
         return torch.zeros_like(norms)
     bound = norms[kept].median()
@@ -114,8 +116,11 @@ def sign_alignment(updates: Tensor, share: float) -> Tensor:
     return same.double().mean(dim=1)
 
 
-def _distance(values: Tensor) -> Tensor:
-    """Return how many standard deviations each value is from the median; 0 without spread."""
+def _distance(values: Tensor, resolution: float = 0.0) -> Tensor:
+    """Return how many standard deviations each value is from the median; 0 without spread.
+
+    Values whose standard deviation is no larger than ``resolution`` differ by rounding alone.
+    """
     std = values.std(correction=0)
     middle = values.quantile(0.5)
-    return torch.where(std > 0, (values - middle).abs() / std, 0.0)
+    return torch.where(std > resolution, (values - middle).abs() / std, 0.0)

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.linear_algebra import gram_matrix
+from fedif_flower.aggregators.linear_algebra import gram_matrix, product_error
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
@@ -82,7 +82,9 @@ def cosine_distances(points: Tensor) -> Tensor:
     """Return 1 - cos between the rows of ``[m, d]``, ``[m, m]``, float64, >= 0, on the CPU."""
     gram = gram_matrix(points).cpu()
     lengths = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
-    distances = (1 - gram / lengths / lengths[:, None]).clamp_(min=0)
+    distances = 1 - gram / lengths / lengths[:, None]
+    # A cluster's scale is its own distances: it would be that of rounding where all are equal.
+    distances[distances <= product_error(gram.dtype, points.shape[1])] = 0.0
     return distances.fill_diagonal_(0)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.linear_algebra import inner_products
+from fedif_flower.aggregators.linear_algebra import inner_products, product_error
 
 
 class TrustedCoefficients(NamedTuple):
@@ -55,6 +55,8 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
     norms, server_norm = products.squared_norms.sqrt(), products.squared_norm.sqrt()
     length = norms * server_norm  # [m]
     trust = torch.where(length > 0, products.inner / length, 0.0).clamp(0.0, 1.0)
+    # Divided by their sum, cosines that are rounding would be trust like any other.
+    trust = torch.where(trust > product_error(trust.dtype, updates.shape[1]), trust, 0.0)
     total = trust.sum()
     share = trust / total if bool(total > 0) else trust
     rescaling = torch.where(norms > 0, server_norm / norms, 0.0)

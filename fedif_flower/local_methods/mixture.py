@@ -10,6 +10,7 @@ from torch import Tensor
 
 _FITS = 9
 _MOST_MEDIANS = 10.0
+_ROUNDING = 16 * torch.finfo(torch.float32).eps  # Clients take their figures in float32.
 
 
 def on_one_scale(figures: Tensor, classes: int = 1) -> Tensor:
@@ -31,14 +32,15 @@ def on_one_scale(figures: Tensor, classes: int = 1) -> Tensor:
     Returns
     -------
     Tensor
-        ``[k, f]``, in [0, 1]; 0 in a column where all are equal.
+        ``[k, f]``, in [0, 1]; 0 in a column where all are equal but for rounding.
     """
     most = (_MOST_MEDIANS * figures.nanquantile(0.5, dim=0)).clamp_min(math.log(classes))
     capped = torch.minimum(figures, most)  # NaN stays.
     low = capped.nan_to_num(torch.inf).amin(dim=0)  # [f]
     filled = torch.where(capped.isnan(), low, capped)
-    span = filled.amax(dim=0) - low
-    return torch.where(span > 0, (filled - low) / span, 0.0)
+    high = filled.amax(dim=0)
+    span = high - low
+    return torch.where(span > _ROUNDING * high, (filled - low) / span, 0.0)
 
 
 def in_higher(points: Tensor, seed: int, fits: int = _FITS) -> list[bool]:

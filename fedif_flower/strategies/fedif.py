@@ -67,8 +67,9 @@ class FedIF(ScoredStrategy):
             phi = float(influence_from(projection, weight_normalization=normalized))
             # From the first on: differences between influences are small beside themselves.
             first.append(phi)
+            notes = (float(projection.inner), projection.error)
             weight_score = float(self.ledger.scores_of([reply.node.client_id]))
-            return Noted((1.0, phi - first[0], weight_score), (float(projection.inner),))
+            return Noted((1.0, phi - first[0], weight_score), notes)
 
         return note
 

@@ -196,9 +196,13 @@ class ScoredStrategy(ScreenedStrategy):
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]`` and the scores behind them."""
         scores, client_ids = self.valuation.score(updates), updates.client_ids
-        normalized = min_max(scores.values) if self.weighting.round_normalization else scores.values
+        normalized, equal = scores.values, scores.resolution
+        if self.weighting.round_normalization:
+            normalized = min_max(scores.values, equal)
         if self.guard:
-            normalized = self.guard.normalized(scores.values, normalized, updates.squared_norms)
+            normalized = self.guard.normalized(
+                scores.values, normalized, updates.squared_norms, resolution=equal
+            )
         weight_scores = self.ledger.update(client_ids, normalized)
         accumulative = (
             self.ledger.accumulate(client_ids, scores.influences)
@@ -211,7 +215,7 @@ class ScoredStrategy(ScreenedStrategy):
         else:
             weights = self.ledger.weights(client_ids)
         if self.guard:
-            weights = self.guard.weights(weights, client_ids, scores.values)
+            weights = self.guard.weights(weights, client_ids, scores.values, resolution=equal)
         return Aggregation(
             weights=weights,
             scores=scores.values,

@@ -74,6 +74,7 @@ class Scoring:
             )
         if self.min_max:
             words += (
-                " In a round of two members one gets 1 and the other 0, however close they are."
+                " In a round of two members one gets 1 and the other 0, however close they are; "
+                "both get 1 where rounding alone parts them."
             )
         return words

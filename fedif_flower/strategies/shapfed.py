@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError
@@ -56,7 +57,8 @@ class ShapFedValuation:
         values = shapfed_contributions(
             layer.view(-1, classes, features), updates.num_examples.to(layer.device)
         )
-        return Scores(values.cpu())
+        # In float64: of rounding there is that of the updates themselves.
+        return Scores(values.cpu(), resolution=4 * torch.finfo(layer.dtype).eps)
 
 
 class ShapFed(ScoredStrategy):

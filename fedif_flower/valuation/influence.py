@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from fedif_flower.aggregators.linear_algebra import product_error
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
@@ -22,10 +23,15 @@ _SMALLEST_SAFE = 1e-30
 
 
 class Projections(NamedTuple):
-    """Per client: <w_{t-1} - w_i, g> and ||w_{t-1} - w_i||^2, each ``[m]``, float64."""
+    """Per client: <w_{t-1} - w_i, g> and ||w_{t-1} - w_i||^2, each ``[m]``, float64.
+
+    ``error``: how far rounding may move an inner product, times the length of the update (see
+    :func:`~fedif_flower.aggregators.linear_algebra.product_error`).
+    """
 
     inner: Tensor
     squared_norm: Tensor
+    error: float = 0.0
 
 
 def project_updates(
@@ -69,16 +75,23 @@ def project_updates(
 def _project(
     updates: Tensor, gradient: Tensor, squared_norms: Tensor | None, dtype: torch.dtype | None
 ) -> Projections:
-    m, d = updates.shape
+    m = len(updates)
     inner = torch.zeros(m, dtype=torch.float64, device=updates.device)
     squared = torch.zeros_like(inner)
-    for start in range(0, d, _COLUMNS_AT_ONCE):
+    for start in range(0, len(gradient), _COLUMNS_AT_ONCE):
         columns = slice(start, start + _COLUMNS_AT_ONCE)
         block = updates[:, columns].to(dtype or updates.dtype)  # [m, columns]
         inner -= (block @ gradient[columns].to(block)).double()
         if squared_norms is None:
             squared += torch.linalg.vecdot(block, block).double()
-    return Projections(inner, squared if squared_norms is None else squared_norms.to(inner))
+    known = squared if squared_norms is None else squared_norms.to(inner)
+    return Projections(inner, known, _error(gradient, dtype or updates.dtype))
+
+
+def _error(gradient: Tensor, dtype: torch.dtype) -> float:
+    """Return :attr:`Projections.error` of products with a gradient ``[d]``."""
+    length = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+    return product_error(dtype, min(len(gradient), _COLUMNS_AT_ONCE)) * length
 
 
 def round_influence(
@@ -140,6 +153,21 @@ def influence_from(projections: Projections, *, weight_normalization: bool = Tru
     )
 
 
+def influence_resolution(projections: Projections, *, weight_normalization: bool = True) -> float:
+    r"""Return how far apart two round influences may be by rounding alone.
+
+    .. math:: r = 2 \left(1 + \tfrac{1}{2}\right) \varepsilon \lVert g \rVert
+
+    with :math:`\varepsilon` the error of an inner product
+    (:func:`~fedif_flower.aggregators.linear_algebra.product_error`). An influence errs by that of
+    its product and by half of that of its update's squared length; two of them are compared.
+    Without weight normalisation it is times the longest update's length.
+    """
+    norms = projections.squared_norm.sqrt()
+    longest = 1.0 if weight_normalization or not len(norms) else float(norms.max())
+    return 3 * projections.error * longest
+
+
 class InfluenceValuation:
     """FedIF's valuation on a validation set; the gradient is taken while the clients train.
 
@@ -193,11 +221,13 @@ class InfluenceValuation:
     def score(self, updates: RoundUpdates) -> Scores:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
         if updates.notes is not None:  # Projected as they came.
-            projections = Projections(updates.notes[:, 0], updates.squared_norms.cpu())
+            inner, errors = updates.notes.T
+            projections = Projections(inner, updates.squared_norms.cpu(), float(errors.max()))
         elif updates.hidden is not None:
             gradient = self.gradient(updates.global_params, updates.named_buffers)
             inner = -updates.hidden.products(gradient, "scores")
-            projections = Projections(inner, updates.squared_norms.cpu())
+            error = _error(gradient, updates.global_params.dtype)
+            projections = Projections(inner, updates.squared_norms.cpu(), error)
         else:
             gradient = self.gradient(updates.global_params, updates.named_buffers)
             projections = project_updates(
@@ -205,5 +235,10 @@ class InfluenceValuation:
                 gradient.to(updates.client_updates.device),
                 updates.squared_norms,
             )
-        values = influence_from(projections, weight_normalization=self.weight_normalization)
-        return Scores(values.cpu(), influences=projections.inner.cpu(), evaluations=1)
+        normalized = self.weight_normalization
+        return Scores(
+            influence_from(projections, weight_normalization=normalized).cpu(),
+            influences=projections.inner.cpu(),
+            evaluations=1,
+            resolution=influence_resolution(projections, weight_normalization=normalized),
+        )

@@ -28,17 +28,23 @@ logger = logging.getLogger(__name__)
 _SHOWN = 10  # Clients in a ledger's repr.
 
 
-def min_max(scores: Tensor) -> Tensor:
+def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     r"""Map a round's scores to [0, 1].
 
     .. math:: \Psi_i = (\Phi_i - \min \Phi) / (\max \Phi - \min \Phi)
 
-    with :math:`\Phi` the scores of the m participants. All equal, or m = 1: ones.
+    with :math:`\Phi` the scores of the m participants. All equal, or m = 1: ones. Scores are equal
+    where they differ by rounding alone, which would otherwise be stretched to 0 and 1.
 
     Parameters
     ----------
     scores : Tensor
         ``[m]``, finite.
+    resolution : float
+        Scores whose range is no larger than this, >= 0, are equal: what the rounding of their
+        computation may make of equal ones (see
+        :attr:`~fedif_flower.valuation.scores.Scores.resolution`). At least four roundings of the
+        largest score itself are taken for it.
 
     Returns
     -------
@@ -54,7 +60,8 @@ def min_max(scores: Tensor) -> Tensor:
     low, high = scores.min(), scores.max()
     # Halves, so that the difference of two finite scores cannot overflow.
     spread = high / 2 - low / 2
-    if not bool(spread > 0):
+    rounding = 4 * torch.finfo(scores.dtype).eps * float(scores.abs().max())
+    if not bool(spread > max(rounding, resolution) / 2):
         return torch.ones_like(scores)
     return ((scores / 2 - low / 2) / spread).clamp(0.0, 1.0)
 

@@ -95,7 +95,14 @@ class ScoreGuard:
         """Tell whether any option is on."""
         return self.anchored or self.least_length > 0 or self.harm_memory > 0
 
-    def normalized(self, scores: Tensor, normalized: Tensor, squared_norms: Tensor) -> Tensor:
+    def normalized(
+        self,
+        scores: Tensor,
+        normalized: Tensor,
+        squared_norms: Tensor,
+        *,
+        resolution: float = 0.0,
+    ) -> Tensor:
         r"""Return the guarded :math:`\Psi` ``[m]``.
 
         Parameters
@@ -104,16 +111,25 @@ class ScoreGuard:
             ``[m]``: :math:`\Phi`, and what the round's own normalisation makes of it.
         squared_norms : Tensor
             ``[m]``: :math:`\lVert u_i \rVert^2`.
+        resolution : float
+            As in :func:`anchored_scores`.
         """
         if self.anchored:
-            normalized = anchored_scores(scores)
+            normalized = anchored_scores(scores, resolution)
         if not self.least_length:
             return normalized
         norms = squared_norms.double().sqrt().cpu()  # [m]
         factors = (norms / (self.least_length * usual_length(norms))).clamp_max(1)
         return normalized * factors.to(normalized)
 
-    def weights(self, weights: Tensor, client_ids: Sequence[int], scores: Tensor) -> Tensor:
+    def weights(
+        self,
+        weights: Tensor,
+        client_ids: Sequence[int],
+        scores: Tensor,
+        *,
+        resolution: float = 0.0,
+    ) -> Tensor:
         r"""Remember who did harm, and return the guarded weights ``[m]`` with the same sum.
 
         Parameters
@@ -124,11 +140,13 @@ class ScoreGuard:
             The m participants, distinct.
         scores : Tensor
             ``[m]``: :math:`\Phi`.
+        resolution : float
+            What is less than this below 0 is no harm: it may be rounding.
         """
         if not self.harm_memory:
             return weights
         for client_id, score in zip(client_ids, scores.tolist(), strict=True):
-            own = [*self._harmful.get(client_id, []), score < 0]
+            own = [*self._harmful.get(client_id, []), score < -resolution]
             self._harmful[client_id] = own[-self.harm_memory :]
         harm = torch.tensor([sum(self._harmful[i]) for i in client_ids], dtype=weights.dtype)
         guarded = weights * (1 - 2 * harm / self.harm_memory).clamp_min(0)
@@ -144,8 +162,11 @@ class ScoreGuard:
         self._harmful = {i: [bool(harm) for harm in own] for i, own in state["harmful"].items()}
 
 
-def anchored_scores(scores: Tensor) -> Tensor:
-    r"""Return :math:`\max(\Phi_i, 0) / \max_j \Phi_j`, ``[m]``; zeros where none is positive."""
+def anchored_scores(scores: Tensor, resolution: float = 0.0) -> Tensor:
+    r"""Return :math:`\max(\Phi_i, 0) / \max_j \Phi_j`, ``[m]``; zeros where none is positive.
+
+    What is no larger than ``resolution`` may be rounding, and is not positive.
+    """
     positive = scores.clamp_min(0)
     largest = positive.max() if positive.numel() else 0.0
-    return positive / largest if largest > 0 else torch.zeros_like(scores)
+    return positive / largest if largest > resolution else torch.zeros_like(scores)

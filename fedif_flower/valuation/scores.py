@@ -24,11 +24,14 @@ class Scores:
         ``[m]``: un-normalised influences, which the ledger sums up.
     evaluations : int
         Passes over the validation set that the scores took.
+    resolution : float
+        Two scores no further apart than this, >= 0, may differ by rounding alone.
     """
 
     values: Tensor
     influences: Tensor | None = None
     evaluations: int = 0
+    resolution: float = 0.0
 
 
 class Valuation(Protocol):

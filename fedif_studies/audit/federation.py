@@ -25,7 +25,12 @@ from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.influence import Projections, influence_from, project_updates
+from fedif_flower.valuation.influence import (
+    Projections,
+    influence_from,
+    influence_resolution,
+    project_updates,
+)
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
 from fedif_flower.valuation.past_steps import PastSteps
 from fedif_flower.valuation.path import QUADRATURES
@@ -109,8 +114,9 @@ class ByInfluence:
     def __call__(self, updates: RoundUpdates, validation: Validation) -> Aggregation:
         """Return the weights of a round."""
         gradient = validation.gradient(updates.global_params)
-        influence = influence_from(project_updates(updates.client_updates, gradient))
-        self.ledger.update(updates.client_ids, min_max(influence))
+        found = project_updates(updates.client_updates, gradient)
+        normalized = min_max(influence_from(found), influence_resolution(found))
+        self.ledger.update(updates.client_ids, normalized)
         return Aggregation(self.ledger.weights(updates.client_ids))
 
 

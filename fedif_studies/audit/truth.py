@@ -22,7 +22,7 @@ from fedif_studies.audit.cases import THREATS, Case
 from fedif_studies.audit.federation import AuditStep, Watcher, federate
 from fedif_studies.audit.findings import auc, spearman
 from fedif_studies.audit.members import AuditTask, Member, shortened
-from fedif_studies.audit.valuations import VALUATIONS, Smoothed, Summed, influence
+from fedif_studies.audit.valuations import VALUATIONS, Smoothed, Summed, influence_scores
 
 GRADES = (0.2, 0.4, 0.6, 0.8, 1.0)
 LEAST = 0.1  # Of its examples, for a member of the worst grade.
@@ -33,7 +33,7 @@ PER_ROUND = ", per round"
 CORRECTED = "FedIF Omega, bias-corrected"
 SEEN_SELDOM: Mapping[str, Callable[[], Watcher]] = {
     **VALUATIONS,
-    CORRECTED: lambda: Smoothed(influence, bias_correction=True),
+    CORRECTED: lambda: Smoothed(influence_scores, bias_correction=True),
 }
 
 

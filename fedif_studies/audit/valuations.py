@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fedif_flower.valuation.credit import CreditBounds, RoundGeometry, credited
-from fedif_flower.valuation.influence import influence_from
+from fedif_flower.valuation.influence import influence_from, influence_resolution
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.path import path_attribution
+from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapley import exact_shapley
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_studies.audit.federation import AuditStep, Watcher
@@ -41,7 +42,7 @@ class Smoothed:
 
     def __init__(
         self,
-        score: Callable[[AuditStep], Tensor],
+        score: Callable[[AuditStep], Scores],
         *,
         gamma: float = 0.3,
         initial: float = 0.0,
@@ -54,7 +55,9 @@ class Smoothed:
     def take(self, step: AuditStep) -> None:
         """Smooth a round's scores."""
         self._num_members = step.num_members
-        self._ledger.update(step.updates.client_ids, min_max(self._score(step)))
+        scores = self._score(step)
+        normalized = min_max(scores.values, scores.resolution)
+        self._ledger.update(step.updates.client_ids, normalized)
 
     @property
     def values(self) -> Tensor:
@@ -65,6 +68,11 @@ class Smoothed:
 def influence(step: AuditStep) -> Tensor:
     """Return FedIF's round influence Phi."""
     return influence_from(step.projections)
+
+
+def influence_scores(step: AuditStep) -> Scores:
+    """Return the same, and how far apart rounding may put equal ones."""
+    return Scores(influence(step), resolution=influence_resolution(step.projections))
 
 
 def accumulative_influence(step: AuditStep) -> Tensor:
@@ -143,11 +151,11 @@ class PaidPath(Summed):
         return found
 
 
-def coalition_values(estimator: str, utility: Metric) -> Callable[[AuditStep], Tensor]:
+def coalition_scores(estimator: str, utility: Metric) -> Callable[[AuditStep], Scores]:
     """Return a Shapley estimator's values; coalitions are unweighted means of models."""
     valuations: dict[int, ShapleyValuation] = {}
 
-    def value(step: AuditStep) -> Tensor:
+    def value(step: AuditStep) -> Scores:
         known = valuations.get(id(step.validation))
         if known is None:
             known = valuations[id(step.validation)] = ShapleyValuation(
@@ -155,19 +163,25 @@ def coalition_values(estimator: str, utility: Metric) -> Callable[[AuditStep], T
                 estimator=estimator,
                 utility=utility,
             )
-        return known.score(step.updates).values
+        return known.score(step.updates)
 
     return value
 
 
+def coalition_values(estimator: str, utility: Metric) -> Callable[[AuditStep], Tensor]:
+    """Return the same as values alone."""
+    score = coalition_scores(estimator, utility)
+    return lambda step: score(step).values
+
+
 VALUATIONS: Mapping[str, Callable[[], Watcher]] = {
-    "FedIF Omega": lambda: Smoothed(influence),
+    "FedIF Omega": lambda: Smoothed(influence_scores),
     "accumulative influence": lambda: Summed(accumulative_influence),
     "path attribution (simpson)": lambda: Summed(path("simpson")),
     "path attribution (trapezoid)": lambda: Summed(path("trapezoid")),
     "path attribution, bounded": lambda: PaidPath(CreditBounds()),
     "path attribution, bounded, secret data": lambda: PaidPath(CreditBounds(), secret=True),
-    "AFedSV Omega": lambda: Smoothed(coalition_values("complementary", "accuracy"), initial=0.5),
+    "AFedSV Omega": lambda: Smoothed(coalition_scores("complementary", "accuracy"), initial=0.5),
     "own loss decrease": lambda: Summed(own_decrease),
     "leave-one-out": lambda: Summed(coalition_values("leave-one-out", "loss")),
     "GTG-Shapley": lambda: Summed(coalition_values("gtg", "accuracy")),

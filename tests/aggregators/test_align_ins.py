@@ -33,6 +33,8 @@ def test_signs_that_stand_out_are_left_out():
 def test_equal_updates_all_count_and_a_wide_threshold_keeps_all():
     same = torch.ones(3, 2)
     assert align_ins_coefficients(same, torch.ones(2)).tolist() == pytest.approx([1 / 3] * 3)
+    rounded = torch.tensor([[0.1], [0.7], [1.1]]) * torch.tensor([1.0, 0.3, -0.9])
+    assert (align_ins_coefficients(rounded, torch.tensor([0.2, 1.0, 0.0])) > 0).all()
     updates = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     wide = align_ins_coefficients(updates, torch.ones(2), threshold=10.0)
     assert wide.tolist() == [0.5, 0.5]

@@ -23,6 +23,12 @@ def test_models_that_point_elsewhere_are_left_out_and_long_updates_shortened():
     assert coefficients.tolist() == pytest.approx([0.2, 0.2, 0.2, 0.1, 0.2, 0, 0])
 
 
+def test_directions_that_are_equal_but_for_rounding_have_distance_0():
+    torch.manual_seed(0)
+    lengths = torch.tensor([0.1, 0.3, 0.7, 1.1, 1.3], dtype=torch.float64)[:, None]
+    assert not cosine_distances(lengths * torch.randn(300, dtype=torch.float64)).any()
+
+
 @pytest.mark.parametrize("m", [1, 2])
 def test_too_few_for_a_cluster_are_all_admitted(m):
     assert largest_cluster(torch.ones(m, m) - torch.eye(m)).tolist() == [True] * m

@@ -23,6 +23,10 @@ def test_nobody_trusted_means_no_step() -> None:
     coefficients, trust = fltrust_coefficients(updates, torch.tensor([3.0, 0.0]))
     assert trust.tolist() == [0.0, 0.0]
     assert coefficients.tolist() == [0.0, 0.0]
+    # <x, y> is 0 but for rounding, here 1 - 3 / 3 of numbers that float64 does not have.
+    third = torch.tensor([[0.1 + 0.2, -1.0], [0.2 + 0.1, -1.0]], dtype=torch.float64)
+    coefficients, _ = fltrust_coefficients(third, torch.tensor([1.0, 0.3], dtype=torch.float64))
+    assert coefficients.tolist() == [0.0, 0.0]
 
 
 def test_a_zero_update_counts_for_nothing() -> None:

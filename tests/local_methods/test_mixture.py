@@ -19,6 +19,11 @@ def test_figures_are_put_on_one_scale_column_by_column():
     assert found.tolist() == [[0, 1, 0], [0.5, 0, 0], [1, 0, 0]]
 
 
+def test_figures_that_float32_tells_apart_by_rounding_are_equal():
+    losses = torch.tensor([[0.7], [0.7 * (1 + 2e-7)], [0.7 * (1 - 2e-7)]], dtype=torch.float64)
+    assert not on_one_scale(losses).any()
+
+
 def test_an_absurd_figure_does_not_hide_the_differences_of_others():
     losses = torch.tensor([[0.5], [0.6], [2.0], [1e15], [0.4]]).double()
     # At most ten times the median, 6.

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.valuation import InfluenceValuation, Validation
-from fedif_flower.valuation.influence import project_updates, round_influence
+from fedif_flower.valuation.influence import (
+    influence_from,
+    influence_resolution,
+    project_updates,
+    round_influence,
+)
+from fedif_flower.valuation.ledger import min_max
 
 GLOBAL = torch.tensor([1.0, 1.0])
 # Moves of length 5 towards (3, 4), against it, and none at all.
@@ -27,7 +33,7 @@ def test_without_weight_normalization():
 
 
 def test_projections_by_hand():
-    inner, squared_norm = project_updates(CLIENTS - GLOBAL, GRADIENT)
+    inner, squared_norm, _ = project_updates(CLIENTS - GLOBAL, GRADIENT)
     assert inner.tolist() == [25.0, -25.0, 0.0]
     assert squared_norm.tolist() == [25.0, 25.0, 0.0]
     known = torch.tensor([25.0, 25.0, 0.0], dtype=torch.float64)
@@ -62,6 +68,43 @@ def test_scale_invariance_and_permutation_equivariance(scale, seed, order):
     torch.testing.assert_close(round_influence(zero, scale * deltas, gradient), influence)
     permuted = round_influence(zero, deltas[list(order)], gradient)
     torch.testing.assert_close(permuted, influence[list(order)])
+
+
+def psi(updates: torch.Tensor, gradient: torch.Tensor) -> list[float]:
+    """Return what a round's min-max makes of its influences."""
+    found = project_updates(updates, gradient)
+    return min_max(influence_from(found), influence_resolution(found)).tolist()
+
+
+@given(
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    d=st.sampled_from([3, 100, 4000, (1 << 16) + 50]),
+    seed=st.integers(0, 1000),
+    lengths=st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=5),
+    orthogonal=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_ties_and_near_ties_have_the_same_scores(dtype, d, seed, lengths, orthogonal):
+    generator = torch.Generator().manual_seed(seed)
+    gradient, update = torch.randn(2, d, generator=generator, dtype=torch.float64)
+    if orthogonal:  # The influence is rounding and nothing else.
+        update -= (update @ gradient) / (gradient @ gradient) * gradient
+    tied = update.expand(len(lengths), d).to(dtype)
+    near = (torch.tensor(lengths, dtype=torch.float64)[:, None] * update).to(dtype)
+    # Another order of the coordinates is another order of the sums.
+    shuffled = torch.randperm(d, generator=generator)
+    for rows in (tied, near, near[:, shuffled]):
+        own = gradient[shuffled] if rows is not tied and rows is not near else gradient
+        assert psi(rows, own.to(dtype)) == [1.0] * len(lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_hundredth_of_a_cosine_is_a_difference(dtype):
+    torch.manual_seed(0)
+    gradient = torch.randn(1 << 20, dtype=dtype)
+    side = torch.randn_like(gradient)
+    rows = torch.stack([side - share * gradient for share in (0.0, 0.01, 0.02)])
+    assert psi(rows, gradient) == pytest.approx([0.0, 0.5, 1.0], abs=0.05)
 
 
 @pytest.mark.parametrize("size", [1e-28, 1e30])

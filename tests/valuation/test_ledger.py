@@ -26,6 +26,16 @@ def test_min_max_of_equal_scores_is_one(scores):
     assert min_max(vector(*scores)).tolist() == [1.0] * len(scores)
 
 
+@given(st.floats(1e-30, 1e30), st.sampled_from([torch.float32, torch.float64]))
+def test_min_max_does_not_stretch_rounding(scale, dtype):
+    scores = torch.full((3,), scale, dtype=dtype)
+    scores[1] = torch.nextafter(scores[1], scores[1] * 2)
+    assert min_max(scores).tolist() == [1.0] * 3
+    scores[2] *= 1 + 64 * torch.finfo(dtype).eps
+    assert min_max(scores)[[0, 2]].tolist() == [0.0, 1.0]
+    assert min_max(scores, resolution=scale).tolist() == [1.0] * 3
+
+
 def test_min_max_of_nobody():
     assert min_max(vector()).shape == (0,)
 

@@ -21,6 +21,8 @@ def test_anchored_nothing_earns_nothing():
     assert anchored_scores(vector(-1, -2)).tolist() == [0, 0]
     assert anchored_scores(vector(0, 0)).tolist() == [0, 0]
     assert anchored_scores(vector()).tolist() == []
+    # Rounding is nothing as well.
+    assert anchored_scores(vector(1e-9, -1), resolution=1e-8).tolist() == [0, 0]
 
 
 def test_a_short_update_counts_as_much_less_as_it_is_shorter():

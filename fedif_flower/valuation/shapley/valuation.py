@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
+import torch
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError
@@ -18,6 +19,9 @@ from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapley import ESTIMATORS
 from fedif_flower.valuation.validation import Validation
 
+# Utilities are means over examples, their values weighted means of differences of these: pairwise
+# sums of up to 2**20 terms err by less, in units of the largest utility.
+_ROUNDINGS = 16
 # What a utility needs that is not defined on every validation set.
 _NEEDED = {
     "accuracy": (
@@ -104,6 +108,7 @@ class ShapleyValuation:
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return Shapley values ``[m]`` and the number of coalitions evaluated."""
+        largest: list[float] = []
         client_params, client_buffers = updates.client_params(), updates.named_client_buffers()
 
         def utility(masks: Tensor) -> Tensor:  # [c, m] -> [c]
@@ -116,6 +121,7 @@ class ShapleyValuation:
                 client_buffers=client_buffers,
                 global_buffers=updates.named_buffers,
             )
+            largest.append(float(scores.abs().max()) if len(scores) else 0.0)
             return -scores if self.utility == "loss" else scores
 
         estimate = self.estimator(
@@ -124,4 +130,10 @@ class ShapleyValuation:
             num_samples=self.num_samples,
             generator=torch_generator("shapley", self.seed, updates.server_round),
         )
-        return Scores(estimate.values, evaluations=estimate.evaluations)
+        # Shares of right answers are counted; losses and scores are as exact as the model.
+        exact = torch.float64 if self.utility == "accuracy" else self.validation.dtype
+        return Scores(
+            estimate.values,
+            evaluations=estimate.evaluations,
+            resolution=_ROUNDINGS * torch.finfo(exact).eps * max(largest, default=0.0),
+        )
