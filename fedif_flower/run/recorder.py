@@ -137,10 +137,11 @@ class RunRecorder(RunWriter):
             If the lines are not those of a run up to this round.
         """
         # An older version's lines have no status.
-        lasting = [{"status": "failed"} if row["round_failed"] else {} for row in lines["rounds"]]
         rounds = [
-            checked_row(RoundRow, known | row)
-            for known, row in zip(lasting, lines["rounds"], strict=True)
+            checked_row(
+                RoundRow, {"status": "failed" if row["round_failed"] else "advanced", **row}
+            )
+            for row in lines["rounds"]
         ]
         clients = [checked_row(ClientRow, row) for row in lines.get("clients", ())]
         attendance = [checked_row(AttendanceRow, row) for row in lines.get("attendance", ())]
