@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
+from fedif_flower.messages.client_node import called
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
@@ -70,9 +70,7 @@ class Member:
     @property
     def label(self) -> str:
         """How a table calls it."""
-        node = ClientNode(self.partition_id, self.client_id)
-        unknown = self.partition_id == UNKNOWN_PARTITION
-        return self.name or (node.label if unknown else f"partition {self.partition_id}")
+        return called(self.client_id, self.partition_id, self.name)
 
 
 class Run:

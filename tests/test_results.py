@@ -39,7 +39,7 @@ def test_members_are_those_of_the_records(tmp_path):
     run = by_hand(tmp_path)
     assert [m.partition_id for m in run.members] == [0, 1, 2]
     assert [m.contribution for m in run.members] == pytest.approx([2.5, 1.25, -1.0])
-    assert [m.label for m in run.members] == ["partition 0", "hospital-b", "partition 2"]
+    assert [m.label for m in run.members] == ["client 0", "hospital-b", "client 2"]
     assert [(m.accepted, m.refused) for m in run.members] == [(5, 0), (5, 0), (1, 1)]
     assert (run.members[0].low, run.members[0].high) == (2.5, 2.5)  # Every round is alike.
     assert run.members[2].high == 0.0
@@ -50,7 +50,7 @@ def test_members_are_those_of_the_records(tmp_path):
 def test_members_are_sorted_by_any_column(tmp_path):
     run = by_hand(tmp_path)
     assert [m.client_id for m in run.sort("refused")] == [2, 0, 1]
-    assert [m.label for m in run.sort("name")] == ["hospital-b", "partition 0", "partition 2"]
+    assert [m.label for m in run.sort("name")] == ["hospital-b", "client 0", "client 2"]
     with pytest.raises(ConfigError, match=r"sort = 'worth'; allowed: client_id, .*contribution"):
         run.sort("worth")
 
@@ -124,7 +124,7 @@ def test_the_commands(two, tmp_path):
 
     shown = fedif("show", two[0], "--picture", tmp_path / "members.png")
     assert json.loads((two[0] / "summary.json").read_text())["rounds"] == 2
-    assert "partition 2" in shown
+    assert "client 2" in shown
     assert "2 rounds, complete" in shown
     assert (tmp_path / "members.png").read_bytes().startswith(PNG)
     compared = fedif("compare", *two, "--output-dir", tmp_path / "both")

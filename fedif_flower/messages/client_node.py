@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedif_flower.messages.text import one_line, printable
@@ -58,11 +60,35 @@ class ClientNode:
         return self.partition_id if self.is_simulated else self.node_id
 
     @property
+    def called(self) -> str:
+        """What it is called (see :func:`called`)."""
+        return called(self.client_id, self.partition_id, self.name)
+
+    @property
     def label(self) -> str:
-        """How messages name it: the operator's name or its partition, and a short id."""
-        digits = str(self.node_id)
-        node = f"node {digits if len(digits) <= _SHORT_ID else digits[:_SHORT_ID] + '..'}"
-        if self.name:
-            return f"{self.name} ({node})"
-        unnamed = self.partition_id in (UNKNOWN_PARTITION, self.node_id)
-        return node if unnamed else f"partition {self.partition_id} ({node})"
+        """How a log names it: what it is called, with a short node id where that lasts."""
+        node = called(self.node_id, UNKNOWN_PARTITION)
+        return self.called if self.is_simulated or self.called == node else f"{self.called} ({node})"
+
+
+def called(client_id: int, partition_id: int, name: str = "") -> str:
+    """Return what a client is called everywhere: ``hospital-a``, ``client 4`` or ``node 17..``.
+
+    Parameters
+    ----------
+    client_id : int
+        The key of its scores, which names it where nothing else is known.
+    partition_id : int
+        Which part of the data it holds; -1 if that is not known.
+    name : str
+        What the operator calls it; empty: nothing.
+    """
+    digits = str(client_id)
+    node = f"node {digits if len(digits) <= _SHORT_ID else digits[:_SHORT_ID] + '..'}"
+    return name or (node if partition_id == UNKNOWN_PARTITION else f"client {partition_id}")
+
+
+def all_different(names: Mapping[int, str]) -> dict[int, str]:
+    """Return names by client id, with the id behind those that several have."""
+    counts = Counter(names.values())
+    return {i: name if counts[name] == 1 else f"{name} ({i})" for i, name in names.items()}

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
-from fedif_flower.messages.client_node import UNKNOWN_PARTITION
+from fedif_flower.messages.client_node import called
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.rows import AttendanceRow
 from fedif_flower.sections import require_fields
@@ -264,7 +264,7 @@ def completeness(
         _member(
             client_id,
             partition_id,
-            names.get(client_id) or _unnamed(client_id, partition_id),
+            called(client_id, partition_id, names.get(client_id, "")),
             _settled(asked.get(client_id, {}), last, delays[client_id], rule.late_rounds),
             _absences(changes.get(client_id, ()), last),
             changes.get(client_id, ()),
@@ -388,7 +388,7 @@ def _judged(
         reasons.append(f"Never answered: {_listed(silent)}.")
     gaps = [m for m in members if m.has_gaps and m not in short and m not in silent]
     if gaps:
-        reasons.append(f"Gaps: {_listed(gaps)}.")
+        reasons.append(f"{len(gaps)} of {len(members)} members missed turns: {_listed(gaps)}.")
     if failed and not ends_badly:
         reasons.append(f"{len(failed)} of {len(rounds)} rounds failed.")
     verdict: Verdict = "complete with gaps" if reasons else "complete"
@@ -410,7 +410,3 @@ def _judged(
 def _listed(members: Sequence[MemberTurns]) -> str:
     more = f" and {len(members) - _MOST_NAMED} more" if len(members) > _MOST_NAMED else ""
     return ", ".join(member.told for member in members[:_MOST_NAMED]) + more
-
-
-def _unnamed(client_id: int, partition_id: int) -> str:
-    return f"node {client_id}" if partition_id == UNKNOWN_PARTITION else f"partition {partition_id}"

@@ -60,10 +60,15 @@ def summarize(
         "failed_rounds": sum(row.is_failed for row in rounds),
         "kept_rounds": sum(row.status == "kept" for row in rounds),
         "last_round_failed": bool(rounds) and rounds[-1].is_failed,
-        "unnamed_members": len(
-            {row.client_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
-        ),
+        "unnamed_members": _count_unnamed(clients),
     }
+
+
+def _count_unnamed(clients: Sequence[ClientRow]) -> int:
+    """Return how many never said which partition they hold; 0 where nobody was asked for it."""
+    unnamed = {row.client_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
+    named = any(row.partition_id != UNKNOWN_PARTITION for row in clients)
+    return len(unnamed) if named else 0
 
 
 def _metrics(rounds: list[RoundRow], metrics: Sequence[Metric]) -> dict[str, Any]:

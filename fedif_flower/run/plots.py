@@ -122,11 +122,11 @@ def _plot_members(
     if len(series) <= FEW:
         called = {i: (0, names[i][:MAX_NAME]) for i in series if names.get(i)}
         if not called:
-            known = [i for i in series if last[i].partition_id not in (UNKNOWN_PARTITION, i)]
+            known = [i for i in series if last[i].partition_id != UNKNOWN_PARTITION]
             called = {i: (last[i].partition_id, str(last[i].partition_id)) for i in known}
         _name_lines(axes, [(series[i][-1][1], name) for i, name in called.items()])
         if called and not any(map(names.get, called)):
-            axes.annotate("partition", (1.01, 1.02), xycoords="axes fraction")
+            axes.annotate("client", (1.01, 1.02), xycoords="axes fraction")
     axes.set(xlabel="round", ylabel=labels[0], title=labels[1])
     axes.grid(alpha=0.3)
     if any(malicious.values()):

@@ -170,8 +170,7 @@ class RunRecorder(RunWriter):
             "scoring": self.scoring.to_record() if self.scoring else None,
         }
         reported = replace(self.reported, attributed=attributed or ())
-        if reported.completeness is not None:
-            summary["completeness"] = reported.completeness.to_record()
+        summary["completeness"] = reported.completeness.to_record()
         summary["seconds"] = round(time.perf_counter() - self._started, 3)
         summary["machine"] = describe_machine(self.config.device)
         if attributed is not None:

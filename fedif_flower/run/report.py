@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fedif_flower.errors import IncompleteRunError, TrainingFailedError
-from fedif_flower.messages.client_node import UNKNOWN_PARTITION
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED, Completeness
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
@@ -38,6 +37,8 @@ class ReportedRun:
         The lines of its tables.
     last_round : int
         How far pictures reach.
+    completeness : Completeness
+        Whether what it asked for came.
     metrics : sequence of Metric
         What was evaluated beside loss and accuracy.
     names : mapping of int to str
@@ -46,19 +47,17 @@ class ReportedRun:
         How weight scores come about.
     attributed : sequence of RoundAttribution
         The rounds, where they were attributed.
-    completeness : Completeness, optional
-        Whether what it asked for came.
     """
 
     title: str
     rounds: Sequence[RoundRow]
     clients: Sequence[ClientRow]
     last_round: int
+    completeness: Completeness
     metrics: Sequence[Metric] = ()
     names: Mapping[int, str] = field(default_factory=dict)
     scoring: Scoring | None = None
     attributed: Sequence[RoundAttribution] = ()
-    completeness: Completeness | None = None
 
 
 def write_report(folder: RunFolder, run: ReportedRun, summary: Mapping[str, Any]) -> None:
@@ -80,10 +79,7 @@ def write_report(folder: RunFolder, run: ReportedRun, summary: Mapping[str, Any]
         lines += ["![attributed contributions over rounds](attribution.png)", ""]
     if by_score:
         lines += ["![weight scores over rounds](weight-scores.png)", ""]
-    contributed = sums_by_client(run.attributed) if run.attributed else None
-    lines += member_table(clients, contributed, run.scoring, run.names)
-    if run.completeness is not None:
-        lines += completeness_table(run.completeness)
+    lines += [*member_table(run), *completeness_table(run.completeness)]
     write_atomically(folder.report, "\n".join(lines) + "\n")
 
 
@@ -222,32 +218,16 @@ def _number(value: float | None, form: str) -> str:
     return _UNKNOWN if value is None else format(value, form)
 
 
-def member_table(
-    clients: Sequence[ClientRow],
-    contributed: Mapping[int, float] | None = None,
-    scores: Scoring | None = None,
-    names: Mapping[int, str] | None = None,
-) -> list[str]:
+def member_table(run: ReportedRun) -> list[str]:
     """Return a Markdown table of the members, the largest contribution first.
 
-    Parameters
-    ----------
-    clients : sequence of ClientRow
-        The lines of ``clients.csv``.
-    contributed : mapping of int to float, optional
-        What each client contributed by path attribution, in nats, by its id; ``None``: the run did
-        not attribute, and the weight score decides the order.
-    scores : Scoring, optional
-        How weight scores come about.
-    names : mapping of int to str, optional
-        What the operator calls members, by client id.
+    Without attribution the weight score decides the order.
     """
+    clients, turns = run.clients, {member.client_id: member for member in run.completeness.members}
+    contributed = sums_by_client(run.attributed) if run.attributed else None
     members: dict[int, list[ClientRow]] = {}
-    # A late reply has a line of its own, in the round in which it came.
-    came = {(row.client_id, row.asked_in) for row in clients if row.asked_in}
     for row in clients:
-        if (row.client_id, row.round) not in came:
-            members.setdefault(row.client_id, []).append(row)
+        members.setdefault(row.client_id, []).append(row)
 
     def rank(rows: Sequence[ClientRow]) -> tuple[float, int, int]:
         last = rows[-1]
@@ -255,59 +235,61 @@ def member_table(
         value = _last(rows, "weight_score") if by_loss is None else by_loss
         return -(float("-inf") if value is None else value), last.partition_id, last.client_id
 
-    columns = ["member"] if names else []
-    columns += ["partition", "node", "rounds", "refused", "away", "contributed", "weight score"]
+    columns = ["member", "node", "asked", "refused", "missing", "contributed", "weight score"]
     columns += ["accumulative influence", "weight", "marked"]
     is_scored, has_influence = (
         any(getattr(row, name) is not None for row in clients)
         for name in ("weight_score", "accumulative_influence")
     )
     for column, is_there in (
+        # In a simulation the partition, by which a client is called, is its id.
+        ("node", any(row.partition_id != row.client_id for row in clients)),
         ("contributed", contributed is not None),
         ("weight score", is_scored),
         ("accumulative influence", has_influence),
-        ("away", any(row.status not in ("accepted", "refused") for row in clients)),
+        ("missing", any(turns[i].missing or _ended(rows) for i, rows in members.items())),
         ("weight", any(row.weight is not None for row in clients)),
         ("marked", any(row.malicious for row in clients)),
     ):
         if not is_there:
             columns.remove(column)
-    # A node of an app of one's own has no partition but its id.
-    if all(row.partition_id in (UNKNOWN_PARTITION, row.client_id) for row in clients):
-        columns.remove("partition")
-    lines = ["## Members", "", *wrap(_column_words(columns, scores), 100), ""]
+    lines = ["## Members", "", *wrap(_column_words(columns, run.scoring), 100), ""]
     lines += [_line(columns), _line(["---"] * len(columns))]
-    for rows in sorted(members.values(), key=rank):
-        last = rows[-1]
+    for client_id, rows in sorted(members.items(), key=lambda found: rank(found[1])):
+        found = turns[client_id]
         cells = {
-            "member": (names or {}).get(last.client_id, "").replace("|", "\\|"),
-            "partition": str(last.partition_id),
-            "node": str(last.client_id),
-            "rounds": str(len(rows)),
-            "refused": str(sum(row.status == "refused" for row in rows)),
-            "away": _absence(rows),
-            "contributed": f"{(contributed or {}).get(last.client_id, 0.0):.4f}",
+            "member": found.name.replace("|", "\\|"),
+            "node": str(client_id),
+            "asked": str(found.asked),
+            "refused": str(found.refused),
+            "missing": f"{found.missing}{'; revoked' if _ended(rows) else ''}",
+            "contributed": f"{(contributed or {}).get(client_id, 0.0):.4f}",
             "weight score": _shown(_last(rows, "weight_score")),
             "accumulative influence": _shown(_last(rows, "accumulative_influence")),
             "weight": f"{sum(row.weight or 0.0 for row in rows):.3f}",
-            "marked": "malicious" if last.malicious else "",
+            "marked": "malicious" if rows[-1].malicious else "",
         }
         lines.append(_line([cells[column] for column in columns]))
     return lines
 
 
 def completeness_table(found: Completeness) -> list[str]:
-    """Return a Markdown section: the verdict, each member's requests, and its rounds as letters."""
+    """Return a Markdown section: the verdict, and who lacks what, with its rounds as letters."""
+    lines = ["", "## Completeness", "", *wrap(found.headline, 100)]
+    shown = [member for member in found.members if member.has_gaps or member.not_admitted]
+    if not shown:
+        return lines
     columns = ["member", "asked", "answered", "late", "missing", "refused", "paused", "offline"]
     columns += ["took part in", "last seen"]
-    lines = ["", "## Completeness", "", *wrap(found.headline, 100), ""]
-    lines += [_line(columns), _line(["---"] * len(columns))]
-    for member in found.members:
+    lines += ["", _line(columns), _line(["---"] * len(columns))]
+    for member in shown:
         counts = (getattr(member, name) for name in columns[1:8])
         share = "" if member.participation is None else f"{100 * member.participation:.0f} %"
         name = member.name.replace("|", "\\|")
         lines.append(_line([name, *map(str, counts), share, member.seen]))
-    if drawn := [member for member in found.members if member.rounds]:
+    if others := len(found.members) - len(shown):
+        lines += ["", f"Of the other {others} nothing is missing."]
+    if drawn := [member for member in shown if member.rounds]:
         width = max(len(member.name) for member in drawn)
         meanings = ", ".join(f"{letter} {what}" for what, letter in LETTERS.items())
         lines += ["", *wrap(f"Each round: {meanings}, {NOT_ASKED} not asked.", 100), "", "```"]
@@ -319,7 +301,7 @@ def completeness_table(found: Completeness) -> list[str]:
 def _column_words(columns: Sequence[str], scores: Scoring | None) -> str:
     """Return what the columns mean."""
     meanings = {
-        "away": "Rounds are those that the member was asked in; it was away where no reply came.",
+        "missing": "A reply is missing where none came, or an error of the client's app.",
         "contributed": "Contributed is by how much the member's updates lowered the validation "
         "loss over the run, by path attribution, in nats for a cross-entropy. It adds up over "
         "rounds and over members.",
@@ -332,10 +314,8 @@ def _column_words(columns: Sequence[str], scores: Scoring | None) -> str:
     return " ".join(meanings[column].strip() for column in columns if column in meanings)
 
 
-def _absence(rows: Sequence[ClientRow]) -> str:
-    away = sum(row.status not in ("accepted", "refused") for row in rows)
-    ended = "; revoked" if rows[-1].status == "revoked" else ""
-    return f"{away}{ended}"
+def _ended(rows: Sequence[ClientRow]) -> bool:
+    return rows[-1].status == "revoked"
 
 
 def _line(cells: Sequence[str]) -> str:

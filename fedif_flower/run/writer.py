@@ -162,10 +162,10 @@ class RunWriter(Callback):
             self.rounds,
             self.clients,
             self.last_round,
+            self.completeness,
             self.metrics,
             self.names,
             self.scoring,
-            completeness=self.completeness,
         )
 
     def on_start(self, strategy: RunningStrategy) -> None:

@@ -25,8 +25,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from fedif_flower.messages.client_node import all_different, called
 from fedif_flower.run.completeness import Completeness, MemberTurns
-from fedif_flower.statement.records import UNKNOWN_PARTITION, Part, Reply, RoundLoss, RunRecords
+from fedif_flower.statement.records import Part, Reply, RoundLoss, RunRecords
 from fedif_flower.statement.twins import have_twins
 from fedif_flower.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
 
@@ -415,17 +416,10 @@ def share_out(cents: int, shares: Sequence[Fraction]) -> list[int]:
 
 
 def labels(records: RunRecords) -> dict[int, str]:
-    """Return what pages call each member: its name, its partition, or its id; all different."""
-    found = {
-        client_id: records.names.get(client_id) or _unnamed(client_id, partition_id)
-        for client_id, partition_id in records.members.items()
-    }
-    counts = Counter(found.values())
-    return {i: name if counts[name] == 1 else f"{name} ({i})" for i, name in found.items()}
-
-
-def _unnamed(client_id: int, partition_id: int) -> str:
-    return f"node {client_id}" if partition_id == UNKNOWN_PARTITION else f"partition {partition_id}"
+    """Return what pages call each member; all different."""
+    return all_different(
+        {i: called(i, held, records.names.get(i, "")) for i, held in records.members.items()}
+    )
 
 
 def _pair(found: NDArray[np.float64] | None, row: int) -> tuple[float, float] | None:

@@ -17,7 +17,6 @@ from fedif_flower.run.folder import JsonFile, RunFolder, Table
 from fedif_flower.run.rows import AttendanceRow, checked_row
 from fedif_flower.strategies.scoring import Scoring
 
-UNKNOWN_PARTITION = -1
 MAX_NAME = 80
 _CLASS = "contribution_class_"
 USUAL = ("length", "weight", "borrowed", "opposed")

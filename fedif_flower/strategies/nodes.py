@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.attendance import REPORT_SECONDS, enumerated, label
-from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
 from fedif_flower.messages.text import printable
 
 logger = logging.getLogger(__name__)
@@ -221,8 +221,8 @@ class NodeDirectory:
     Parameters
     ----------
     identify : callable, optional
-        ``identify(grid, node_ids)`` names nodes not known yet. ``None``: a node's id serves as
-        its partition id.
+        ``identify(grid, node_ids)`` names nodes not known yet. ``None``: nobody is asked which
+        partition it holds.
     timeout : float
         Seconds to wait for enough nodes.
     """
@@ -270,9 +270,10 @@ class NodeDirectory:
         elif unknown:
             names = names_of(grid)
             for node_id in unknown:
-                self._known[node_id] = ClientNode(node_id, node_id, name=names.get(node_id, ""))
+                name = names.get(node_id, "")
+                self._known[node_id] = ClientNode(UNKNOWN_PARTITION, node_id, name=name)
         for node_id in unknown:
-            self._known.setdefault(node_id, ClientNode(node_id, node_id))
+            self._known.setdefault(node_id, ClientNode(UNKNOWN_PARTITION, node_id))
         online = self._claimed_once([self._known[node_id] for node_id in node_ids])
         online.sort(key=lambda node: (node.partition_id, node.node_id))
         # Of a million members that are still the same ones nothing has to be found out again.
@@ -281,9 +282,9 @@ class NodeDirectory:
         return online
 
     def labels(self, client_ids: Iterable[int]) -> dict[int, str]:
-        """How messages name clients, known or not, by their ids."""
-        known = {node.client_id: node for node in self._known.values()}
-        return {i: known.get(i, ClientNode(UNKNOWN_PARTITION, i)).label for i in client_ids}
+        """What clients are called, known or not, by their ids; all different."""
+        known = {node.client_id: node.called for node in self._known.values()}
+        return all_different({i: known.get(i) or called(i, UNKNOWN_PARTITION) for i in client_ids})
 
     def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
         """Give a partition that several nodes claim to none of them."""
@@ -306,8 +307,10 @@ class NodeDirectory:
 
     def _is_unknown(self, node_id: int) -> bool:
         node = self._known.get(node_id)
-        silent = node is not None and node.partition_id == UNKNOWN_PARTITION
-        return node is None or (silent and self._questions[node_id] < MOST_QUESTIONS)
+        if node is None or self._identify is None:
+            return node is None
+        silent = node.partition_id == UNKNOWN_PARTITION
+        return silent and self._questions[node_id] < MOST_QUESTIONS
 
 
 def _read_answer(node: ClientNode, content: RecordDict) -> ClientNode:

@@ -12,7 +12,8 @@ import numpy as np
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
+from fedif_flower.strategies.nodes import NodeDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,11 @@ class Quarantine(Callback):
         self._on_decision = on_decision
         self._members: dict[int, _Member] = {}
         self._judged = 0  # Rounds taken in.
+        self._nodes: NodeDirectory | None = None  # Before on_start.
+
+    def on_start(self, strategy: RunningStrategy) -> None:
+        """Note what members are called."""
+        self._nodes = strategy.nodes
 
     def admit(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
         """Return the nodes that are not quarantined in this round."""
@@ -179,8 +185,8 @@ class Quarantine(Callback):
             server_round, member.until_round, member.partition_id, client_id, reason
         )
         logger.info(
-            "partition %d is left out until round %d: %s",
-            member.partition_id,
+            "%s is left out until round %d: %s",
+            self._nodes.labels([client_id])[client_id] if self._nodes else client_id,
             member.until_round,
             reason,
         )

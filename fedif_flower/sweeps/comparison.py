@@ -20,14 +20,17 @@ def member_table(run: Run, by: str = "") -> ResultTable:
     attributed = any(member.contribution is not None for member in members)
     scored = any(member.weight_score is not None for member in members)
     heading = ["member", *(["contribution", "95 % interval"] if attributed else [])]
-    heading += [*(["weight score"] if scored else []), "weight", "accepted", "refused", "away"]
+    heading += [*(["weight score"] if scored else []), "weight", "accepted", "refused"]
+    failed = any(member.failed for member in members)
+    heading += [*(["failed"] if failed else []), "away"]
     lines = []
     for m in members:
         line = [m.label + (" (malicious)" if m.malicious else "")]
         if attributed:
             line += [_number(m.contribution), _interval(m)]
         line += [_number(m.weight_score)] if scored else []
-        line += [f"{m.weight:.3f}", *map(str, (m.accepted, m.refused + m.failed, m.away))]
+        counts = (m.accepted, m.refused, *((m.failed,) if failed else ()), m.away)
+        line += [f"{m.weight:.3f}", *map(str, counts)]
         lines.append(line)
     return ResultTable(run.title, heading, lines, num_labels=1)
 

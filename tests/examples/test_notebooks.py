@@ -36,9 +36,9 @@ def contributions(text: str) -> dict[str, float]:
 
 def check_value(text: str) -> None:
     by_name = contributions(text)
-    ordinary = [by_name[f"partition {i}"] for i in (0, 1, 3, 4, 7)]
-    assert min(ordinary) > 5 * abs(by_name["partition 5"]) > 0
-    assert max(by_name["partition 2"], by_name["partition 6"]) < 0
+    ordinary = [by_name[f"client {i}"] for i in (0, 1, 3, 4, 7)]
+    assert min(ordinary) > 5 * abs(by_name["client 5"]) > 0
+    assert max(by_name["client 2"], by_name["client 6"]) < 0
     assert float(re.search(r"test accuracy: ([\d.]+)%", text)[1]) > 75
 
 

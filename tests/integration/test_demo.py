@@ -25,7 +25,7 @@ def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:
     left = marked.alive()
     marked.terminate()
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Complete with gaps: Gaps: " in ended.stdout
+    assert "Complete with gaps: " in ended.stdout
     assert "-- hospital-1 is late" in ended.stdout
     assert "-- a late reply counts; now hospital-0 goes away" in ended.stdout
     _, _, page = ended.stdout.partition("## Members")

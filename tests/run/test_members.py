@@ -46,7 +46,7 @@ def test_every_member_is_asked_once_and_what_it_found_is_told(tmp_path, told):
     lines = [message for message in told.messages if "data: " in message]
     assert len(lines) == CLIENTS
     assert lines[0].startswith("node 1000: data: ") or lines[0].startswith(
-        "partition 0 (node 1000)"
+        "client 0 (node 1000)"
     )
     for check in ("data", "training", "signing-key", "masking", "clock"):
         assert all(f"{check}: " in line for line in lines)
@@ -68,7 +68,7 @@ def test_a_run_does_not_begin_with_a_member_that_cannot_take_part(tmp_path, told
     config = run_config(tmp_path / "runs", num_server_rounds=1)
     with pytest.raises(TrainingFailedError) as error:
         run_federation(grid, config)
-    assert str(error.value).startswith("1 of 6 members cannot take part: partition 2 (node 1002): ")
+    assert str(error.value).startswith("1 of 6 members cannot take part: client 2 (node 1002): ")
     assert "data: num-clients = 6, but this node is one of 3 partitions" in str(error.value)
     assert str(error.value).endswith("start-without = 'unfit' begins all the same")
     assert not config.run_dir.exists()

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from fedif_flower.run.completeness import CompletenessRule, completeness
 from fedif_flower.run.figures import summarize
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.report import ReportedRun, member_table, write_report
+from fedif_flower.run.report import ReportedRun, completeness_table, member_table, write_report
 from fedif_flower.run.rows import ClientRow
+from fedif_flower.statement.records import RoundLine
+from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
 
 
 def row(partition_id: int, client_id: int, weight_score: float = 0.25) -> ClientRow:
@@ -30,20 +33,34 @@ def row(partition_id: int, client_id: int, weight_score: float = 0.25) -> Client
     )
 
 
+def reported(*rows: ClientRow, contributed=None, names=None, **rule) -> ReportedRun:
+    """Return a run with these lines of ``clients.csv``."""
+    names = names or {}
+    last = max(row.round for row in rows)
+    rounds = [RoundLine(t, len(rows), False) for t in range(last + 1)]
+    found = completeness(rounds, rows, (), names, CompletenessRule(**rule))
+    parts = [
+        ClientAttribution(-1, client_id, 0.5, value)
+        for client_id, value in (contributed or {}).items()
+    ]
+    attributed = [RoundAttribution(1, 1.0, 0.5, tuple(parts))] if parts else []
+    return ReportedRun("A run", [], rows, last, found, names=names, attributed=attributed)
+
+
 def table(*rows: ClientRow, **options) -> tuple[list[str], list[list[str]]]:
     """Return the columns and the cells of each line."""
-    lines = [line for line in member_table(rows, **options) if line.startswith("|")]
+    lines = [line for line in member_table(reported(*rows, **options)) if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return cells[0], cells[2:]
 
 
 def test_the_largest_contribution_comes_first():
-    rows = row(0, 1000), row(1, 1001), row(1, 1001)
+    rows = row(0, 1000), row(1, 1001), replace(row(1, 1001), round=2)
     columns, lines = table(*rows, contributed={1000: -0.5, 1001: 1.5})
     shown = [dict(zip(columns, line, strict=True)) for line in lines]
-    assert [(s["partition"], s["node"], s["rounds"], s["contributed"]) for s in shown] == [
-        ("1", "1001", "2", "1.5000"),
-        ("0", "1000", "1", "-0.5000"),
+    assert [(s["member"], s["node"], s["asked"], s["contributed"]) for s in shown] == [
+        ("client 1", "1001", "2", "1.5000"),
+        ("client 0", "1000", "1", "-0.5000"),
     ]
 
 
@@ -53,31 +70,57 @@ def test_columns_of_which_nothing_is_known_are_left_out():
     columns, _ = table(*rows)
     assert "weight score" not in columns
     assert "accumulative influence" not in columns
-    assert "core" not in " ".join(member_table(rows))
+    assert "core" not in " ".join(member_table(reported(*rows)))
     columns, _ = table(*rows, replace(row(1, 1001), accumulative_influence=0.5))
     assert {"weight score", "accumulative influence"} <= set(columns)
 
 
 def test_who_was_away_is_not_refused():
-    away = replace(row(1, 1001), status="away", rejection="no reply before the deadline")
+    away = replace(row(1, 1001), round=2, status="away", rejection="no reply before the deadline")
     ended = replace(row(2, 1002), status="revoked", rejection="the operator ended its registration")
     refused = replace(row(0, 1000), status="refused", rejection="array 'w' is not finite")
     columns, lines = table(refused, row(1, 1001), away, ended)
     shown = {s["node"]: s for line in lines if (s := dict(zip(columns, line, strict=True)))}
-    assert {key: (s["rounds"], s["refused"], s["away"]) for key, s in shown.items()} == {
+    assert {key: (s["asked"], s["refused"], s["missing"]) for key, s in shown.items()} == {
         "1000": ("1", "1", "0"),
         "1001": ("2", "0", "1"),
         "1002": ("1", "0", "1; revoked"),
     }
-    assert "away" not in table(refused)[0]
+    assert "missing" not in table(refused)[0]
 
 
 def test_a_late_reply_is_one_round():
     late = replace(row(1, 1001), status="late", rejection="no reply before the round closed")
     came = replace(row(1, 1001), round=3, asked_in=1)
     columns, (line,) = table(late, came)
-    assert line[columns.index("rounds")] == "1"
-    assert "away" not in columns or line[columns.index("away")] == "0"
+    assert line[columns.index("asked")] == "1"
+    assert "missing" not in columns
+
+
+def test_both_tables_say_the_same_of_who_was_asked():
+    """The run ended before a member answered that had answered late before."""
+    late = replace(row(1, 1001), status="late", rejection="no reply before the round closed")
+    came = replace(row(1, 1001), round=2, asked_in=1)
+    cut_off = replace(late, round=3)
+    run = reported(row(0, 1000), late, came, cut_off, late_rounds=3)
+    columns, _, *lines = [line for line in member_table(run) if line.startswith("|")]
+    assert "missing" not in columns
+    cells = [cell.strip() for cell in lines[1].split("|")]
+    assert cells[1:4] == ["client 1", "1001", "1"]
+    assert [(m.asked, m.missing, m.open) for m in run.completeness.members] == [(1, 0, 0), (1, 0, 1)]
+
+
+def test_of_whom_nothing_is_missing_there_is_no_line():
+    many = [row(i, 1000 + i) for i in range(100)]
+    assert len(completeness_table(reported(*many).completeness)) == 4
+    lacking = replace(row(7, 1007), round=2, status="failed", rejection="client error 2")
+    lines = completeness_table(reported(*many, lacking).completeness)
+    told = "Complete with gaps: 1 of 100 members missed turns: client 7 (50 %)."
+    assert told in " ".join(lines)
+    assert [line for line in lines if line.startswith("| client")] == [
+        "| client 7 | 2 | 1 | 0 | 1 | 0 | 0 | 0 | 50 % |  |"
+    ]
+    assert "Of the other 99 nothing is missing." in lines
 
 
 def test_nobody_is_marked_where_nobody_is_malicious():
@@ -96,7 +139,7 @@ def test_the_remainder_is_told_in_words(tmp_path, remainder, in_the_table, in_wo
     sums = {"decrease": 3.6003, "attributed": 3.6003 - remainder, "remainder": remainder}
     folder = RunFolder(tmp_path)
     summary = summarize([], [row(0, 1000)]) | {"attribution": sums}
-    write_report(folder, ReportedRun("A run", [], [row(0, 1000)], 1), summary)
+    write_report(folder, reported(row(0, 1000)), summary)
     text = " ".join(folder.report.read_text().split())
     assert f"| {in_the_table} |" in text
     assert f"add up to {in_words} validation loss fell by. This remainder is nobody's" in text
@@ -111,8 +154,16 @@ def test_without_attribution_the_weight_score_decides_the_order():
     assert [line[columns.index("node")] for line in lines] == ["1001", "1000"]
 
 
-@pytest.mark.parametrize("partition_id", [-1, 77])
-def test_nodes_without_partitions_have_no_column_for_them(partition_id):
-    columns, lines = table(row(partition_id, 77))
-    assert "partition" not in columns
-    assert lines[0][columns.index("node")] == "77"
+@pytest.mark.parametrize(
+    ("partition_id", "names", "member", "has_node"),
+    [
+        (-1, {}, "node 77", True),
+        (3, {77: "a|b"}, "a", True),
+        (3, {}, "client 3", True),
+        (77, {}, "client 77", False),  # simulated
+    ],
+)
+def test_a_member_is_called_by_one_name(partition_id, names, member, has_node):
+    columns, (line, *_) = table(row(partition_id, 77), names=names)
+    assert line[0].rstrip("\\") == member
+    assert ("node" in columns) is has_node

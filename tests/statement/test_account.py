@@ -37,7 +37,7 @@ def test_a_run_worked_out_by_hand(tmp_path):
     assert (found.rounds, found.loss_before, found.loss_after) == (2, 2.0, 0.875)
     assert (found.decrease, found.attributed, found.remainder) == (1.125, 1.0, 0.125)
     assert found.gained == 1.25
-    assert [m.name for m in found.members] == ["partition 0", "hospital-2", "partition 2"]
+    assert [m.name for m in found.members] == ["client 0", "hospital-2", "client 2"]
     first, second, third = found.members
     assert (first.contribution, second.contribution, third.contribution) == (1.0, 0.25, -0.25)
     assert (first.share, second.share, third.share) == (0.8, 0.2, 0.0)
@@ -105,7 +105,7 @@ def test_refusals_and_absence_are_told_apart(tmp_path):
     rounds, reasons = [{0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.0}], away | refused
     statuses = {(1, 1): "away", (2, 1): "failed"}
     found = by_name(account(tmp_path, rounds, rejections=reasons, statuses=statuses))
-    absent, nonsense = found["partition 1"], found["partition 2"]
+    absent, nonsense = found["client 1"], found["client 2"]
     assert (absent.asked, absent.taken_part, absent.refused, absent.away) == (3, 1, 0, 2)
     assert (nonsense.asked, nonsense.taken_part, nonsense.refused) == (2, 0, 2)
     assert nonsense.refusals == (("array 'w' is not finite", 2),)
@@ -126,7 +126,7 @@ def test_completeness_is_of_the_whole_run_whichever_rounds_count(tmp_path):
     records = read_run(make_run(tmp_path / "run", rounds, rejections=silent, statuses=statuses))
     found = settle(records.since(4))
     assert [(m.name, m.asked, m.away) for m in found.members if m.partition_id == 1] == [
-        ("partition 1", 1, 0)
+        ("client 1", 1, 0)
     ]
     assert found.completeness is not None
     assert found.completeness.verdict == "incomplete"
@@ -145,9 +145,9 @@ def test_the_end_of_a_registration_is_no_crash(tmp_path):
             statuses=statuses | {(1, 3): "away"},
         )
     )
-    assert (found["partition 1"].away, found["partition 1"].refused) == (2, 0)
+    assert (found["client 1"].away, found["client 1"].refused) == (2, 0)
     revoked = {name: member.revoked_in for name, member in found.items()}
-    assert revoked == {f"partition {i}": 2 if i == 1 else None for i in range(4)}
+    assert revoked == {f"client {i}": 2 if i == 1 else None for i in range(4)}
 
 
 def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
@@ -156,9 +156,9 @@ def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
     found = account(tmp_path, rounds)
     assert (found.decisive_round, found.decisive, found.attributed) == (2, 2.0, 3.0)
     members = by_name(found)
-    assert members["partition 0"].other_rounds == 0.5
-    assert members["partition 1"].other_rounds == 0.5
-    assert members["partition 0"].other_interval is None  # four rounds say nothing
+    assert members["client 0"].other_rounds == 0.5
+    assert members["client 1"].other_rounds == 0.5
+    assert members["client 0"].other_interval is None  # four rounds say nothing
     found = account(tmp_path, [*rounds, {0: 0.125, 1: 0.0}])
     assert found.members[0].other_interval == (0.625, 0.625)
     # Half of it does not decide, nor do rounds of a run that gained nothing.
@@ -181,15 +181,15 @@ def test_rounds_before_the_first_that_counts_count_for_nothing(tmp_path):
         (0.0, 0),
     ]
     # Half of round 2, and nothing of the first; who was in that alone is still told of.
-    assert by_name(found)["partition 0"].equal_part == 0.5
-    assert by_name(found)["partition 2"].asked == 0
+    assert by_name(found)["client 0"].equal_part == 0.5
+    assert by_name(found)["client 2"].asked == 0
 
 
 def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
     found = account(tmp_path, [{0: 1.0, -1: 0.5}], node_ids={0: 11, -1: 22})
-    assert set(by_name(found)) == {"partition 0", "node 22"}
+    assert set(by_name(found)) == {"client 0", "node 22"}
     found = account(tmp_path, [{0: 1.0, 1: 0.5, 2: 0.5}], names={0: "clinic", 1: "clinic"})
-    assert set(by_name(found)) == {"clinic (0)", "clinic (1)", "partition 2"}
+    assert set(by_name(found)) == {"clinic (0)", "clinic (1)", "client 2"}
 
 
 def test_a_member_drawn_once_has_a_wide_interval_and_one_drawn_always_a_narrow_one():
@@ -283,5 +283,5 @@ def test_splitting_a_contribution_into_identities_gains_nothing(values, identiti
 
 def test_classes_are_summed_over_rounds(tmp_path):
     found = account(tmp_path, [{0: 0.5, 1: 0.25}, {0: 0.5}], by_class=2)
-    assert by_name(found)["partition 0"].by_class == (0.5, 0.5)
-    assert by_name(found)["partition 1"].by_class == (0.125, 0.125)
+    assert by_name(found)["client 0"].by_class == (0.5, 0.5)
+    assert by_name(found)["client 1"].by_class == (0.125, 0.125)

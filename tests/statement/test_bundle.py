@@ -32,7 +32,7 @@ def test_a_statement_is_pages_a_table_json_and_what_checks_them(tmp_path, key):
     }
     with (folder / "statement.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows] == ["partition 0", "hospital-2", "partition 2"]
+    assert [row["name"] for row in rows] == ["client 0", "hospital-2", "client 2"]
     assert [row["amount"] for row in rows] == ["666.67", "333.33", "0.00"]
     assert [row["verdict"] for row in rows] == ["accept", "accept", "quarantine"]
     signed = read_signed(folder)

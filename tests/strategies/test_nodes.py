@@ -66,7 +66,7 @@ def test_who_never_says_is_asked_no_more_than_three_times():
 def test_without_names_a_node_is_its_id_and_nobody_is_asked():
     clients = Slow({})
     nodes = NodeDirectory(None, timeout=1.0).online(LocalGrid(clients, 2), 2)
-    assert nodes == [ClientNode(1000, 1000), ClientNode(1001, 1001)]
+    assert nodes == [ClientNode(UNKNOWN_PARTITION, 1000), ClientNode(UNKNOWN_PARTITION, 1001)]
     assert clients.asked == []
 
 
@@ -123,8 +123,14 @@ def test_names_go_on_after_a_restart():
     first.online(LocalGrid(claiming({}), 1), 1)
     second.load_state_dict(first.state_dict())
     stranger = 12345678901234567890
-    labels = {1000: "A (node 1000)", stranger: "node 12345678.."}
+    labels = {1000: "A", stranger: "node 12345678.."}
     assert first.labels([1000, stranger]) == second.labels([1000, stranger]) == labels
+
+
+def test_clients_of_one_name_are_told_apart():
+    directory = NodeDirectory(lambda grid, ids: [ClientNode(3, i) for i in ids], timeout=1.0)
+    directory.online(LocalGrid(claiming({}), 2), 2)
+    assert directory.labels([1000, 1001]) == {1000: "client 3 (1000)", 1001: "client 3 (1001)"}
 
 
 class Registered(LocalGrid):
@@ -140,7 +146,7 @@ def test_a_node_is_called_what_it_was_registered_as():
     directory = NodeDirectory(identify_by_query, timeout=1.0)
     named, unnamed = directory.online(Registered(Clients(), 2), 2)
     assert (named.name, named.label) == ("hospital-2", "hospital-2 (node 1000)")
-    assert unnamed.label == "partition 1 (node 1001)"
+    assert unnamed.label == "client 1 (node 1001)"
     silent = NodeDirectory(identify_by_query, timeout=1.0)
     (node, _) = silent.online(Registered(Slow({0: 9}), 2), 2)
     assert (node.partition_id, node.name) == (UNKNOWN_PARTITION, "hospital-2")
@@ -160,8 +166,8 @@ def test_a_member_s_refusal_is_logged_where_it_is_asked_who_it_is(caplog):
 def test_an_app_s_own_members_are_called_something_and_asked_nothing():
     registered = NodeDirectory(None, timeout=1.0).online(Registered(Clients(), 2), 2)
     assert [(node.partition_id, node.name) for node in registered] == [
-        (1000, "hospital-2"),
-        (1001, ""),
+        (UNKNOWN_PARTITION, "hospital-2"),
+        (UNKNOWN_PARTITION, ""),
     ]
     grid = LocalGrid(Clients(), 2)
     grid.simulated = True

@@ -257,8 +257,9 @@ def test_members_are_named_as_the_operator_calls_them(caplog):
     def identify(grid, node_ids):
         return [ClientNode(n - 1000, n, name=f"hospital {n - 999}") for n in node_ids]
 
-    assert ClientNode(3, huge).label == "partition 3 (node 12345678..)"
-    assert ClientNode(-1, huge).label == ClientNode(huge, huge).label == "node 12345678.."
+    assert ClientNode(3, huge).label == "client 3 (node 12345678..)"
+    assert ClientNode(-1, huge).label == "node 12345678.."
+    assert ClientNode(4, huge, is_simulated=True).label == "client 4"
     assert ClientNode(3, huge, name="A").label == "A (node 12345678..)"
     strategy = strategies.FedIF(
         threshold_validation(), fraction_evaluate=0.0, setup=Setup(identify=identify, device="cpu")
@@ -267,5 +268,5 @@ def test_members_are_named_as_the_operator_calls_them(caplog):
     arrays = ArrayRecord({"weight": pack_array(np.zeros((1,), np.float32))})
     strategy.start(LocalGrid(clients, 3), arrays, num_rounds=1)
     assert "round 1: hospital 2 (node 1001): array 'weight' has NaN or Inf" in caplog.text
-    assert list(strategy.weight_scores) == ["hospital 1 (node 1000)", "hospital 3 (node 1002)"]
+    assert list(strategy.weight_scores) == ["hospital 1", "hospital 3"]
     assert list(strategy.weight_scores.values()) == list(strategy.ledger.scores.values())

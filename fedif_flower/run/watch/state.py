@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
+from fedif_flower.messages.client_node import ClientNode, called
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
 from fedif_flower.run.rows import headline
 from fedif_flower.run.watch.reader import MemberTotals, Records
@@ -282,12 +282,8 @@ class Watched:
 
 
 def _label(member: MemberTotals, node: ClientNode | None) -> str:
-    """Return how a member is called that the operator gave no name."""
-    if node is not None and node.name:
-        return node.name
-    known = ClientNode(member.partition_id, member.client_id)
-    unknown = member.partition_id == UNKNOWN_PARTITION
-    return known.label if unknown else f"partition {member.partition_id}"
+    """Return how a member is called that the records give no name."""
+    return called(member.client_id, member.partition_id, node.name if node else "")
 
 
 def _node(record: Mapping[str, Any]) -> ClientNode:

@@ -70,7 +70,7 @@ def test_a_page_tells_how_the_run_is(run):
         "round 3: 1 of 2 asked have answered",
         "Ends in about 32 s",
         "3 connected; 1 needs a look",
-        "partition 3 0 of 2 replies counted refused last seen in round 2; net.0 is not finite",
+        "client 3 0 of 2 replies counted refused last seen in round 2; net.0 is not finite",
         "Köln 2 of 2 replies counted training last seen in round 2 50.0 % \N{MINUS SIGN}0.1250",
         "Graz 2 of 2 replies counted answered last seen in round 2 50.0 % +0.5000 0.500",
         "asked, its reply is awaited",

@@ -110,9 +110,9 @@ def test_a_round_that_takes_far_longer_than_usual_names_who_is_waited_for(tmp_pa
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ("refused", "partition 9 sent only replies that were refused, 3 rounds in a row."),
-        ("failed", "partition 9 sent only errors of its app, 3 rounds in a row."),
-        ("away", "partition 9 did not answer, however often it was asked, 3 rounds in a row."),
+        ("refused", "client 9 sent only replies that were refused, 3 rounds in a row."),
+        ("failed", "client 9 sent only errors of its app, 3 rounds in a row."),
+        ("away", "client 9 did not answer, however often it was asked, 3 rounds in a row."),
     ],
 )
 def test_a_member_that_gave_nothing_usable_three_times(tmp_path, status, said):
@@ -133,9 +133,9 @@ def test_who_is_offline_quarantined_or_revoked_is_named(tmp_path):
     folder.quarantine.begin()
     folder.quarantine.append([vars(Decision(2, 9, 4, 4, "worth -1.00"))])
     assert told(folder) == [
-        "partition 3 was not connected when this round began.",
-        "partition 4 is left out until round 9: worth -1.00.",
-        "The registration of partition 5 has ended.",
+        "client 3 was not connected when this round began.",
+        "client 4 is left out until round 9: worth -1.00.",
+        "The registration of client 5 has ended.",
     ]
 
 
@@ -158,7 +158,7 @@ def test_one_member_with_far_more_weight_than_its_share(tmp_path, rounds, percen
     ]
     folder = make_folder(tmp_path, lines, accuracies=[0.5] * (len(rounds) + 1), live=LIVE)
     said = [text for text in told(folder) if "weight" in text]
-    assert said == ([f"partition 1 has {percent} % of all weight so far."] if percent else [])
+    assert said == ([f"client 1 has {percent} % of all weight so far."] if percent else [])
 
 
 def test_members_that_raised_the_loss(tmp_path):
@@ -167,5 +167,5 @@ def test_members_that_raised_the_loss(tmp_path):
     accuracies = [0.1, *[0.5] * 5]
     folder = make_folder(tmp_path, lines, accuracies=accuracies, contributions=parts, live=LIVE)
     (text,) = told(folder)
-    named = ", ".join(f"partition {i}" for i in range(1, 6))
+    named = ", ".join(f"client {i}" for i in range(1, 6))
     assert text == f"The updates of {named} and 2 others raised the validation loss on the whole."

@@ -130,7 +130,7 @@ def test_members_are_called_as_the_operator_calls_them(tmp_path):
     live = {"time": NOW, "asked": asked(9, name="new here")}
     folder = make_folder(tmp_path, lines, names={7: "Köln"}, live=live)
     labels = {m.id: m.label for m in watched(folder).members}
-    assert labels == {7: "Köln", 8: "partition 8", 9: "new here", 2**40: "node 10995116.."}
+    assert labels == {7: "Köln", 8: "client 8", 9: "new here", 2**40: "node 10995116.."}
 
 
 def test_weights_are_shares_of_all_that_was_given(tmp_path):
