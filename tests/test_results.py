@@ -50,7 +50,7 @@ def test_members_are_those_of_the_records(tmp_path):
 def test_members_are_sorted_by_any_column(tmp_path):
     run = by_hand(tmp_path)
     assert [m.client_id for m in run.sort("refused")] == [2, 0, 1]
-    assert [m.label for m in run.sort("name")] == ["hospital-b", "client 0", "client 2"]
+    assert [m.label for m in run.sort("name")] == ["client 0", "client 2", "hospital-b"]
     with pytest.raises(ConfigError, match=r"sort = 'worth'; allowed: client_id, .*contribution"):
         run.sort("worth")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr.app import MetricRecord, RecordDict
@@ -21,6 +21,8 @@ MAX_METRICS = 100
 MAX_VALUES = 1000
 # Farther than this many times from the clients' median, a value enters no mean.
 MAX_DEVIATION = 100.0
+_FAR = f"clients are over {MAX_DEVIATION:.0f} times the median"
+_RARE = "fewer than half of the clients report comparable values"
 
 
 def aggregate_metrics(
@@ -44,44 +46,62 @@ def aggregate_metrics(
         return None
 
 
-def average_metrics(records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    r"""Return each metric's mean over the clients, weighted by their examples.
+class AverageMetrics:
+    r"""Each metric's mean over the clients, weighted by their examples.
 
     .. math:: \bar x = \sum_i n_i x_i / \sum_i n_i
 
     over the clients i that report the metric, :math:`n_i` being what they report under
     ``weighted_by_key``. ``train_loss`` and ``train-loss`` are one metric. A metric that fewer than
     half of the clients report is left out, and so is a value whose magnitude is more than 100
-    times the median of at least three clients'; a warning names either.
-
-    Parameters
-    ----------
-    records : list of RecordDict
-        One for each client, with at least one MetricRecord.
-    weighted_by_key : str
-        The metric that holds the client's weight, > 0.
+    times the median of at least three clients'. A warning names either with its reason, once.
     """
-    reported: dict[str, list[_Value]] = {}
-    for record in records:
-        for value in _values(record, weighted_by_key):
-            reported.setdefault(value.name.replace("_", "-"), []).append(value)
-    means, partial, rare = MetricRecord(), [], []
-    for values in reported.values():
-        name = Counter(value.name for value in values).most_common(1)[0][0]
-        usable = _comparable(values)
-        if 2 * len(usable) < len(records):
-            rare.append(name)
-            continue
-        if len(usable) < len(records):
-            partial.append(f"{name} ({len(usable)})")
-        means[name] = _mean(usable)
-    if partial:
-        logger.warning(
-            "metrics averaged over fewer than the %d clients: %s", len(records), _few(partial)
-        )
-    if rare:
-        logger.warning("metrics left out, most clients do not report them: %s", _few(rare))
-    return means
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()  # What is left out of which metric.
+
+    def __call__(self, records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+        """Return the means.
+
+        Parameters
+        ----------
+        records : list of RecordDict
+            One for each client, with at least one MetricRecord.
+        weighted_by_key : str
+            The metric that holds the client's weight, > 0.
+        """
+        reported: dict[str, list[_Value]] = {}
+        for record in records:
+            for value in _values(record, weighted_by_key):
+                reported.setdefault(value.name.replace("_", "-"), []).append(value)
+        means = MetricRecord()
+        left_out: dict[str, dict[str, int]] = {}  # How many values of which metric, by reason.
+        for values in reported.values():
+            name = Counter(value.name for value in values).most_common(1)[0][0]
+            alike = _of_one_length(values)
+            usable = _comparable(alike)
+            if 2 * len(usable) < len(records):
+                left_out.setdefault(_RARE, {})[name] = len(usable)
+                continue
+            for why, count in (
+                ("clients do not report it", len(records) - len(values)),
+                ("clients report another number of values", len(values) - len(alike)),
+                (_FAR, len(alike) - len(usable)),
+            ):
+                if count:
+                    left_out.setdefault(why, {})[name] = count
+            means[name] = _mean(usable)
+        for why, counts in left_out.items():
+            self._tell(why, counts, len(records))
+        return means
+
+    def _tell(self, why: str, counts: Mapping[str, int], num_clients: int) -> None:
+        """Warn of what is left out and why, where that is news; of so much, and no more."""
+        news = [name for name in counts if (name, why) not in self._told]
+        if news and len(self._told) < MAX_METRICS:
+            self._told |= {(name, why) for name in news}
+            which = _few([f"{name} ({counts[name]} of {num_clients})" for name in news])
+            logger.warning("left out of mean metrics, which is said once: %s: %s", why, which)
 
 
 @dataclass(frozen=True)
@@ -111,10 +131,14 @@ def _values(record: RecordDict, weighted_by_key: str) -> list[_Value]:
     return list(values.values())
 
 
-def _comparable(values: Sequence[_Value]) -> list[_Value]:
-    """Return the values of the most common length that are not far beyond their median."""
+def _of_one_length(values: Sequence[_Value]) -> list[_Value]:
+    """Return the values of the most common length."""
     ((shape, _),) = Counter((v.is_list, len(v.numbers)) for v in values).most_common(1)
-    alike = [v for v in values if (v.is_list, len(v.numbers)) == shape]
+    return [v for v in values if (v.is_list, len(v.numbers)) == shape]
+
+
+def _comparable(alike: list[_Value]) -> list[_Value]:
+    """Return the values that are not far beyond their median."""
     magnitudes = [max((abs(number) for number in v.numbers), default=0.0) for v in alike]
     limit = MAX_DEVIATION * statistics.median(magnitudes)
     if len(alike) < 3 or limit == 0:

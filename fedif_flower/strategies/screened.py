@@ -34,7 +34,7 @@ from fedif_flower.errors import (
 )
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.masked_rounds import MaskedWorkspace
-from fedif_flower.messages.means import MetricsAggregation, aggregate_metrics, average_metrics
+from fedif_flower.messages.means import AverageMetrics, MetricsAggregation, aggregate_metrics
 from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
 from fedif_flower.messages.screened_grid import ScreenedGrid, screened
 from fedif_flower.messages.screening import (
@@ -107,7 +107,7 @@ class ScreenedStrategy(FlowerFedAvg):
         As in :class:`flwr.serverapp.strategy.FedAvg`, also by position. ``weighted_by_key`` may
         name any number > 0. The functions receive one RecordDict for each accepted reply, with
         every record but the model's arrays; by default, the mean of each metric is taken
-        (see :func:`~fedif_flower.messages.means.average_metrics`).
+        (see :class:`~fedif_flower.messages.means.AverageMetrics`).
     stages : sequence of Stage, optional
         What happens to a round before and after it is weighed, in this order, such as
         ``[Clip(2.0), LossBound(), ServerMomentum(0.5)]`` (see :mod:`fedif_flower.stages`). Default:
@@ -153,8 +153,8 @@ class ScreenedStrategy(FlowerFedAvg):
             weighted_by_key=weighted_by_key,
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
-            train_metrics_aggr_fn=train_metrics_aggr_fn or average_metrics,
-            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or average_metrics,
+            train_metrics_aggr_fn=train_metrics_aggr_fn or AverageMetrics(),
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or AverageMetrics(),
         )
         self.stages = Stages(self.default_stages() if stages is None else stages)
         if self.stages.make_groups and not self.takes_groups:

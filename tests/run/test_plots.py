@@ -41,7 +41,7 @@ def test_few_lines_are_named_and_those_that_end_together_share_a_label(tmp_path,
         row(13, 1.0, partition_id=0),
     ]
     beside, legend = texts(rows, tmp_path, monkeypatch)
-    assert beside == ["2, 4", "0", "partition"]
+    assert beside == ["2, 4", "0", "client"]
     assert legend == ["honest (2 clients)", "malicious (1 client)"]
 
 

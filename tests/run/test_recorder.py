@@ -143,7 +143,7 @@ def test_report_is_complete_and_summary_comes_last(tmp_path, capsys):
     loaded = torch.load(recorder.run_dir / "model.pt", weights_only=True)
     assert torch.equal(loaded["weight"], model.weight)
     text = (recorder.run_dir / "report.md").read_text()
-    assert "| 0 | 100 | 2 | 0 | 0.4000 |" in text
+    assert "| client 0 | 100 | 2 | 0 | 0.4000 |" in text
     print_summary(recorder.run_dir)
     printed = capsys.readouterr().out
     assert "80.0 %" in printed
@@ -287,4 +287,4 @@ def test_names_are_kept_beside_the_records_and_in_the_report(tmp_path):
     again.load_state_dict(state, lines, 2)
     assert (again.run_dir / "names.csv").read_text() == written
     again.finish({"w": torch.zeros(1)})
-    assert "| hospital-2 | 2 | 102 | 1 |" in (again.run_dir / "report.md").read_text()
+    assert "| hospital-2 | 102 | 1 |" in (again.run_dir / "report.md").read_text()
