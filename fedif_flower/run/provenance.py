@@ -40,9 +40,21 @@ def provenance(config: RunConfig, data: str, validation: Iterable[Tensor]) -> di
     validation : iterable of Tensor
         The validation set, as the model gets it.
     """
+    return {"data_fingerprint": data, **origin(config.digest(), validation)}
+
+
+def origin(settings: str, validation: Iterable[Tensor]) -> dict[str, Any]:
+    """Return what a statement signs of where a result comes from.
+
+    Parameters
+    ----------
+    settings : str
+        Their SHA-256.
+    validation : iterable of Tensor
+        The data that contributions are measured on.
+    """
     return {
-        "settings_sha256": config.digest(),
-        "data_fingerprint": data,
+        "settings_sha256": settings,
         "validation_sha256": tensors_hash(validation),
         "code_sha256": code_hash(),
         "versions": {

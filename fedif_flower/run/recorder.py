@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -17,10 +15,8 @@ from torch import Tensor
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.completeness import CompletenessRule, configured_rule
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.figures import describe_machine, summarize
-from fedif_flower.run.folder import write_tensors
 from fedif_flower.run.journal import Lines
-from fedif_flower.run.report import run_title, write_report
+from fedif_flower.run.report import run_title
 from fedif_flower.run.rows import (
     AttendanceRow,
     ClientRow,
@@ -31,6 +27,7 @@ from fedif_flower.run.rows import (
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.strategies.attributed import RoundAttribution
+from fedif_flower.strategies.callbacks import RunningStrategy
 from fedif_flower.tasks.task import Metric
 
 
@@ -101,8 +98,12 @@ class RunRecorder(RunWriter):
         """Tell whether a round's model is to be evaluated: the last one's always is."""
         return super().is_due(server_round) or server_round == self.last_round
 
+    def on_start(self, strategy: RunningStrategy) -> None:
+        """Note whose weight scores are written; contributions are a resumed run's, too."""
+        self._strategy = strategy
+
     def on_end(self) -> None:
-        """Leave the report to whoever finishes the run: it needs the summary."""
+        """Leave the report to whoever finishes the run."""
 
     def _begin(self) -> None:
         if not self._resumed:
@@ -163,21 +164,5 @@ class RunRecorder(RunWriter):
 
         ``attributed`` are the run's rounds, where it attributed them.
         """
-        write_tensors(self.folder.model, state_dict)
-        summary = {
-            "config": self.config.to_mapping(),
-            **summarize(self.rounds, self.clients, self.metrics),
-            "scoring": self.scoring.to_record() if self.scoring else None,
-        }
-        reported = replace(self.reported, attributed=attributed or ())
-        summary["completeness"] = reported.completeness.to_record()
-        summary["seconds"] = round(time.perf_counter() - self._started, 3)
-        summary["machine"] = describe_machine(self.config.device)
-        if attributed is not None:
-            summary["attribution"] = {
-                name: math.fsum(getattr(found, name) for found in attributed)
-                for name in ("decrease", "attributed", "remainder")
-            }
-        write_report(self.folder, reported, summary)
-        self.folder.summary.write(summary)
-        return summary
+        settings = self.config.to_mapping()
+        return self._conclude(settings, self.config.device, state_dict, attributed)

@@ -124,7 +124,8 @@ def _quality(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def run_title(settings: Mapping[str, Any], subject: str) -> str:
     """Return what a run is called."""
-    attack = "" if settings["attack"] == "none" else f", attack: {settings['attack']}"
+    named = settings.get("attack", "none")  # A RunWriter knows of none.
+    attack = "" if named == "none" else f", attack: {named}"
     return f"{settings['strategy']} on {subject}{attack}"
 
 

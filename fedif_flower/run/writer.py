@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_node import ClientNode
@@ -15,19 +22,25 @@ from fedif_flower.run.completeness import (
     CompletenessRule,
     completeness,
 )
-from fedif_flower.run.figures import summarize
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.figures import describe_machine, summarize
+from fedif_flower.run.folder import RunFolder, write_tensors
+from fedif_flower.run.provenance import origin
 from fedif_flower.run.report import ReportedRun, write_report
 from fedif_flower.run.rows import AttendanceRow, ClientRow, RoundRow
 from fedif_flower.run.server_evaluation import Evaluated, ServerEvaluation, metric_name
+from fedif_flower.strategies.attributed import RoundAttribution
+from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport, client_line, round_line
 from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.tasks.batches import tensors_of
+from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 
 OnRow = Callable[[RoundRow], None]
+_BOUNDS = ("length", "borrowed", "weight")  # Of credit.
 
 
 class RunWriter(Callback):
@@ -40,6 +53,10 @@ class RunWriter(Callback):
     weight scores. Pass it as one of a strategy's ``callbacks``. Accuracy and loss are also written
     where an ``evaluate_fn`` or another callback gives them, as ``test-accuracy``,
     ``validation-loss`` and so on.
+
+    Beside a :class:`~fedif_flower.PathAttribution` it writes contributions as well, with settings,
+    hashes, the model and, where no error ended the run, a summary: ``fedif statement`` makes a
+    statement of that.
 
     Parameters
     ----------
@@ -78,11 +95,17 @@ class RunWriter(Callback):
     """
 
     files: Sequence[str] = (
+        "summary.json",
+        "config.json",
+        "provenance.json",
         "rounds.csv",
         "clients.csv",
         "attendance.csv",
+        "attribution.csv",
+        "attribution_rounds.csv",
         "names.csv",
         "accuracy.png",
+        "attribution.png",
         "metric.png",
         "weight-scores.png",
         "report.md",
@@ -105,6 +128,7 @@ class RunWriter(Callback):
         self.metrics = metrics
         self.evaluation = ServerEvaluation(validation, test, metrics)
         self._strategy: RunningStrategy | None = None
+        self._attribution: PathAttribution | None = None
         self._every = every
         self._is_malicious = is_malicious or (lambda _: False)
         self._on_row = on_row
@@ -169,8 +193,33 @@ class RunWriter(Callback):
         )
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Note whose weight scores are written."""
+        """Note whose weight scores and contributions are written."""
         self._strategy = strategy
+        for callback in strategy.callbacks:
+            if isinstance(callback, PathAttribution) and self._attribution is None:
+                self._attribution = callback
+                self._begin_attribution(callback)
+
+    def _begin_attribution(self, attribution: PathAttribution) -> None:
+        """Write what a statement needs beside the rounds."""
+        settings = self._settings(attribution)
+        self.folder.config.write(settings)
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        tensors = (t for b in attribution.validation.batches for t in tensors_of(b.content))
+        self.folder.provenance.write(origin(digest, tensors))
+        self.folder.begin_attribution(attribution.num_classes)
+        attribution.on_attribution.append(self.folder.add_attribution)
+
+    def _settings(self, attribution: PathAttribution) -> dict[str, Any]:
+        """Return what is known of the run, by the keys of a run config."""
+        assert self._strategy is not None  # on_start
+        return {
+            "task": OWN + self.title,
+            "strategy": type(self._strategy).__name__,
+            "seed": self._strategy.seed,
+            "attribution": attribution.rule,
+            **{f"credit-{name}": getattr(attribution.bounds, name, 0.0) for name in _BOUNDS},
+        }
 
     def on_round(self, report: RoundReport) -> None:
         """Take in a strategy's report of a round, and write its clients' lines."""
@@ -229,9 +278,44 @@ class RunWriter(Callback):
             self._on_row(row)
 
     def on_end(self) -> None:
-        """Write the report."""
-        summary = summarize(self.rounds, self.clients, self.metrics)
-        write_report(self.folder, self.reported, summary)
+        """Write the report; and the summary, if it is the run's good end."""
+        if self._attribution is None or sys.exception() is not None:
+            summary = summarize(self.rounds, self.clients, self.metrics)
+            write_report(self.folder, self.reported, summary)
+            return
+        assert self._strategy is not None  # on_start
+        self._attribution.settle()
+        state_dict = self._strategy.model.record.to_torch_state_dict()
+        device = str(self._attribution.validation.device)
+        settings = {**self._settings(self._attribution), "num-server-rounds": self.last_round}
+        self._conclude(settings, device, state_dict, self._attribution.rounds)
+
+    def _conclude(
+        self,
+        settings: Mapping[str, Any],
+        device: str,
+        state_dict: Mapping[str, Tensor],
+        attributed: Sequence[RoundAttribution] | None,
+    ) -> dict[str, Any]:
+        """Write model, report and, last of all, ``summary.json``; return the summary."""
+        write_tensors(self.folder.model, state_dict)
+        reported = replace(self.reported, attributed=attributed or ())
+        summary = {
+            "config": settings,
+            **summarize(self.rounds, self.clients, self.metrics),
+            "scoring": self.scoring.to_record() if self.scoring else None,
+            "completeness": reported.completeness.to_record(),
+            "seconds": round(time.perf_counter() - self._started, 3),
+            "machine": describe_machine(device),
+        }
+        if attributed is not None:
+            summary["attribution"] = {
+                name: math.fsum(getattr(found, name) for found in attributed)
+                for name in ("decrease", "attributed", "remainder")
+            }
+        write_report(self.folder, reported, summary)
+        self.folder.summary.write(summary)
+        return summary
 
     def _begin(self) -> None:
         """Replace the files of an earlier run."""

@@ -74,6 +74,8 @@ class PathAttribution(Callback):
     ----------
     rounds : list of RoundAttribution
         The rounds so far.
+    on_attribution : list of callable
+        Who is told of each round.
 
     Raises
     ------
@@ -103,7 +105,7 @@ class PathAttribution(Callback):
             find_refinements(rule),
             class_validations(validation) if per_class else [],
         )
-        self._on_attribution = on_attribution
+        self.on_attribution = [] if on_attribution is None else [on_attribution]
         self._gradients = validation.gradients
         self._strategy: RunningStrategy | None = None
         self._sent: ModelVectors | None = None
@@ -111,7 +113,7 @@ class PathAttribution(Callback):
         self._last: TakenRound | None = None
         self._last_params: Tensor | None = None  # That the last step led to.
         self._carried = CarriedUpdates()
-        self._bounds = bounds
+        self.bounds = bounds
         self._past = PastSteps()  # That the model really moved by.
         # What the next round needs of those before, by round: of the last two.
         self._memory_after = {0: self._memory()}
@@ -185,7 +187,7 @@ class PathAttribution(Callback):
         self._last_params = step.after.params
         in_step = carried.joined(own, step.shares)
         self._carried = in_step.remembered()
-        if self._bounds is not None:
+        if self.bounds is not None:
             self._past = self._past.after(step.after.params - step.before.params)
         hidden = step.updates.hidden
         self._attribute(
@@ -194,14 +196,14 @@ class PathAttribution(Callback):
 
     def _credit(self, step: Step, applied: Tensor) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
-        if self._bounds is None:
+        if self.bounds is None:
             return None
         updates, hidden = step.updates.client_updates, step.updates.hidden
         if hidden is None:
             gram, shares = gram_matrix(updates).cpu(), self._past.shares(updates)
         else:
             gram, shares = hidden.sketched(self._past.basis)
-        return self._bounds.bound(
+        return self.bounds.bound(
             RoundGeometry(
                 client_ids=step.updates.client_ids,
                 examples=step.updates.num_examples.cpu(),
@@ -233,7 +235,7 @@ class PathAttribution(Callback):
         """Return what later rounds need of those until now."""
         return {
             "carried": self._carried,
-            "bounds": None if self._bounds is None else self._bounds.state_dict(),
+            "bounds": None if self.bounds is None else self.bounds.state_dict(),
             "past_steps": self._past.steps,
         }
 
@@ -254,8 +256,8 @@ class PathAttribution(Callback):
             found = replace(found, clients=tuple(map(taken_back, self.rounds[-1].clients)))
         self._last = replace(taken, parts=(), hidden=None)
         self.rounds.append(found)
-        if self._on_attribution is not None:
-            self._on_attribution(found)
+        for told in self.on_attribution:
+            told(found)
 
     def _took_back(self, failed: TakenRound) -> bool:
         """Tell whether a failed round undid the step of the one before it."""
@@ -302,10 +304,10 @@ class PathAttribution(Callback):
         self.rounds = rounds
         self._carried = CarriedUpdates.from_state(state["carried"])
         self._past = PastSteps(state["past_steps"])
-        if (self._bounds is None) != (state["bounds"] is None):
+        if (self.bounds is None) != (state["bounds"] is None):
             raise ValueError("its credit is bounded where this run's is not, or the other way")
-        if self._bounds is not None:
-            self._bounds.load_state_dict(state["bounds"])
+        if self.bounds is not None:
+            self.bounds.load_state_dict(state["bounds"])
         self._memory_after = {last_round: self._memory()}
 
     def _begin(self, vectors: ModelVectors) -> Future[LossAndGradient]:

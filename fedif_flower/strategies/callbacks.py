@@ -24,6 +24,12 @@ class RunningStrategy(Protocol):
     stages: Stages
     nodes: NodeDirectory
     model: GlobalModel
+    seed: int
+
+    @property
+    def callbacks(self) -> Sequence[Callback]:
+        """Who is told of its rounds."""
+        ...
 
     @property
     def scoring(self) -> Scoring | None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_flower import FedIF, RunWriter
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedif_flower import CreditBounds, FedIF, PathAttribution, RunWriter, load
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.statement.bundle import make_statement
+from fedif_flower.statement.open_games import open_games
+from fedif_flower.statement.records import read_run
+from fedif_flower.statement.verify import verify as check
 from fedif_flower.strategies import Setup
+from fedif_flower.strategies.callbacks import OnRound
 from tests.strategies.lines import Movers, Threshold, threshold_validation
 
 
@@ -61,10 +68,9 @@ def test_models_are_evaluated_every_so_many_rounds(tmp_path):
 def test_an_earlier_writers_files_are_replaced_and_nothing_else(tmp_path):
     written(tmp_path, rounds=2)
     (tmp_path / "mine.txt").write_text("mine")
-    (tmp_path / "summary.json").write_text("a run's")
     RunWriter(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"rounds.csv", "clients.csv", "attendance.csv", "mine.txt", "summary.json"}
+    assert names == {"rounds.csv", "clients.csv", "attendance.csv", "mine.txt"}
     assert read_rows(tmp_path / "rounds.csv") == []
 
 
@@ -72,6 +78,46 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"directory = '.*file/below': cannot write"):
         RunWriter(tmp_path / "file" / "below")
+
+
+def attributed(directory, *more, num_rounds=2):
+    """Run a writer beside an attribution, in an app of one's own."""
+    validation = threshold_validation()
+    attribution = PathAttribution(validation, bounds=CreditBounds(weight=0.0))
+    callbacks = [RunWriter(directory), attribution, *more]
+    setup = Setup(device="cpu")
+    strategy = FedIF(validation, fraction_evaluate=0.0, callbacks=callbacks, setup=setup)
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    strategy.start(grid, model_arrays(Threshold()), num_rounds=num_rounds)
+    return strategy, attribution
+
+
+def test_beside_an_attribution_it_leaves_what_a_statement_needs(tmp_path):
+    strategy, attribution = attributed(tmp_path)
+    folder = make_statement(tmp_path, Ed25519PrivateKey.generate(), budget_cents=100)
+    check(tmp_path)
+    names = {member.label for member in load(tmp_path).members}
+    assert names == {"node 1000", "node 1001", "node 1002"}
+    assert set(attribution.contributions) == set(strategy.weight_scores) == names
+    assert "node 1002" in (folder / "statement.html").read_text()
+    report = (tmp_path / "report.md").read_text()
+    assert "| node 1002 | 1002 | 2 |" in report
+    assert report.count("1002") == 2  # name and id in one table
+    assert [w for w in open_games(read_run(tmp_path).config) if "credit-" in w] == [
+        "credit-weight = 0: members are credited for any weight that they get or claim"
+    ]
+
+
+def test_a_run_that_an_error_ended_is_not_complete(tmp_path):
+    def fail(report):
+        if report.server_round == 2:
+            raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        attributed(tmp_path, OnRound(fail))
+    assert (tmp_path / "report.md").is_file()
+    with pytest.raises(ConfigError, match="no complete run"):
+        read_run(tmp_path)
 
 
 def test_metrics_of_an_evaluate_fn_are_written(tmp_path):
