@@ -16,14 +16,24 @@ from fedif_flower.strategies.config import SCREENS
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.registry import TASKS
 
+_SIGNS = {
+    **{"mu": "μ", "sigma": "σ", "gamma": "γ", "epsilon": "ε", "Delta": "Δ"},
+    **{"leftarrow": "=", "sim": "~", "odot": "*", "setminus": "without"},
+}
 
-def listing() -> Iterator[Table]:
-    """Yield a table for each key of the run config that names something."""
+
+def listing(*, probes: bool = False) -> Iterator[Table]:
+    """Yield a table for each key of the run config that names something.
+
+    ``probes``: also those attacks that only try this package's own credit for farming.
+    """
     for registry in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES):
         table = Table(title=f'{registry.key}="..."', title_justify="left")
         for column in (registry.key, "what it is", "from"):
             table.add_column(column)
         for found in registry.found():
+            if getattr(registry.built_in.get(found.name), "is_probe", False) and not probes:
+                continue
             table.add_row(found.name, line_of(registry, found), found.source)
         yield table
 
@@ -41,10 +51,15 @@ def line_of(registry: Registry, found: Found) -> str:
     )
     whose = "Flower's: " if kind.__module__.startswith("flwr.") else ""
     line = re.sub(r":math:`([^`]*)`", lambda formula: _plain(formula[1]), line)
-    return whose + re.sub(r":\w+:`~?[\w.]*?(\w+)`|``", r"\1", line).removesuffix(".")
+    line = re.sub(r":\w+:`~?[\w.]*?(\w+)`|``", r"\1", line).removesuffix(".")
+    what = re.sub("^Return (the )?", "", line)  # Some are functions.
+    return whose + what[:1].upper() + what[1:]
 
 
 def _plain(formula: str) -> str:
     """Return a short formula of TeX for a terminal."""
-    formula = re.sub(r"\\[lr]Vert ?", "|", formula.replace("\\leftarrow", "="))
-    return re.sub(r"[\\{}]", "", formula.replace("\\,", " ").replace("\\setminus", "without"))
+    for name, sign in _SIGNS.items():
+        formula = re.sub(rf"\\{name}(?![a-zA-Z])", sign, formula)
+    formula = re.sub(r"\\lVert\s*(.*?)\s*\\rVert", r"|\1|", formula)
+    formula = re.sub(r"_\{([^}]*)\}", r"(\1)", formula.replace("\\,", " "))
+    return re.sub(r"  +", " ", re.sub(r"[\\{}]", "", formula))

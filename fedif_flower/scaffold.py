@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 import shutil
@@ -76,6 +77,7 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
         "package": package,
         "name": package.replace("_", "-"),
         "kind": kind,
+        "output_dir": json.dumps(str(folder / "runs")),
         "learning_rate": str(KINDS[kind].learning_rate),
         "requires": "".join(f', "{needed}"' for needed in KINDS[kind].requires),
     }

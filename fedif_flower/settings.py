@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedif_flower.errors import ConfigError
 Scalar = bool | int | float | str
 AUTO = "auto"
 _ALIKE = 0.75  # Of 1: what may have been a slip of the finger.
+_MOST_LISTED = 40  # Keys in an error.
 _Part = TypeVar("_Part", bound="Settings")
 
 
@@ -251,9 +252,17 @@ def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[s
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return that there is no such key, with those that look like it, else with all."""
-    if near := get_close_matches(key, known, cutoff=_ALIKE):
+    if near := alike(key, known):
         return f"unknown key {key!r}; did you mean {' or '.join(near)}?"
+    if len(known) > _MOST_LISTED:
+        return f"unknown key {key!r}; docs/configuration.md lists all {len(known)}"
     return f"unknown key {key!r}; known keys: {', '.join(known)}"
+
+
+def alike(word: str, known: Iterable[str]) -> list[str]:
+    """Return the known words of which one may be a slip of the finger, or of the shift key."""
+    by_lower = {name.lower(): name for name in known}
+    return [by_lower[n] for n in get_close_matches(word.lower(), by_lower, cutoff=_ALIKE)]
 
 
 def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, object]) -> str:
@@ -281,7 +290,7 @@ def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, ob
     if first["type"] == "missing":
         return spell(f"{name} is missing; allowed: {_allowed(field)}")
     choices = [str(choice) for choice in _extra(field, "choices") or ()]
-    near = get_close_matches(str(first["input"]), choices, n=1, cutoff=_ALIKE)
+    near = alike(str(first["input"]), choices)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
     return spell(f"{name} = {first['input']!r}; allowed: {_allowed(field)}") + meant
 

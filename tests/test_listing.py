@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fedif_flower.attacks import ATTACKS
@@ -19,13 +21,17 @@ def test_every_name_has_one_line_of_its_own(registry):
     assert len(set(lines)) == len(lines)
     for line in lines:
         assert 5 < len(line) < 120
-        assert not {"`", "\n"} & set(line), line
+        assert not {"`", "\n", "\\"} & set(line), line
+        assert not re.search(r"\b(odot|sim|lVert|Return|mu|sigma|Delta)\b|\| [a-z]+ \||  ", line), line
 
 
 def test_there_is_a_table_for_each_key():
-    assert [len(table.rows) for table in listing()] == [
+    assert [len(table.rows) for table in listing(probes=True)] == [
         len(r) for r in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES)
     ]
+    attacks = list(listing())[1].columns[0]._cells
+    assert "label-noise" in attacks
+    assert not {"opposed-steps", "sybils", "predicted-step"} & set(attacks)
 
 
 def test_what_another_package_brings_is_described_and_an_error_hides_nothing():

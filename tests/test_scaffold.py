@@ -44,7 +44,10 @@ def test_an_app_imports_and_learns(kind, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(app)
     project = tomllib.loads((app / "pyproject.toml").read_text())
     settings = project["tool"]["flwr"]["app"]["config"]
-    assert RunConfig.from_run_config(settings | {"num-clients": 2}).data_dir == ""
+    config = RunConfig.from_run_config(settings | {"num-clients": 2})
+    assert config.data_dir == ""
+    # Flower runs it where the SuperLink was started, which may be another app's folder.
+    assert config.output_dir == str(app / "runs")
     task, server, client = (
         import_module(f"{package}.{name}") for name in ("task", "server_app", "client_app")
     )

@@ -24,6 +24,8 @@ class BorrowedStep(Behaviour):
         c > 0.
     """
 
+    is_probe = True
+
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the sum is sent", gt=0)] = 2.0
     ) -> None:
@@ -42,6 +44,8 @@ class AlternatingStep(Behaviour):
     factor : float
         c > 0.
     """
+
+    is_probe = True
 
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 4.0
@@ -62,6 +66,8 @@ class UndoneStep(Behaviour):
     factor : float
         c > 0.
     """
+
+    is_probe = True
 
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the step is undone", gt=0)] = 3.0
@@ -89,6 +95,8 @@ class NoisyStep(Behaviour):
         c > 0.
     """
 
+    is_probe = True
+
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
     ) -> None:
@@ -111,6 +119,8 @@ class OlderStep(Behaviour):
     back : int
         k >= 2; 2: the step before the last one.
     """
+
+    is_probe = True
 
     def __init__(
         self,
@@ -139,6 +149,8 @@ class SharedNoise(Colluder):
     factor : float
         c > 0: of both.
     """
+
+    is_probe = True
 
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0

@@ -22,6 +22,8 @@ class HarmAndRepair(Behaviour):
         c > 0.
     """
 
+    is_probe = True
+
     def __init__(
         self,
         factor: Annotated[
@@ -51,6 +53,8 @@ class HarmForRepair(Colluder):
     factor : float
         c > 0.
     """
+
+    is_probe = True
 
     def __init__(
         self,

@@ -28,6 +28,8 @@ class OpposedUpdates(Colluder):
         They do so in every so many rounds, >= 1, and are honest in the others.
     """
 
+    is_probe = True
+
     def __init__(
         self,
         factor: Annotated[
@@ -61,7 +63,7 @@ class OpposedUpdates(Colluder):
 
 
 class OpposedSteps(OpposedUpdates):
-    r"""As :class:`OpposedUpdates`, with :math:`v = w_{t-1} - w_{t-2}`, the last global step.
+    r"""They add and take away the last global step, :math:`v = w_{t-1} - w_{t-2}`.
 
     It costs no data, and lowers the loss further than one member's own update. In the first round
     there is no step, and they are honest.

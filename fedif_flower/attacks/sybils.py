@@ -23,6 +23,8 @@ class Sybils(Colluder):
         c >= 0: the length of noise that hides the copies, in lengths of the update.
     """
 
+    is_probe = True
+
     def __init__(
         self,
         noise: Annotated[

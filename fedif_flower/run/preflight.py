@@ -32,7 +32,7 @@ from fedif_flower.messages.text import printable
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
-from fedif_flower.settings import AUTO, Scalar
+from fedif_flower.settings import AUTO, Scalar, alike
 from fedif_flower.strategies.nodes import (
     NODE_TIMEOUT,
     identify_by_query,
@@ -114,6 +114,11 @@ def with_free_folder(config: RunConfig) -> RunConfig:
     """
     if config.resume not in ("", AUTO) and not Path(config.resume).expanduser().is_file():
         raise ConfigError(f"resume = {config.resume!r}: no such file; allowed: 'auto', or a path")
+    if config.resume == AUTO and not config.run_dir.exists():
+        there = sorted(p.name for p in config.run_dir.parent.glob("*/") if p.is_dir())
+        near = alike(config.run_dir.name, there)
+        meant = f"; did you mean run-name = {near[0]!r}?" if near else ""
+        logger.warning("resume = 'auto': %s is not there, so a new run begins%s", config.run_dir, meant)
     if config.overwrite or config.resume or not (held := _held(config)):
         return config
     if config.run_name != config.auto_name:

@@ -80,10 +80,11 @@ from fedif_flower.strategies.streaming import (
 )
 from fedif_flower.strategies.summary import (
     Settings,
-    constructor_signature,
     given_settings,
     log_settings,
+    shown_setting,
     shown_settings,
+    shown_signature,
 )
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
@@ -187,7 +188,7 @@ class ScreenedStrategy(FlowerFedAvg):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show the constructor's signature, not that of :meth:`__new__`."""
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = constructor_signature(cls)
+        cls.__signature__ = shown_signature(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember what the constructor is called with, and refuse what is out of range."""
@@ -199,8 +200,11 @@ class ScreenedStrategy(FlowerFedAvg):
     # -- what a strategy says of itself
 
     def __repr__(self) -> str:
-        """Name the class and the arguments that it was called with."""
-        return f"{type(self).__name__}({', '.join(shown_settings(self.settings))})"
+        """Name the class, the arguments that it was called with, and its default stages."""
+        shown = list(shown_settings(self.settings))
+        if "stages" not in self.settings.given and (stages := self.default_stages()):
+            shown.append(f"stages={shown_setting(stages)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def summary(self) -> None:
         """Log every setting, as Flower's strategies do."""

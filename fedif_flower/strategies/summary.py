@@ -31,6 +31,24 @@ def constructor_signature(kind: type) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
+class _Shown(str):
+    """Shows a default as it would be written."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def shown_signature(kind: Any) -> inspect.Signature:
+    """Return what a strategy is called with, its default stages among it."""
+    signature = constructor_signature(kind)
+    if not (stages := kind.default_stages()) or "stages" not in signature.parameters:
+        return signature
+    shown = signature.parameters["stages"].replace(default=_Shown(shown_setting(stages)))
+    return signature.replace(parameters=list({**signature.parameters, "stages": shown}.values()))
+
+
 def given_settings(kind: type, positional: Sequence[Any], named: Mapping[str, Any]) -> Settings:
     """Return the values of the arguments that a class is called with, its defaults included.
 

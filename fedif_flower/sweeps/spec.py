@@ -12,7 +12,7 @@ from typing import Any
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.sections import section_name
-from fedif_flower.settings import Scalar
+from fedif_flower.settings import Scalar, unknown_key
 from fedif_flower.sweeps.cells import Cell, make_cell
 
 _OWN_KEYS = ("name", "seeds")
@@ -51,8 +51,7 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     # Those of sections are checked where it is known what they belong to.
     plain = {key for key in set(spec).union(*grids) if "." not in key}
     if unknown := sorted(plain - set(defaults)):
-        allowed = ", ".join([*_OWN_KEYS, *defaults])
-        raise ConfigError(f"unknown key {unknown[0]!r} in {str(path)!r}; allowed: {allowed}")
+        raise ConfigError(f"{str(path)!r}: {unknown_key(unknown[0], [*_OWN_KEYS, *defaults])}")
     axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
     # Whole grids of one seed after the other: what is complete can be compared at any time.
     seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])

@@ -46,6 +46,8 @@ class TorchvisionSource(Source):
         """Download what is missing; many processes that ask together download once."""
         if self._is_present():
             return
+        if self.data_dir and not self.root.is_dir():  # torchvision would make it.
+            raise DataError(f"data-dir = {self.data_dir!r}: there is no such folder")
         lock = self.cache_root / f"download-{self.title.lower()}.lock"
         with cache_errors(self.cache_root), exclusive_lock(lock):
             if self._is_present():
