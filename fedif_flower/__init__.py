@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fedif_flower.valuation.path import path_attribution
 
 __all__ = [
+    "RFA",
     "AFedSV",
     "AlignIns",
     "ByzFL",
@@ -71,7 +72,6 @@ __all__ = [
     "Metric",
     "PathAttribution",
     "Quarantine",
-    "RFA",
     "RobustRule",
     "RunWriter",
     "SFedAvg",

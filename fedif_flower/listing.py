@@ -17,7 +17,7 @@ from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.registry import TASKS
 
 _SIGNS = {
-    **{"mu": "μ", "sigma": "σ", "gamma": "γ", "epsilon": "ε", "Delta": "Δ"},
+    **{"mu": "μ", "sigma": "\u03c3", "gamma": "\u03b3", "epsilon": "ε", "Delta": "Δ"},
     **{"leftarrow": "=", "sim": "~", "odot": "*", "setminus": "without"},
 }
 

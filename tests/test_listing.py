@@ -22,7 +22,9 @@ def test_every_name_has_one_line_of_its_own(registry):
     for line in lines:
         assert 5 < len(line) < 120
         assert not {"`", "\n", "\\"} & set(line), line
-        assert not re.search(r"\b(odot|sim|lVert|Return|mu|sigma|Delta)\b|\| [a-z]+ \||  ", line), line
+        assert not re.search(r"\b(odot|sim|lVert|Return|mu|sigma|Delta)\b|\| [a-z]+ \||  ", line), (
+            line
+        )
 
 
 def test_there_is_a_table_for_each_key():

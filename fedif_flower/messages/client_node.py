@@ -68,7 +68,9 @@ class ClientNode:
     def label(self) -> str:
         """How a log names it: what it is called, with a short node id where that lasts."""
         node = called(self.node_id, UNKNOWN_PARTITION)
-        return self.called if self.is_simulated or self.called == node else f"{self.called} ({node})"
+        return (
+            self.called if self.is_simulated or self.called == node else f"{self.called} ({node})"
+        )
 
 
 def called(client_id: int, partition_id: int, name: str = "") -> str:

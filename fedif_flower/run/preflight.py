@@ -118,7 +118,9 @@ def with_free_folder(config: RunConfig) -> RunConfig:
         there = sorted(p.name for p in config.run_dir.parent.glob("*/") if p.is_dir())
         near = alike(config.run_dir.name, there)
         meant = f"; did you mean run-name = {near[0]!r}?" if near else ""
-        logger.warning("resume = 'auto': %s is not there, so a new run begins%s", config.run_dir, meant)
+        logger.warning(
+            "resume = 'auto': %s is not there, so a new run begins%s", config.run_dir, meant
+        )
     if config.overwrite or config.resume or not (held := _held(config)):
         return config
     if config.run_name != config.auto_name:

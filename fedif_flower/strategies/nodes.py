@@ -282,7 +282,7 @@ class NodeDirectory:
         return online
 
     def labels(self, client_ids: Iterable[int]) -> dict[int, str]:
-        """What clients are called, known or not, by their ids; all different."""
+        """Return what clients are called, known or not, by their ids; all different."""
         known = {node.client_id: node.called for node in self._known.values()}
         return all_different({i: known.get(i) or called(i, UNKNOWN_PARTITION) for i in client_ids})
 

@@ -80,6 +80,7 @@ from fedif_flower.strategies.streaming import (
 )
 from fedif_flower.strategies.summary import (
     Settings,
+    constructor_signature,
     given_settings,
     log_settings,
     shown_setting,

@@ -85,7 +85,10 @@ def test_a_late_reply_that_did_not_count_is_a_gap(later, letters):
     found, members = judged(lines, late_rounds=2, online=2)
     assert members["bob"].rounds == letters
     assert members["bob"].participation == 0.5
-    assert (found.verdict, found.reasons) == ("complete with gaps", ("1 of 2 members missed turns: bob (50 %).",))
+    assert (found.verdict, found.reasons) == (
+        "complete with gaps",
+        ("1 of 2 members missed turns: bob (50 %).",),
+    )
 
 
 def test_what_the_end_cut_off_is_open_where_the_member_used_to_answer():

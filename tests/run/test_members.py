@@ -45,9 +45,7 @@ def test_every_member_is_asked_once_and_what_it_found_is_told(tmp_path, told):
     assert grid.questions == [True] * CLIENTS
     lines = [message for message in told.messages if "data: " in message]
     assert len(lines) == CLIENTS
-    assert lines[0].startswith("node 1000: data: ") or lines[0].startswith(
-        "client 0 (node 1000)"
-    )
+    assert lines[0].startswith("node 1000: data: ") or lines[0].startswith("client 0 (node 1000)")
     for check in ("data", "training", "signing-key", "masking", "clock"):
         assert all(f"{check}: " in line for line in lines)
 

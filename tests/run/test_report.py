@@ -107,7 +107,10 @@ def test_both_tables_say_the_same_of_who_was_asked():
     assert "missing" not in columns
     cells = [cell.strip() for cell in lines[1].split("|")]
     assert cells[1:4] == ["client 1", "1001", "1"]
-    assert [(m.asked, m.missing, m.open) for m in run.completeness.members] == [(1, 0, 0), (1, 0, 1)]
+    assert [(m.asked, m.missing, m.open) for m in run.completeness.members] == [
+        (1, 0, 0),
+        (1, 0, 1),
+    ]
 
 
 def test_of_whom_nothing_is_missing_there_is_no_line():

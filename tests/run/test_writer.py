@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_flower import CreditBounds, FedIF, PathAttribution, RunWriter, load
