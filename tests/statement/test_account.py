@@ -62,7 +62,7 @@ def test_two_members_that_cancel_take_nobodys_pay(tmp_path):
     # The pair gains 100 and loses 100; of the 100 it is credited with as much as the others.
     rounds = [{0: 1.0, 1: 1.0, 2: 100.0, 3: -100.0}]
     found = by_name(account(tmp_path, rounds, 90_00, credited={2: 0.01}))
-    assert [found[f"partition {i}"].cents for i in range(4)] == [30_00, 30_00, 30_00, 0]
+    assert [found[f"client {i}"].cents for i in range(4)] == [30_00, 30_00, 30_00, 0]
 
 
 def test_one_step_that_cannot_be_attributed_takes_nobodys_pay(tmp_path):
@@ -72,9 +72,9 @@ def test_one_step_that_cannot_be_attributed_takes_nobodys_pay(tmp_path):
     assert (found.left_out, found.unpaid, found.remainder) == ((3, 4), "", 0.0)
     assert (found.rounds, found.last_round, found.decrease) == (5, 5, 1.625)
     members = by_name(found)
-    assert members["partition 0"].contribution == 1.125
+    assert members["client 0"].contribution == 1.125
     assert [m.cents for m in found.members] == [69_23, 30_77]
-    assert members["partition 1"].taken_part == 4  # It did take part in what counts for nobody.
+    assert members["client 1"].taken_part == 4  # It did take part in what counts for nobody.
     # A loss that never comes back leaves all later rounds out.
     found = account(tmp_path / "late", rounds[:4], 100_00, remainders={3: 30.0, 4: -1.0})
     assert (found.left_out, found.decrease) == ((3, 4), 1.5)
