@@ -90,8 +90,8 @@ class Cell(NamedTuple):
         return self._replace(weights=BASELINE)
 
 
-COLUMNS = (*Cell._fields, "last-ten", "last", "least-of-ten", "validation-last-ten")
-COLUMNS = (*COLUMNS, "revision", "processor")
+FIGURES = ("last-ten", "last", "least-of-ten", "validation-last-ten")
+COLUMNS = (*Cell._fields, *FIGURES, "revision", "processor")
 
 
 def rule(
