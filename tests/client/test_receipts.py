@@ -16,8 +16,8 @@ from fedif_flower.messages.receipts import RECEIPTS_RECORD, receipts_for
 
 RUN, NODE = "ab" * 16, 1000
 KEY = Ed25519PrivateKey.generate()
-FIRST = [f"1,1000,{'aa' * 32},0.5,-0.25,accepted", f"1,1001,{'bb' * 32},0.5,0.5,accepted"]
-SECOND = ["2,1000,,0.0,,away", f"2,1001,{'bb' * 32},1.0,0.5,accepted"]
+FIRST = [f"1,1000,{'aa' * 32},0.5,-0.25,-0.25,accepted", f"1,1001,{'bb' * 32},0.5,0.5,0.5,accepted"]
+SECOND = ["2,1000,,0.0,,,away", f"2,1001,{'bb' * 32},1.0,0.5,0.5,accepted"]
 
 
 def node(tmp_path=None) -> Context:
