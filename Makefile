@@ -13,9 +13,17 @@ python := $(VENV)/bin/python
 ready := $(VENV)/.ready
 # A file's tests stay on one process: they share the federation that it starts.
 pytest = $(python) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+checks = $(python) -m ruff check . && $(python) -m ruff format --check . && \
+  $(python) -m mypy && $(VENV)/bin/lint-imports
+# Tests of sums and products, which each kind of processor rounds in its own way.
+arithmetic = $(addprefix tests/,aggregators attacks masking stages valuation)
+# The instruction sets that PyTorch has code for and this processor has, e.g. "default avx2".
+processors = $(python) -c 'import torch; known = ["default", "avx2", "avx512"]; \
+  own = torch.backends.cpu.get_cpu_capability().lower(); \
+  print(*known[: known.index(own) + 1 if own in known else 1])'
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast lint docs bench deploy-demo format clean
+.PHONY: help run test test-all test-fast lint docs bench deploy-demo format clean
 
 help: ## list the targets
 	@echo 'make TARGET [CONFIG="key=value ..."] [ARGS="..."] [PYTHON=python3.12]'
@@ -24,17 +32,31 @@ help: ## list the targets
 run: $(ready) ## simulate 100 clients, half of them malicious, through `flwr run`
 	@$(python) -m fedif_flower.runtime.flwr_run -c '$(CONFIG)' $(ARGS)
 
-test: lint ## run the checks of `make lint` and all tests
-	$(pytest) $(ARGS)
+test: $(ready) ## run the tests, and beside them the checks of `make lint`, shown at the end
+	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
+	{ $(checks); } >"$$said" 2>&1 & lint=$$!; \
+	$(pytest) $(ARGS); tests=$$?; \
+	wait $$lint; lint=$$?; cat "$$said"; \
+	echo "make test: the tests exited with $$tests, lint with $$lint"; \
+	test $$tests = 0 && test $$lint = 0
+
+test-all: $(ready) ## run all that can be tested on one machine: 30 minutes at most
+	@failed=; \
+	{ $(checks); } || failed="$$failed lint,"; \
+	HYPOTHESIS_PROFILE=search $(pytest) -m 'not long' $(ARGS) || failed="$$failed tests,"; \
+	for processor in $$($(processors)); do \
+	  echo "Arithmetic on one thread, ATEN_CPU_CAPABILITY=$$processor:"; \
+	  ATEN_CPU_CAPABILITY=$$processor OMP_NUM_THREADS=1 $(pytest) -q $(arithmetic) || \
+	    failed="$$failed arithmetic ($$processor),"; \
+	done; \
+	$(python) -m tests.mutants || failed="$$failed mutants,"; \
+	test -z "$$failed" || { echo "make test-all failed in:$${failed%,}" >&2; exit 1; }
 
 test-fast: $(ready) ## run the tests that start neither Ray nor a federation of processes
-	$(pytest) -m 'not ray and not deployment and not long' $(ARGS)
+	$(pytest) -m 'not ray and not deployment and not all and not long' $(ARGS)
 
 lint: $(ready) ## check style, types and who imports whom
-	$(python) -m ruff check .
-	$(python) -m ruff format --check .
-	$(python) -m mypy
-	@$(VENV)/bin/lint-imports
+	@$(checks)
 
 docs: $(ready) ## build the documentation site, build/docs/index.html
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build $(ARGS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,7 +14,7 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if WORKERS > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
 
-# Tests of these kinds start processes, and take longest.
+# Tests of these kinds start processes, and take longest: the longest file of each is a story.
 SLOW = ("deployment", "ray")
 
 # The same examples on every machine and in every run. HYPOTHESIS_PROFILE=search draws others.
@@ -24,16 +25,14 @@ settings.register_profile("search", **_ANY_SPEED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
+@pytest.hookimpl(trylast=True)  # What is deselected is out of the list by then.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that take longest; the others fill the cores in the end."""
+    """Begin with one story of each kind, so that they run at once; all else fills in."""
     if WORKERS > 1:
-        items.sort(key=_begins)
-
-
-def _begins(item: pytest.Item) -> int:
-    """Place a test in the queue."""
-    marked = [kind for kind in SLOW if item.get_closest_marker(kind)]
-    return SLOW.index(marked[0]) if marked else len(SLOW)
+        files = [Counter(i.path for i in items if i.get_closest_marker(kind)) for kind in SLOW]
+        stories = {found.most_common(1)[0][0] for found in files if found}
+        slow = set().union(*files)
+        items.sort(key=lambda item: (item.path not in stories, item.path not in slow))
 
 
 @pytest.fixture(autouse=True, scope="session")
