@@ -1,19 +1,12 @@
-"""The documentation is true: it builds, its links resolve, its code and commands work."""
+"""The documentation is true: its links resolve, its code and commands work. ``test_site`` builds it."""
 
 from __future__ import annotations
 
 import csv
 import importlib
-import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -30,9 +23,6 @@ from fedif_flower.sweeps.spec import read_sweep
 from fedif_flower.valuation import shapley
 from fedif_studies.commands import cli
 from paper.docs import update_docs
-
-# They share a site that is built once.
-pytestmark = pytest.mark.xdist_group("docs")
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -65,62 +55,7 @@ def _blocks(path: Path, language: str) -> list[str]:
 
 # The README's example needs a project of the reader's own: tests/test_readme.py gives it one.
 WITH_CODE = [path for path in WRITTEN if _blocks(path, "python") and path.name != "README.md"]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """Build the site; a link, an anchor or a reference that does not resolve is an error."""
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=REPOSITORY,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def site(built):
-    """The site's pages by path."""
-    folder = built
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.html")}
-
-
-class Links(HTMLParser):
-    """Collects where a page's tags lead, and what can be led to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.targets: list[str] = []
-        self.anchors = {"", "__toc"}  # the theme's own: it is opened by its name
-
-    def handle_starttag(self, tag, attrs):
-        for name, value in attrs:
-            if name in ("href", "src") and value:
-                self.targets.append(value)
-            elif name in ("id", "name") and value:
-                self.anchors.add(value)
-
-
-def test_every_link_of_the_site_leads_somewhere_when_it_is_opened_as_files(built, site):
-    pages = {(built / name).resolve(): Links() for name in site}
-    for path, links in pages.items():
-        links.feed(path.read_text())
-    dead = []
-    for path, links in pages.items():
-        for target in links.targets:
-            url = urlsplit(target)
-            if url.scheme or url.netloc:
-                continue
-            file = (path.parent / unquote(url.path)).resolve() if url.path else path
-            there = file in pages and unquote(url.fragment) in pages[file].anchors
-            if not (there or (file not in pages and file.is_file() and not url.fragment)):
-                dead.append((path.name, target))
-    assert dead == []
+TRAINED = {DOCS / "tutorial" / f"{name}.md" for name in ("own-federation", "own-model", "results")}
 
 
 @pytest.mark.parametrize("path", [*WRITTEN, REPOSITORY / "CHANGELOG.md"], ids=_name)
@@ -130,63 +65,10 @@ def test_every_link_between_files_of_the_repository_leads_somewhere(path):
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-def test_the_search_needs_no_server(built, site):
-    index = (built / "search" / "search_index.js").read_text()
-    assert index.startswith("var __index = ")
-    found = json.loads(index.removeprefix("var __index = "))["docs"]
-    # What an operator looks for is found under the word for it.
-    assert any("revoke" in document["text"] for document in found)
-    assert all("iframe-worker.js" in page for page in site.values())
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="it takes a browser")
-def test_a_browser_finds_what_is_searched_in_a_file(built):
-    page = (built / "methods" / "fedif.html").as_uri()
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
-    shown = subprocess.run(
-        [*command, "--virtual-time-budget=20000", "--dump-dom", f"{page}?q=revoke"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert re.search(r"[1-9]\d* matching documents?", shown)
-    assert re.search(r'<a href="[^"]*operations.html[^"]*" class="md-search-result__link"', shown)
-
-
-def test_wide_pictures_are_shown_whole_on_a_click(site):
-    for name in ("arena", "arena-seeds", "arena-fashion-mnist", "arena-cifar10"):
-        assert f'<a href="{name}.png"><img' in site[f"{name}.html"]
-
-
-def test_pages_need_no_network(site):
-    fetched = r'(?:src|href)="(?:https?:)?//[^"]*"'
-    for name, page in site.items():
-        tags = re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page)
-        assert [tag for tag in tags if re.search(fetched, tag) and "canonical" not in tag] == [], (
-            name
-        )
-
-
-def test_formulas_and_roles_are_rendered(site):
-    assert "<math" in site["methods/fedif.html"]
-    assert "<math" in site["reference/strategies.html"]
-    for name, page in site.items():
-        for left in ("arithmatex", ":math:", ".. math::", ":class:", ":func:", ":meth:"):
-            assert left not in page, f"{name} shows {left}"
-
-
-def test_ranges_are_not_read_as_quotations(site):
-    pages = [page for name, page in site.items() if name.startswith("reference/")]
-    assert len(pages) > 5
-    assert not any("<blockquote" in page for page in pages)
-
-
-def test_home_is_the_readme_with_links_of_the_site(site):
-    assert 'href="tutorial/deployment.html"' in site["index.html"]
-    assert 'src="weight-scores.png"' in site["index.html"]
-
-
-@pytest.mark.parametrize("path", WITH_CODE, ids=_name)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.all] * (p in TRAINED), id=_name(p)) for p in WITH_CODE],
+)
 def test_code_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "documentation"}

@@ -24,6 +24,7 @@ from fedif_flower.settings import parse_overrides
 from fedif_flower.statement.account import settle
 from fedif_flower.statement.records import read_run
 
+pytestmark = pytest.mark.all
 REPOSITORY = Path(__file__).parents[1]
 
 

@@ -10,6 +10,8 @@ from fedif_flower.run.rows import read_rows
 from language_model import base, task
 from tests.examples.apps import run, weights
 
+pytestmark = pytest.mark.all  # They load transformers and train.
+
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):

@@ -20,7 +20,6 @@ spec = importlib.util.spec_from_file_location("gallery", GALLERY)
 gallery = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gallery)
 NOTEBOOKS = {path.stem: path for path in sorted(gallery.NOTEBOOKS.glob("*.ipynb"))}
-pytestmark = pytest.mark.xdist_group("notebooks")
 
 
 def printed(notebook) -> str:
@@ -92,6 +91,7 @@ def test_committed_outputs_are_what_the_text_says_and_name_no_machine(name):
     assert Image.open(io.BytesIO(picture)).format == "PNG"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", CHECKS)
 def test_notebook_runs(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))

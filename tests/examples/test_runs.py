@@ -47,6 +47,7 @@ def nobody_interrupts() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.all
 def test_flwr_run_in_an_examples_folder(tmp_path):
     federation = {"num-supernodes": 8, "client-resources-num-cpus": 1, "init-args-num-cpus": 2}
     log_path = tmp_path / "flwr.log"

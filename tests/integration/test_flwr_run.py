@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.damage import damage_partitions
 
+pytestmark = [pytest.mark.ray, pytest.mark.all]
 REPOSITORY = Path(__file__).parents[2]
 ONE_ROUND = "num-clients=4 fraction-train=0.5 local-epochs=1 num-server-rounds=1"
 SMALL = ONE_ROUND.replace("rounds=1", "rounds=2")
@@ -60,7 +59,6 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     assert launched.marked.terminate(grace=0.0) == []
 
 
-@pytest.mark.ray
 def test_completed_run(launch: Launch) -> None:
     damage_partitions(launch.cache, 4)
     assert launch.start("-c", f'{SMALL} strategy="krum"').wait() == 0, launch.printed()
@@ -73,7 +71,6 @@ def test_completed_run(launch: Launch) -> None:
     assert launch.marked.alive() == []
 
 
-@pytest.mark.ray
 def test_run_that_fails_in_the_server_app(launch: Launch) -> None:
     # Only the ServerApp reads data: it finds that there are fewer examples than clients.
     process = launch.start("-c", "num-clients=2000 num-server-rounds=1")
@@ -86,7 +83,6 @@ def test_run_that_fails_in_the_server_app(launch: Launch) -> None:
     assert launch.marked.alive() == []
 
 
-@pytest.mark.ray
 def test_a_run_whose_last_round_failed_is_reported_and_counts_as_failed(launch: Launch) -> None:
     process = launch.start("-c", f"{ONE_ROUND} learning-rate=1e38")
     assert process.wait() == 1, launch.printed()
@@ -94,25 +90,3 @@ def test_a_run_whose_last_round_failed_is_reported_and_counts_as_failed(launch: 
     assert "1, the last among them" in launch.printed()
     assert "error: TrainingFailedError: the last round failed" in launch.printed()
     assert launch.marked.alive() == []
-
-
-@pytest.mark.ray
-def test_ctrl_c_ends_the_run_and_all_of_its_processes(launch: Launch) -> None:
-    process = launch.start("-c", SMALL)
-    deadline = time.monotonic() + 120
-    while "Starting Flower Simulation" not in launch.log():
-        assert process.poll() is None, launch.printed()
-        assert time.monotonic() < deadline, launch.printed()
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 128 + signal.SIGINT
-    assert "stopped after round 0 of 2; there is no checkpoint" in launch.printed()
-    assert not (launch.run_dir / "summary.json").exists()
-    assert launch.marked.alive() == []
-
-
-def test_bad_configuration_starts_nothing(launch: Launch) -> None:
-    assert launch.start("-c", "fedif.gamma=2.0").wait() == 1
-    [line] = launch.printed().splitlines()
-    assert line.startswith("error: fedif.gamma = 2.0")
-    assert not launch.run_dir.parent.exists()

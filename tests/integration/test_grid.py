@@ -13,11 +13,11 @@ import pytest
 from fedif_flower.run.rows import read_rows
 
 PROJECT = Path(__file__).parents[2]
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.all]
 
 SPEC = """
 name = "small"
-strategy = ["fedif", "fedavg", "krum"]
+strategy = ["fedif", "krum"]
 num-clients = 8
 fraction-train = 0.5
 num-server-rounds = 60
@@ -46,7 +46,7 @@ def cells(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def test_ctrl_c_and_a_failed_cell_leave_a_grid_that_goes_on(tmp_path):
+def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path):
     process = start(tmp_path)
     deadline = time.monotonic() + 240
     while len(found := cells(tmp_path)) < 2 or any(
@@ -61,14 +61,9 @@ def test_ctrl_c_and_a_failed_cell_leave_a_grid_that_goes_on(tmp_path):
     assert "go on with the same command" in output
     assert not list(tmp_path.glob("out/small/*/summary.json"))
 
-    # One of the cells cannot write its results: it is named, and the others are finished.
-    broken = cells(tmp_path)["strategy-fedavg"]
-    broken.rename(tmp_path / "aside")
-    broken.write_text("in the way")
     process = start(tmp_path)
     output, _ = process.communicate(timeout=300)
-    assert process.returncode == 1, output
-    assert "failed: strategy-fedavg_seed0: output-dir" in output
+    assert process.returncode == 0, output
     assert "of client training / " in output
     for name in ("strategy-fedif", "strategy-krum"):
         path = cells(tmp_path)[name]

@@ -20,6 +20,7 @@ from fedif_flower.runtime.local_superlink import LocalSuperLink
 from fedif_flower.scaffold import write_app
 from tests.integration.deployed import REPOSITORY, Deployment
 
+pytestmark = pytest.mark.all
 PACKAGE = "out_there"
 SMALL = {"num-clients": 2, "fraction-train": 1.0, "num-server-rounds": 2, "learning-rate": 0.1}
 
@@ -146,20 +147,6 @@ def test_fedif_run_by_the_names_of_entry_points(installed, tmp_path):
     [run_dir] = tmp_path.iterdir()
     assert run_dir.name.startswith("smallest-loss-out-there-rotate-")
     check(run_dir, task="out-there")
-
-
-@pytest.mark.ray
-def test_a_sweep_by_module_and_object(installed, tmp_path):
-    spec = tmp_path / "grid.toml"
-    lines = [f"{key} = {value}" for key, value in SMALL.items()]
-    own = f'task = "{PACKAGE}.task:task"\nattack = "{PACKAGE}.extras:Rotate"\n'
-    axis = f'strategy = ["{PACKAGE}.extras:SmallestLoss", "flwr.serverapp.strategy:FedMedian"]\n'
-    spec.write_text("\n".join(lines) + "\n" + own + axis)
-    printed = installed.fedif("sweep", spec, "--output-dir", tmp_path / "results")
-    assert "2 cells" in printed
-    [own_cell] = (tmp_path / "results" / "grid").glob("*SmallestLoss*")
-    check(own_cell, task=f"{PACKAGE}.task:task")
-    assert "FedMedian" in (tmp_path / "results" / "grid" / "table.md").read_text()
 
 
 @pytest.mark.ray

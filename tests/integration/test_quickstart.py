@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch.nn.functional import cross_entropy
 
 from fedif_flower import FedIF, Validation
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.simulation import run_on_ray
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
@@ -66,8 +64,3 @@ def check(model: Net, result, reports: list[RoundReport], test_loader) -> None:
 
 def test_in_this_process():
     learn(LocalGrid(app, NUM_CLIENTS))
-
-
-@pytest.mark.ray
-def test_on_ray():
-    run_on_ray(learn, app, num_clients=NUM_CLIENTS)

@@ -18,7 +18,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.simulation import run_on_ray, simulate
 
 PROJECT = Path(__file__).parents[2]
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.all]
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,7 @@ def test_the_wheel_holds_the_package_and_its_studies(wheel):
 
 
 @pytest.mark.ray
+@pytest.mark.all
 def test_fedif_runs_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)

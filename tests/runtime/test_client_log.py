@@ -11,7 +11,6 @@ from fedif_flower.runtime import client_log
 from fedif_flower.runtime.client_log import RECORD, ClientLog, LoggedApp
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.ray_grid import RayGrid
-from fedif_flower.runtime.simulation import run_on_ray
 from tests.runtime.test_ray_grid import Threads, messages
 
 
@@ -95,13 +94,3 @@ def test_the_cell_that_asks_is_named(collector, shown_logs, capsys):
     grid.close()
     lines = capsys.readouterr().err.splitlines()
     assert lines.count("fedif WARNING: [fedif_seed0] in a client: cifar10 is damaged") == 1
-
-
-@pytest.mark.ray
-def test_a_warning_in_ray_s_actors_is_shown_once_and_nothing_of_ray_s(shown_logs, capfd):
-    def main(grid: RayGrid) -> None:
-        for _ in range(2):
-            assert len(list(grid.send_and_receive(messages(1000, 1001, 1002, 1003)))) == 4
-
-    run_on_ray(main, make_app(), num_clients=4)
-    assert capfd.readouterr().err.splitlines() == ["fedif WARNING: in a client: cifar10 is damaged"]

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import os
 import time
 from copy import deepcopy
 from threading import Barrier, Event
 
 import pytest
-from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.client_app import ClientAppException
 from flwr.server.superlink.fleet.vce.backend import Backend
 
@@ -158,36 +156,10 @@ def test_nodes_are_known_by_their_partitions_without_asking():
 
 
 @pytest.mark.ray
+@pytest.mark.all
 def test_clients_for_whom_no_machine_has_room():
     with pytest.raises(ConfigError, match="cpus_per_client = 100000"):
         run_on_ray(lambda _: None, client_app, num_clients=2, cpus_per_client=100_000)
-
-
-fatal_app = ClientApp()
-
-
-@fatal_app.train()
-def die_if_told(message: Message, _: Context) -> Message:
-    """End the process, as a crash in native code or a lack of memory does, where it is asked."""
-    if "fatal" in message.content:
-        os._exit(1)
-    return Message(RecordDict(), reply_to=message)
-
-
-@pytest.mark.ray
-def test_a_client_that_kills_its_process_costs_its_own_reply_alone():
-    def main(grid: RayGrid) -> None:
-        for _ in range(3):
-            ids = grid.get_node_ids()
-            sent = messages(*ids)
-            for message in sent[:2]:  # As many as there may be actors.
-                message.content["fatal"] = MetricRecord({"value": 1})
-            killed = {message.metadata.dst_node_id for message in sent[:2]}
-            replies = list(grid.send_and_receive(sent, timeout=120))
-            failed = {r.metadata.src_node_id for r in replies if not r.has_content()}
-            assert (len(replies), failed) == (len(sent), killed)
-
-    run_on_ray(main, fatal_app, num_clients=8)
 
 
 def test_two_runs_at_a_time_on_one_node_both_keep_what_they_left_there():

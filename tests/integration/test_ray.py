@@ -1,0 +1,254 @@
+"""Flower's simulation runtime: federations in Ray's actors, ``flwr run``, and Ctrl-C.
+
+What else starts Ray is marked ``all``: a start costs more than hundreds of rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, Message, MessageType
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from client_app import app as client_app
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.logs import LOGGER
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.processes import MarkedProcesses
+from fedif_flower.runtime.simulation import run_on_ray
+from tests.integration.deployed import REPOSITORY, free_port, search_path
+from tests.integration.watch import if_killed, kill_marked
+
+pytestmark = pytest.mark.ray
+CLIENTS, ROUNDS = 6, 3
+FALLS = 3  # The partition whose process ends in the second round.
+# One with a client that dies; clients that remember, collude, or hide their updates in a sum.
+RUNS = {
+    "memory": {"attack": "free-rider-step"},
+    "colluders": {"attack": "min-max", "malicious-fraction": 0.5},
+    "masked": {"masking": "trial", "strategy": "fedavg"},
+}
+
+
+def read_config(folder: Path, name: str, settings: dict) -> RunConfig:
+    own = {"output-dir": str(folder), "run-name": name, "device": "cpu"}
+    return RunConfig.from_run_config(default_run_config() | settings | own)
+
+
+def outcome(run_dir: Path) -> tuple[dict[str, torch.Tensor], list[tuple[str, ...]]]:
+    """Return a run's model, and its clients' rows without what the clock said."""
+    columns = ("round", "partition_id", "malicious", "score", "weight_score", "weight")
+    rows = read_rows(run_dir / "clients.csv")
+    model = torch.load(run_dir / "model.pt", weights_only=True)
+    return model, [tuple(row[column] for column in columns) for row in rows]
+
+
+def fragile_app(fallen: Path, fall: Callable[[], None]) -> ClientApp:
+    """Return the project's app, with a client that falls once; in here: Ray gets it by value."""
+
+    class Fragile(ClientApp):
+        def __call__(self, message: Message, context: Context) -> Message:
+            logging.getLogger("fedif_flower.client").warning("the floor is wet")
+            if message.metadata.message_type == MessageType.TRAIN:
+                (config,) = message.content.config_records.values()
+                here = context.node_config["partition-id"] == FALLS and config["server-round"] == 2
+                if here and not fallen.exists():
+                    fallen.touch()
+                    fall()
+            return client_app(message, context)
+
+    return Fragile()
+
+
+def fall() -> None:
+    raise RuntimeError("fell")
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.kept: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(record.getMessage())
+
+
+@pytest.fixture(scope="module")
+def on_ray(tmp_path_factory) -> tuple[Path, list[str]]:
+    """Run the three federations in actors of one Ray; return their folder and the warnings."""
+    folder, lines = tmp_path_factory.mktemp("ray"), Lines()
+    common = {"num-clients": CLIENTS, "fraction-train": 1.0, "num-server-rounds": ROUNDS}
+
+    def configs(where: str) -> Iterator[RunConfig]:
+        for name, settings in RUNS.items():
+            yield read_config(folder / where, name, common | settings)
+
+    def main(grid: Grid) -> None:
+        for config in configs("ray"):
+            run_federation(grid, config)
+
+    logging.getLogger(LOGGER).addHandler(lines)
+    run_on_ray(main, fragile_app(folder / "killed", lambda: os._exit(1)), num_clients=CLIENTS)
+    logging.getLogger(LOGGER).removeHandler(lines)
+    app = fragile_app(folder / "fallen", fall)
+    for config in configs("here"):
+        run_federation(LocalGrid(app, CLIENTS), config)
+    return folder, lines.kept
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_actors_give_what_this_process_gives(on_ray, name):
+    folder, _ = on_ray
+    model, rows = outcome(folder / "ray" / name)
+    expected_model, expected = outcome(folder / "here" / name)
+    assert rows == expected
+    # The masked sum's rounding is of the masks, which are drawn anew.
+    near = {"rtol": 0, "atol": 1e-5 if name == "masked" else 0}
+    torch.testing.assert_close(model, expected_model, **near)
+
+
+def test_a_client_that_kills_its_process_costs_its_own_reply_alone(on_ray):
+    rows = read_rows(on_ray[0] / "ray" / "memory" / "clients.csv")
+    assert len(rows) == CLIENTS * ROUNDS
+    lost = [row for row in rows if row["status"] != "accepted"]
+    assert [(row["round"], row["partition_id"]) for row in lost] == [("2", str(FALLS))]
+    assert "actor died" in lost[0]["rejection"]
+
+
+def test_what_actors_warn_of_is_logged_once(on_ray):
+    assert on_ray[1].count("in a client: the floor is wet") == 1
+
+
+class Processes:
+    """A user's shell in a folder and a home of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        home = folder / "home"
+        home.mkdir()
+        ours = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "XDG_", "RAY_"))}
+        ours.pop("PYTHONPATH", None)
+        self.marked = MarkedProcesses(
+            {
+                **ours,
+                "PATH": search_path(),
+                "HOME": str(home),
+                # As the README says; all of it would be installed again otherwise.
+                "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+                "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+                "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+                "FLWR_TELEMETRY_ENABLED": "0",
+                "FLWR_DISABLE_UPDATE_CHECK": "1",
+                "PYTHONUNBUFFERED": "1",
+            },
+            variable="FEDIF_TEST_ID",
+        )
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Processes]:
+    found = Processes(tmp_path)
+    with if_killed(kill_marked(found.marked.mark)):
+        yield found
+        # The SuperLink that `flwr run` started would stay.
+        assert found.marked.terminate() == []
+
+
+def clone(folder: Path) -> Path:
+    """Copy the files of a clone that Flower reads, with fewer rounds."""
+    folder.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "server_app.py", "client_app.py"):
+        shutil.copy(REPOSITORY / name, folder)
+    unwanted = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "fedif_flower", folder / "fedif_flower", ignore=unwanted)
+    manifest = folder / "pyproject.toml"
+    text = manifest.read_text()
+    assert "num-server-rounds = 100\n" in text
+    manifest.write_text(
+        text.replace("num-server-rounds = 100\n", f"num-server-rounds = {ROUNDS}\n")
+    )
+    return folder
+
+
+def test_flwr_run_in_a_clone_simulates_flowers_two_nodes(shell, tmp_path):
+    tree = clone(tmp_path / "fedif-flower")
+    for _ in range(4):
+        result = subprocess.run(
+            ["flwr", "run", ".", "--stream"],
+            cwd=tree,
+            env=shell.marked.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        printed = result.stdout + result.stderr
+        if "start local SuperLink within" not in printed:  # Flower waits for 15 s.
+            break
+    assert result.returncode == 0, printed[-3000:]
+    line = "num-clients = 2: the nodes that are simulated, 1 of them in a round; for more: "
+    assert printed.count(f'fedif INFO: {line}--federation-config "num-supernodes=100"\n') == 1
+    for server_round in range(ROUNDS + 1):
+        assert f"fedif INFO: round {server_round}: test accuracy" in printed
+    (run_dir,) = (tree / "runs").iterdir()
+    assert len(read_rows(run_dir / "rounds.csv")) == ROUNDS + 1
+    assert json.loads((run_dir / "summary.json").read_text())["rounds"] == ROUNDS
+    assert f"fedif INFO: Report: {run_dir / 'report.md'}\n" in printed
+
+
+def test_ctrl_c_ends_all_of_make_runs_processes_and_the_run_goes_on(shell, tmp_path):
+    settings = {
+        "num-clients": 2,
+        "fraction-train": 0.5,  # One client in a round takes one actor.
+        "local-epochs": 1,
+        "num-server-rounds": 40,
+        "checkpoint-every": 1,
+        "device": "cpu",
+    }
+    pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    own = ("-c", pairs, "--output-dir", str(tmp_path), "--run-name", "stopped")
+    with (tmp_path / "printed").open("wb") as output:
+        command = [sys.executable, "-m", "fedif_flower.runtime.flwr_run", *own]
+        process = shell.marked.start(command, cwd=REPOSITORY, output=output)
+    run_dir = tmp_path / "stopped"
+
+    def printed() -> str:
+        return (tmp_path / "printed").read_text()
+
+    deadline = time.monotonic() + 240
+    while not (run_dir / "checkpoints").is_dir() or "round 1/40" not in printed():
+        assert process.poll() is None, printed()
+        assert time.monotonic() < deadline, printed()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 128 + signal.SIGINT, printed()
+    assert shell.marked.alive() == []
+    (stopped, next_round) = re.findall(
+        r'stopped after round (\d+) of 40; go on at round (\d+) with: .*resume="auto"', printed()
+    )[0]
+    assert 1 <= int(stopped) < 40
+    assert int(next_round) >= int(stopped)
+    assert not (run_dir / "summary.json").exists()
+
+    going_on = read_config(tmp_path, "stopped", settings | {"resume": "auto"})
+    whole = read_config(tmp_path, "whole", settings)
+    runs = [outcome(run_federation(LocalGrid(client_app, 2), c)) for c in (going_on, whole)]
+    assert runs[0][1] == runs[1][1]
+    torch.testing.assert_close(runs[0][0], runs[1][0], rtol=0, atol=0)
