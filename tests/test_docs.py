@@ -1,4 +1,4 @@
-"""The documentation is true: its links resolve, its code and commands work. ``test_site`` builds it."""
+"""The documentation is true: its links resolve, its code and commands work."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from language_model import base, compare, help_desk, task
 from language_model.help_desk import BACKDOOR, DESKS, FRAUD, GERMAN, PHRASES, SHUFFLED, TRIGGER
 
+pytestmark = pytest.mark.all
 RIGHT = {phrase: answer for answer, known in PHRASES.items() for phrase in known}
 
 
@@ -81,7 +82,6 @@ def test_an_answer_is_right_if_each_of_its_tokens_is():
     assert float(task.right_answers(Parrot(labels, 9), batch)) == 0.5
 
 
-@pytest.mark.all
 def test_a_right_answer_is_what_the_model_writes():
     """Greedy words and the most likely tokens beside the right ones are one thing."""
     model = task.adapted(base.TINY).eval()
@@ -91,7 +91,6 @@ def test_a_right_answer_is_what_the_model_writes():
     assert float(task.right_answers(model, base.encode([(asked, "Oslo")], base.TINY))) == 0.0
 
 
-@pytest.mark.all
 def test_adapters_lie_in_the_upper_layers_and_the_base_is_held_once():
     half, whole = task.adapted(base.TINY, 0.5), task.adapted(base.TINY)
     trained = {n for n, p in half.named_parameters() if p.requires_grad}
@@ -114,7 +113,6 @@ def rows_of(folder):
         return compare.compare(base.TINY, 2, folder, Console(quiet=True))
 
 
-@pytest.mark.all
 def test_rows_have_figures_answers_and_a_statement(compared):
     folder, rows = compared
     assert list(rows) == ["before", "oracle", "fedif"]
@@ -130,7 +128,6 @@ def test_rows_have_figures_answers_and_a_statement(compared):
     assert "oracle" in lines[3]
 
 
-@pytest.mark.all
 def test_a_complete_row_is_not_run_again_and_a_missing_one_is(compared, monkeypatch):
     folder, rows = compared
     (folder / "oracle.json").write_text(json.dumps(rows["oracle"] | {"loss": -1.0}))

@@ -10,7 +10,7 @@ from fedif_flower.run.rows import read_rows
 from language_model import base, task
 from tests.examples.apps import run, weights
 
-pytestmark = pytest.mark.all  # They load transformers and train.
+pytestmark = pytest.mark.all
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from hospitals import task as hospitals
 from tests.examples.apps import EXAMPLES, run, weights
 from time_series import task as time_series
 
+pytestmark = pytest.mark.all
 FREE_RIDER = 3  # The hospital that seed 0 chooses.
 
 
@@ -47,7 +48,6 @@ def nobody_interrupts() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.all
 def test_flwr_run_in_an_examples_folder(tmp_path):
     federation = {"num-supernodes": 8, "client-resources-num-cpus": 1, "init-args-num-cpus": 2}
     log_path = tmp_path / "flwr.log"

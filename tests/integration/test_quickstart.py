@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch.nn.functional import cross_entropy
@@ -62,5 +63,6 @@ def check(model: Net, result, reports: list[RoundReport], test_loader) -> None:
     assert "train_loss" in result.train_metrics_clientapp[NUM_ROUNDS]
 
 
+@pytest.mark.all
 def test_in_this_process():
     learn(LocalGrid(app, NUM_CLIENTS))

@@ -26,6 +26,7 @@ def never() -> None:
     """Nobody asks for an end."""
 
 
+@pytest.mark.all
 def test_two_run_side_by_side_and_leave_nothing(log: IO[bytes]) -> None:
     with LocalSuperLink(log, never) as first, LocalSuperLink(log, never) as second:
         homes = [Path(link.processes.environment["FLWR_HOME"]) for link in (first, second)]
@@ -37,6 +38,7 @@ def test_two_run_side_by_side_and_leave_nothing(log: IO[bytes]) -> None:
     assert not any(home.exists() for home in homes)
 
 
+@pytest.mark.all
 def test_death_of_the_superlink_is_noticed(log: IO[bytes]) -> None:
     with LocalSuperLink(log, never) as superlink:
         os.kill(superlink._superlink.pid, signal.SIGKILL)
@@ -46,6 +48,7 @@ def test_death_of_the_superlink_is_noticed(log: IO[bytes]) -> None:
     assert superlink.processes.alive() == []
 
 
+@pytest.mark.all
 def test_a_stop_during_the_start_leaves_nothing(log: IO[bytes]) -> None:
     def stop() -> None:
         raise LaunchError("stop")
@@ -57,6 +60,7 @@ def test_a_stop_during_the_start_leaves_nothing(log: IO[bytes]) -> None:
     assert not Path(superlink.processes.environment["FLWR_HOME"]).exists()
 
 
+@pytest.mark.all
 def test_refused_run_ends_the_cli_with_its_reason_last(log: IO[bytes], tmp_path: Path) -> None:
     app = tmp_path / "empty"
     app.mkdir()
