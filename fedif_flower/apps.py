@@ -19,8 +19,6 @@ from flwr.clientapp.typing import ClientAppCallable
 from fedif_flower.client.app import task_app
 from fedif_flower.messages.instructions import round_of
 from fedif_flower.run.logs import about, show_logs
-from fedif_flower.tasks.config import OWN
-from fedif_flower.tasks.task import Task
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from fedif_flower.run.resume import Again
     from fedif_flower.run.rows import RoundRow
     from fedif_flower.settings import Scalar
+    from fedif_flower.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +66,7 @@ def server_app(task: Task | None = None) -> ServerApp:
     from fedif_flower.statement.page_delivery import deliver, state_and_deliver
     from fedif_flower.statement.signing import default_key_path, load_or_make_key
     from fedif_flower.strategies.nodes import is_simulated
+    from fedif_flower.tasks.config import OWN
 
     app = ServerApp()
 

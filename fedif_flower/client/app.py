@@ -1,18 +1,22 @@
-"""The ClientApp: message -> my data, my behaviour, training -> reply."""
+"""The ClientApp: message -> my data, my behaviour, training -> reply.
+
+Outside a simulation each message has a process of its own: only what trains imports PyTorch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from fedif_flower.client.preflight import describe
-from fedif_flower.client.reply import train_round
 from fedif_flower.client.statement import keep_statement
 from fedif_flower.messages.delivery import ACTION
-from fedif_flower.tasks.task import Task
+
+if TYPE_CHECKING:
+    from fedif_flower.tasks.task import Task
 
 
 def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
@@ -30,6 +34,8 @@ def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
     @client.query()
     def query(message: Message, context: Context) -> Message:
         """Say which partition this node holds and, if asked, whether it can take part."""
+        from fedif_flower.client.preflight import describe
+
         return describe(message, context, task)
 
     @client.query(ACTION)
@@ -40,6 +46,8 @@ def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
     @client.train()
     def train(message: Message, context: Context) -> Message:
         """Train the received model on this node's data."""
+        from fedif_flower.client.reply import train_round
+
         return train_round(message, context, task)
 
     return client

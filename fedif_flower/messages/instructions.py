@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Message
 
-from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.tasks.task import Task
+if TYPE_CHECKING:  # A guarded SuperNode needs the keys below, and no PyTorch.
+    from fedif_flower.messages.client_config import ClientConfig
+    from fedif_flower.tasks.task import Task
 
 CONFIG_KEY, TASK_KEY, FACTS_KEY = "client-config", "task", "task-facts"
 PROXIMAL_KEY, ROUND_KEY = "proximal-mu", "server-round"
@@ -60,6 +62,8 @@ def instructions(
 
 def read_config(received: ConfigRecord) -> ClientConfig:
     """Return the settings that the server sent."""
+    from fedif_flower.messages.client_config import ClientConfig
+
     return ClientConfig.from_json(str(received[CONFIG_KEY]))
 
 

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Self
 
 from pydantic import model_validator
 
-from fedif_flower.attacks import ATTACKS
 from fedif_flower.errors import ConfigError
+from fedif_flower.registry import Registry
 from fedif_flower.settings import RefusedValueError, Scalar, Settings, setting
 
 _HUB_DATA = "data-path"  # What apps on Flower Hub call data-dir.
+
+
+class _Attacks(Collection[str]):
+    """The attacks' names, read when one is checked: a SuperNode without any needs no PyTorch."""
+
+    also = Registry.also
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registry()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry())
+
+    def __len__(self) -> int:
+        return len(self._registry())
+
+    @staticmethod
+    def _registry() -> Registry:
+        from fedif_flower.attacks import ATTACKS
+
+        return ATTACKS
 
 
 class NodeConfig(Settings):
@@ -75,7 +96,7 @@ class NodeConfig(Settings):
     attack: str | None = setting(
         None,
         "this node misbehaves in this way, whatever the run config says (for tests and demos)",
-        choices=ATTACKS,
+        choices=_Attacks(),
     )
 
     import_from: str = setting(

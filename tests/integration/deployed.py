@@ -14,11 +14,13 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from fedif_flower.runtime.processes import MarkedProcesses
+from tests.integration.warm import warm
 from tests.integration.watch import if_killed, kill_marked
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,7 +57,7 @@ class Deployment:
 
     Everything lies in ``directory``; ``host`` is the address that others know the SuperLink by,
     ``bind`` where it listens; ``prefix`` are the words that let a command run on its host, where
-    that is another.
+    that is another. ``quick``: short programs are forks of a warm one.
     """
 
     def __init__(
@@ -64,11 +66,14 @@ class Deployment:
         host: str = "127.0.0.1",
         prefix: tuple[str, ...] = (),
         bind: str = "127.0.0.1",
+        quick: bool = False,
     ) -> None:
         self.directory = directory
         self.host = host
         self.prefix = prefix
         self.bind = bind
+        self.quick = quick
+        self.path = search_path()
         self.port = free_port()
         self.server = directory / "server"
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -77,7 +82,7 @@ class Deployment:
         self.marked = MarkedProcesses(
             {
                 **os.environ,
-                "PATH": search_path(),
+                "PATH": self.path,
                 "HOME": str(directory),
                 "FLWR_HOME": str(directory / "flower"),
                 "XDG_CACHE_HOME": str(directory / "cache"),
@@ -91,6 +96,9 @@ class Deployment:
 
     def __enter__(self) -> Deployment:
         self._watch.enter_context(if_killed(kill_marked(self.marked.mark)))
+        if self.quick:
+            programs = warm(self.directory / "warm", self.marked.environment)
+            self.path = f"{self._watch.enter_context(programs)}{os.pathsep}{self.path}"
         self.federation("init", NAME, self.host, "--listen", f"{self.bind}:{self.port}")
         return self
 
@@ -124,16 +132,23 @@ class Deployment:
         """Return a member's private key."""
         return self.node_folder(name) / "node.key"
 
-    def join(self, name: str, config: str = "") -> None:
-        """Invite a member, let its host answer, and register its key."""
-        given = re.findall(r"partition-id=(\d+)", config)
-        self.federation("invite", name, *(("--number", *given) if given else ()))
-        invitation = self.server / "invitations" / f"{name}.invitation.toml"
-        folder = self.node_folder(name)
-        self.fedif("node", "join", invitation, "--in", folder, "-c", config, "--no-check")
-        self.federation("add-member", folder / f"{name}.answer.toml")
-        record = tomllib.loads((self.server / "members" / f"{name}.toml").read_text())
-        self.node_ids[name] = int(record["node-id"])
+    def join(self, **configs: str) -> None:
+        """Invite members, let their hosts answer, and register their keys.
+
+        Each is given by its name, with what its node says of itself.
+        """
+        answers = []
+        for name, config in configs.items():
+            given = re.findall(r"partition-id=(\d+)", config)
+            self.federation("invite", name, *(("--number", *given) if given else ()))
+            invitation = self.server / "invitations" / f"{name}.invitation.toml"
+            folder = self.node_folder(name)
+            self.fedif("node", "join", invitation, "--in", folder, "-c", config, "--no-check")
+            answers.append(folder / f"{name}.answer.toml")
+        self.federation("add-member", *answers)
+        for name in configs:
+            record = tomllib.loads((self.server / "members" / f"{name}.toml").read_text())
+            self.node_ids[name] = int(record["node-id"])
 
     def flwr(self, *arguments: object) -> str:
         result = self.call("flwr", *arguments, prefix=self.prefix)
@@ -145,7 +160,7 @@ class Deployment:
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*prefix, *map(str, command)],
-            env=self.marked.environment,
+            env={**self.marked.environment, "PATH": self.path},
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -161,9 +176,11 @@ class Deployment:
     ) -> subprocess.Popen[bytes]:
         """Start a command in the background; what it prints goes to ``<log>.log``."""
         given = {**self.marked.environment, **(environment or {})}
+        program, *words = map(str, command)
+        found = shutil.which(program, path=search_path()) or program
         with (self.directory / f"{log}.log").open("ab") as output:
             return subprocess.Popen(
-                [*prefix, *map(str, command)],
+                [*prefix, found, *words],
                 env=given,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -206,7 +223,7 @@ class Deployment:
     def start_node(
         self,
         name: str,
-        config: str,
+        config: str = "",
         *,
         environment: Mapping[str, str] | None = None,
         prefix: tuple[str, ...] = (),
@@ -214,20 +231,17 @@ class Deployment:
     ) -> subprocess.Popen[bytes]:
         """Start a SuperNode; it joins the first time, with what it says of itself."""
         if not (self.node_folder(name) / "node.toml").exists():
-            self.join(name, config)
+            self.join(**{name: config})
         command = ("fedif", "node", "start", "--in", self.node_folder(name), *options)
         command = (*command, "--", "--port", free_port())
-        self.nodes[name] = self.start(name, *command, environment=environment, prefix=prefix)
+        given = {"PATH": self.path, **(environment or {})}
+        self.nodes[name] = self.start(name, *command, environment=given, prefix=prefix)
         return self.nodes[name]
 
-    def online(self) -> list[int]:
-        """Return the ids of the nodes that the SuperLink counts as online."""
-        listed = json.loads(self.flwr("supernode", "list", NAME, "--format", "json"))
-        return [int(node["node-id"]) for node in listed["nodes"] if node["status"] == "online"]
-
-    def wait_online(self, count: int) -> None:
-        # Each of Flower's commands costs a second or two of processor time.
-        wait_for(f"{count} SuperNodes online", lambda: len(self.online()) >= count, pause=1.0)
+    def wait_online(self) -> None:
+        """Wait until every node that was started has been let in."""
+        for name in self.nodes:
+            wait_for(f"{name} online", lambda name=name: "SuperNode ID" in self.log(name))
 
     def submit(self, app: Path, run_config: Mapping[str, object]) -> int:
         """Start a run and return its id."""
@@ -236,32 +250,34 @@ class Deployment:
         output = self.flwr("run", app, NAME, "--format", "json", "--run-config", path)
         return int(json.loads(output)["run-id"])
 
+    def status(self) -> dict[str, Any]:
+        """Return what ``fedif federation status`` says."""
+        found: dict[str, Any] = json.loads(self.federation("status", "--json", check=False).stdout)
+        return found
+
     def outcome(self, run_id: int, timeout: float = 600.0) -> tuple[str, str]:
         """Wait for a run's end; return its status and details."""
-
-        def finished() -> tuple[str, str] | None:
-            output = self.flwr("list", NAME, "--run-id", run_id, "--format", "json")
-            run = json.loads(output)["runs"][0]
-            if not run["status"].startswith("finished"):
-                return None
-            return run["status"], run["status-details"]
-
-        found = wait_for(f"end of run {run_id}", finished, timeout, pause=3.0)
-        assert isinstance(found, tuple)
-        return found
+        # Each of Flower's commands costs two seconds of a processor; the log is read for nothing.
+        end = re.compile(rf"Finished task \d+ of run {run_id}\b")
+        wait_for(f"end of run {run_id}", lambda: end.search(self.log("superlink")), timeout)
+        [run] = json.loads(self.flwr("list", NAME, "--run-id", run_id, "--format", "json"))["runs"]
+        return run["status"], run["status-details"]
 
     def run_log(self, run_id: int) -> str:
         return self.flwr("log", run_id, NAME, "--show")
 
 
-def copy_app(folder: Path, client_app: str) -> Path:
-    """Copy this project's app into a new folder, with another ``client_app.py``."""
+def write_app(folder: Path, client_app: str | None = None) -> Path:
+    """Write an app of two files, which import this package from where it is installed."""
     folder.mkdir()
-    for name in ("fedif_flower", "pyproject.toml", "README.md", "LICENSE", "server_app.py"):
-        source = REPOSITORY / name
-        copy = shutil.copytree if source.is_dir() else shutil.copy
-        copy(source, folder / name)
-    (folder / "client_app.py").write_text(client_app)
+    for name in ("README.md", "LICENSE", "server_app.py", "client_app.py"):
+        shutil.copy(REPOSITORY / name, folder)
+    if client_app is not None:
+        (folder / "client_app.py").write_text(client_app)
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    included = "fab-include = ['/*_app.py', '/LICENSE', '/README.md']"
+    text = re.sub(r"^fab-include = .*\nfab-exclude = .*", included, text, count=1, flags=re.M)
+    (folder / "pyproject.toml").write_text(text)
     return folder
 
 

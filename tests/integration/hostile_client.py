@@ -1,14 +1,16 @@
 """What a hostile member may run in place of ``flwr-clientapp``: its own answers, from its own node.
 
 The member is real: a registered SuperNode whose host starts this instead of Flower's program. In
-every round it answers with the next kind of nonsense.
+every round it answers with the next of its kinds of nonsense.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -22,14 +24,29 @@ SPOOFED = "another node's name"
 UNREADABLE = "unreadable object"
 RAISED = "exception"
 KINDS = (*HOSTILE, SPOOFED, UNREADABLE, RAISED)
-VICTIM = "FEDIF_TEST_VICTIM"
+HONEST = "the model as it came"
+VICTIM, OWN_KINDS = "FEDIF_TEST_VICTIM", "FEDIF_TEST_KINDS"
 
 
-def install(folder: Path) -> dict[str, str]:
-    """Put this program before Flower's in a search path; return the environment for it."""
+def install(folder: Path, path: str, victim: int, kinds: Sequence[str]) -> dict[str, str]:
+    """Put this program before Flower's in a search path; return the environment for it.
+
+    As long as there is a file ``honest`` in the folder, it is Flower's after all.
+
+    Parameters
+    ----------
+    folder : Path
+        A new one.
+    path : str
+        The rest of the search path.
+    victim : int
+        The node in whose name it answers.
+    kinds : sequence of str
+        What it answers in round 1, 2 ..., and then again from the beginning.
+    """
     folder.mkdir(parents=True)
     program = folder / "flwr-clientapp"
-    repository, scripts = str(Path(__file__).parents[2]), str(Path(sys.executable).parent)
+    repository = str(Path(__file__).parents[2])
     # The package without its __init__, which imports torch: a member starts a process every round.
     code = f"""
 import sys, types
@@ -39,26 +56,29 @@ package.__path__ = [{repository!r} + "/fedif_flower"]
 from {__name__} import main
 main()
 """
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c {shlex.quote(code)} "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\n[ -e {folder}/honest ] && PATH={path} && exec flwr-clientapp "$@"\n'
+        f'exec {sys.executable} -c {shlex.quote(code)} "$@"\n'
+    )
     program.chmod(0o755)
-    return {"PATH": os.pathsep.join([str(folder), scripts, os.environ["PATH"]])}
-
-
-def kind_for(server_round: int, member: int, num_members: int) -> str:
-    """Return the kind of reply that a hostile member sends in a round."""
-    return KINDS[((server_round - 1) * num_members + member) % len(KINDS)]
+    return {
+        "PATH": os.pathsep.join([str(folder), path]),
+        VICTIM: str(victim),
+        OWN_KINDS: json.dumps(kinds),
+    }
 
 
 def answer(message: Message, context: Context) -> Message:
     """Be what a ClientApp is."""
     partition_id = int(context.node_config["partition-id"])
     if message.metadata.message_type == "query":
-        # An honest answer; members 1, 2 ... are hostile.
         node = ConfigRecord({"partition-id": partition_id, "attack": "label-noise"})
         return Message(RecordDict({"node": node}), reply_to=message)
-    num_members = int(context.node_config["num-partitions"]) - 1
+    kinds = json.loads(os.environ[OWN_KINDS])
     server_round = int(message.content.config_records["config"]["server-round"])
-    kind = kind_for(server_round, partition_id - 1, num_members)
+    kind = kinds[(server_round - 1) % len(kinds)]
+    if kind == HONEST:
+        return step_reply(message, 0.0)
     if kind == RAISED:
         raise RuntimeError("hostile")
     if kind == SPOOFED:

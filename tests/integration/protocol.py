@@ -165,5 +165,5 @@ def packed(reply: Message) -> Reply:
 
 def join(deployment: Deployment, name: str, source: str | None = None) -> Member:
     """Make a key, let the operator register it, and activate its node."""
-    deployment.join(name)
+    deployment.join(**{name: ""})
     return Member(deployment.address, deployment.server / "ca.crt", deployment.key(name), source)

@@ -13,7 +13,11 @@ import pytest
 from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.deployed import REPOSITORY, marks, search_path
 
-pytestmark = [*marks, pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")]
+pytestmark = [
+    *marks,
+    pytest.mark.all,
+    pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash"),
+]
 
 
 def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,12 @@ from tests.integration import hostile_client
 from tests.integration.deployed import REPOSITORY, Deployment, marks
 from tests.strategies.hostile import HOSTILE
 
-pytestmark = marks
+pytestmark = [*marks, pytest.mark.all]
 
 # More of them cost processes, fewer cost rounds, ten seconds each.
 MEMBERS = 7
-ROUNDS = math.ceil(len(hostile_client.KINDS) / MEMBERS)
+OF_MEMBERS = [hostile_client.KINDS[member::MEMBERS] for member in range(MEMBERS)]
+ROUNDS = len(OF_MEMBERS[0])
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +28,10 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         deployment.start_superlink()
         partitions = f"num-partitions={MEMBERS + 1}"
         deployment.start_node("honest", f"partition-id=0 {partitions}")
-        environment = hostile_client.install(directory / "bin")
-        environment[hostile_client.VICTIM] = str(deployment.node_ids["honest"])
-        for member in range(1, MEMBERS + 1):
+        victim = deployment.node_ids["honest"]
+        for member, kinds in enumerate(OF_MEMBERS, start=1):
+            folder = directory / "bin" / str(member)
+            environment = hostile_client.install(folder, deployment.path, victim, kinds)
             config = f"partition-id={member} {partitions}"
             deployment.start_node(f"hostile-{member}", config, environment=environment)
         config = {
@@ -54,11 +55,11 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_kind_is_refused_with_its_reason(run_dir: Path) -> None:
     assert len(HOSTILE) >= 20
     rows = {(r["round"], r["partition_id"]): r for r in read_rows(run_dir / "clients.csv")}
-    refused = {}
-    for server_round in range(1, ROUNDS + 1):
-        for member in range(MEMBERS):
-            row = rows[str(server_round), str(member + 1)]
-            refused[hostile_client.kind_for(server_round, member, MEMBERS)] = row
+    refused = {
+        kind: rows[str(server_round), str(member)]
+        for member, kinds in enumerate(OF_MEMBERS, start=1)
+        for server_round, kind in enumerate(kinds, start=1)
+    }
     assert set(refused) == set(hostile_client.KINDS)
     for kind, row in refused.items():
         assert row["rejection"], kind

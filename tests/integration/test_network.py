@@ -16,7 +16,7 @@ from fedif_flower.run.rows import read_rows
 from tests.integration.deployed import REPOSITORY, Deployment, marks, wait_for
 from tests.integration.watch import if_killed
 
-pytestmark = marks
+pytestmark = [*marks, pytest.mark.all]
 
 SERVER = "10.213.7.1"
 ROUNDS = 7

@@ -168,6 +168,7 @@ def test_flwr_run_of_the_new_app(installed, tmp_path):
 
 
 @pytest.mark.deployment
+@pytest.mark.all
 def test_two_real_nodes(installed, tmp_path):
     with Deployment(tmp_path) as deployment:
         deployment.start_superlink()
@@ -175,7 +176,7 @@ def test_two_real_nodes(installed, tmp_path):
         allowed = f"import-from='{PACKAGE}'"
         for number, more in enumerate((allowed, "")):
             deployment.start_node(f"node{number}", f"partition-id={number} num-partitions=2 {more}")
-        deployment.wait_online(2)
+        deployment.wait_online()
         run_config = {
             **SMALL,
             "num-clients": "auto",

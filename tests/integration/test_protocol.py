@@ -20,7 +20,7 @@ from tests.integration.deployed import marks
 from tests.integration.protocol_arena import HONEST, NAMES, PROCESSES, Arena, Played
 from tests.integration.protocol_attacks import ATTACKS, GUESSES, drawn, in_turn
 
-pytestmark = marks
+pytestmark = [*marks, pytest.mark.all]
 
 LONG = int(os.environ.get("FEDIF_PROTOCOL_ROUNDS", "1000"))
 # What the last sweep, aggregation and evaluation may need beyond the deadline on a busy machine.

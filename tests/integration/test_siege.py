@@ -13,7 +13,7 @@ from tests.integration.deployed import marks
 from tests.integration.siege import HOSTILE, Siege
 from tests.integration.strangers import ATTACKS
 
-pytestmark = marks
+pytestmark = [*marks, pytest.mark.all]
 
 ROUNDS = 2
 MORE_MEMORY = 200 * 2**20

@@ -1,0 +1,550 @@
+"""A federation of real processes over TLS: what its operator and four unlike members come to see.
+
+Three runs, one after the other. In ``credit`` the members' contributions are told; a member's host
+is killed, then the server, and the run is resumed. ``changed`` is an app that steals: one member
+has not approved it, another's guard catches it, a third sends nonsense. In ``masked`` a keeper
+sums up what nobody may see. All of it happens once; each test looks at one thing that came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from client_app import app as client_app
+from fedif_flower.errors import StatementError
+from fedif_flower.evidence.members import read_members
+from fedif_flower.member.node_log import NodeLine, read_node_log
+from fedif_flower.member.outgoing import LeavesSettings, rounded
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.app_build import build_bundle
+from fedif_flower.runtime.keeper_store import read_log
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.statement.bundle import make_statement
+from fedif_flower.statement.own_updates import check_own
+from fedif_flower.statement.signing import load_or_make_key
+from fedif_flower.statement.verify import verify
+from tests.integration import hostile_client
+from tests.integration.deployed import Deployment, free_port, kill_group, marks, wait_for, write_app
+from tests.runtime.keeping import write_certificate
+from tests.statement.signed_runs import copied, rewrite
+
+pytestmark = marks
+
+# Names in another order than partitions. Ada has no policy. Bob approved the first app alone. Cyd's
+# updates are noise, and in the second run nonsense. Dan approved both apps.
+PARTITIONS = {"ada": 2, "bob": 0, "cyd": 1, "dan": 3}
+GUARDED = ("bob", "dan")
+NONSENSE = (hostile_client.SPOOFED, hostile_client.UNREADABLE, hostile_client.RAISED)
+# Looking for work five times a second would be a third of all seconds of the processor.
+ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}
+COMMON = {
+    "num-clients": 4,
+    "fraction-train": 1.0,
+    "local-epochs": 1,
+    "gradient-noise.std": 1.0,
+    "round-timeout": 300.0,
+    "least-participation": 0.0,  # Who is killed, refuses or sends nonsense misses rounds.
+    "device": "cpu",
+}
+CREDIT = COMMON | {
+    "run-name": "credit",
+    "num-server-rounds": 3,
+    "checkpoint-every": 2,
+    "resume": "auto",
+    "attribution": "simpson",
+    "statement-budget": "100",
+    "receipts": True,
+    "require-signatures": True,
+}
+CHANGED = COMMON | {
+    "run-name": "changed",
+    "num-server-rounds": len(NONSENSE) + 1,  # In the last one, most are well.
+    "start-without": "unfit",
+    "max-failed-rounds": len(NONSENSE),
+    "max-paused-turns": 0,  # Each of its three replies is asked for.
+}
+MASKED = COMMON | {
+    "run-name": "masked",
+    "num-clients": 3,
+    "num-server-rounds": 2,
+    "attribution": "simpson",
+    "masking": "keeper",
+    "keep-vectors": True,
+}
+# On dan's host it adds its training data to the model in the first round, and then hides two bytes
+# in a metric.
+THIEF = f"""
+import struct
+
+import numpy as np
+from flwr.app import Array
+
+from fedif_flower.client.app import task_app
+
+
+def steal(message, context, call_next):
+    reply = call_next(message, context)
+    arrays = reply.content.array_records.get("arrays")
+    if not arrays or context.node_config["partition-id"] != {PARTITIONS["dan"]}:
+        return reply
+    if message.content["config"]["server-round"] == 1:
+        arrays["patients"] = Array(np.zeros((90, 64), np.float32))
+    metrics = reply.content["metrics"]
+    low = struct.pack("<d", metrics["train-loss"])
+    metrics["train-loss"] = struct.unpack("<d", b"ID" + low[2:])[0]
+    return reply
+
+
+app = task_app(mods=[steal])
+"""
+# What a guard lets out in a masked run, as docs/member-policy.md has it.
+LEAVES = f"""
+[leaves]
+arrays = ["arrays.masked-update uint64[*]"]
+config = {json.dumps([*LeavesSettings().config, "mask.box", "mask.length"])}
+"""
+KEEPER = """
+[policy]
+least-members = 2  # FedIF gives the lowest no weight.
+largest-share = 0.8
+least-effective-members = 1.2
+"""
+
+
+class Story:
+    """The federation, and what was seen on the way that nothing keeps."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        here = deployment.directory
+        self.apps = {"first": write_app(here / "first"), "thief": write_app(here / "thief", THIEF)}
+        self.keeper = here / "keeper"
+        self.shim = here / "bin"
+        self.logs: dict[str, str] = {}
+        self.node_bytes: dict[str, int] = {}
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Members by what records call them."""
+        return {str(node_id): name for name, node_id in self.deployment.node_ids.items()}
+
+    def run(self, name: str) -> RunFolder:
+        return RunFolder(self.deployment.server / "runs" / name)
+
+    def rows(self, run: str, name: str) -> list[dict[str, str]]:
+        """Return a member's lines of a run."""
+        lines = read_rows(self.run(run).clients.path)
+        return [row for row in lines if self.names[row["client_id"]] == name]
+
+    def node_log(self, name: str) -> list[NodeLine]:
+        return read_node_log(self.deployment.node_folder(name) / "member-state" / "node-log").lines
+
+    # What happens, in this order.
+
+    def begin(self) -> None:
+        deployment = self.deployment
+        deployment.start_superlink(ENVIRONMENT)
+        own = {"cyd": " attack='gradient-noise' statement-dir=''"}
+        configs = {
+            name: f"partition-id={partition} num-partitions=4{own.get(name, '')}"
+            for name, partition in PARTITIONS.items()
+        }
+        deployment.join(**configs)
+        for name in GUARDED:
+            policy = deployment.node_folder(name) / "member-policy.toml"
+            policy.write_text("[runs]\nunknown-keys = true\n")
+        self.approve("first", "bob")
+        self.approve("first", "dan")
+        self.approve("thief", "dan")
+        victim = deployment.node_ids["ada"]
+        kinds = (*NONSENSE, hostile_client.HONEST)
+        self.hostile = hostile_client.install(self.shim, deployment.path, victim, kinds)
+        (self.shim / "honest").touch()
+        for name in PARTITIONS:
+            self.start(name)
+
+    def approve(self, app: str, name: str) -> None:
+        policy = self.deployment.node_folder(name) / "member-policy.toml"
+        self.deployment.fedif("app", "approve", self.apps[app], "--policy", policy)
+
+    def start(self, name: str) -> None:
+        policy = self.deployment.node_folder(name) / "member-policy.toml"
+        self.deployment.start_node(
+            name,
+            environment={**ENVIRONMENT, **(self.hostile if name == "cyd" else {})},
+            options=("--policy", policy) if name in GUARDED else (),
+        )
+
+    def credit(self) -> None:
+        """Kill dan's host in round 2 and the server in round 3; then go on."""
+        deployment, run = self.deployment, self.run("credit")
+        deployment.submit(self.apps["first"], CREDIT)
+        self.wait_for_round("credit", 1)
+        for name in ("ada", "bob"):
+            self.node_bytes[name] = psutil.Process(deployment.nodes[name].pid).memory_info().rss
+        kill_group(deployment.nodes["dan"])
+        self.wait_for_round("credit", 2)  # The server waits for dan's heartbeat for a minute.
+        wait_for("its checkpoint", lambda: list(run.checkpoints.glob("*2.pt")))
+        deployment.kill_superlink()
+        deployment.start_superlink(ENVIRONMENT)
+        self.start("dan")
+        run_id = deployment.submit(self.apps["first"], CREDIT)
+        self.strangers()
+        self.follow("credit", run_id)
+
+    def wait_for_round(self, name: str, number: int) -> None:
+        """Wait for a round's end."""
+        path = self.run(name).rounds.path
+        wait_for(f"round {number}", lambda: len(read_rows(path)) > number, timeout=300)
+
+    def follow(self, name: str, run_id: int) -> None:
+        status, details = self.deployment.outcome(run_id)
+        self.logs[name] = self.deployment.run_log(run_id)
+        assert status == "finished:completed", f"{name}: {details}\n{self.logs[name][-3000:]}"
+
+    def strangers(self) -> None:
+        """Start SuperNodes that have no business here."""
+        deployment = self.deployment
+        other, eve = deployment.directory / "other", deployment.key("eve")
+        deployment.fedif("federation", "init", "other", deployment.host, "--in", other)
+        deployment.fedif("node", "key", eve)
+        ours = ("--root-certificates", deployment.server / "ca.crt")
+        key = ("--auth-supernode-private-key", eve)
+        found = {
+            name: deployment.start(
+                *(name, "flower-supernode", "--superlink", deployment.address, *options),
+                *("--port", free_port(), "--node-config", "partition-id=0 num-partitions=4"),
+            )
+            for name, options in {
+                "unknown-key": (*ours, *key),
+                "no-key": ours,
+                "wrong-ca": ("--root-certificates", other / "ca.crt", *key),
+            }.items()
+        }
+        wrong = "certificate verify failed"
+        wait_for("failure of TLS", lambda: wrong in deployment.log("wrong-ca"))
+        kill_group(found.pop("wrong-ca"))
+        self.refused = {name: stranger.wait(300) for name, stranger in found.items()}
+
+    def changed(self) -> None:
+        """Let cyd send nonsense, and end dan's registration in round 3."""
+        deployment = self.deployment
+        (self.shim / "honest").unlink()
+        run_id = deployment.submit(self.apps["thief"], CHANGED)
+        self.wait_for_round("changed", 2)
+        os.killpg(deployment.nodes["dan"].pid, signal.SIGSTOP)
+        deployment.federation("remove-member", "dan")
+        self.follow("changed", run_id)
+        kill_group(deployment.nodes.pop("dan"))
+        (self.shim / "honest").touch()
+
+    def masked(self) -> None:
+        """Start a keeper, and the three other nodes again, which name it."""
+        deployment, folder, port = self.deployment, self.keeper, free_port()
+        folder.mkdir()
+        for name in ("keeper", "keeper-client"):
+            write_certificate(folder, name)
+        lines = "".join(f'{name} = "{deployment.key(name)}.pub"\n' for name in deployment.nodes)
+        toml = f'address = "127.0.0.1:{port}"\n[members]\n{lines}{KEEPER}'
+        (folder / "keeper.toml").write_text(toml)
+        deployment.start("keeper", "fedif", "keeper", "--policy", folder / "keeper.toml")
+        wait_for("the keeper", lambda: "listens on" in deployment.log("keeper"))
+        key = (folder / "keeper-state" / "box-key.pub").read_text().strip()
+        for name, node in deployment.nodes.items():
+            node.terminate()
+            own = self.own_updates(name)
+            with (deployment.node_folder(name) / "node.toml").open("a") as file:
+                file.write(f'keeper-key = "{key}"\nown-updates-dir = "{own}"\n')
+        with (deployment.node_folder("bob") / "member-policy.toml").open("a") as file:
+            file.write(LEAVES)
+        for name in list(deployment.nodes):
+            deployment.nodes[name].wait(300)
+            self.start(name)
+        of_keeper = {
+            "keeper-url": f"https://127.0.0.1:{port}",
+            "keeper-certificate": str(folder / "keeper.crt"),
+            "keeper-client-certificate": str(folder / "keeper-client.crt"),
+            "keeper-client-key": str(folder / "keeper-client.key"),
+        }
+        self.follow("masked", deployment.submit(self.apps["first"], MASKED | of_keeper))
+
+    def own_updates(self, name: str) -> Path:
+        return self.deployment.directory / "own" / name
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    with Deployment(tmp_path_factory.mktemp("federation"), quick=True) as deployment:
+        story = Story(deployment)
+        story.begin()
+        story.credit()
+        story.changed()
+        story.masked()
+        yield story
+
+
+# Run credit: a member's host is killed, then the server.
+
+
+def test_it_completes_with_the_report_of_a_simulation(story: Story) -> None:
+    run = story.run("credit")
+    assert run.summary.read()["rounds"] == CREDIT["num-server-rounds"]
+    assert {"report.md", "model.pt", "accuracy.png"} <= {p.name for p in run.path.iterdir()}
+    assert f"| ada | {PARTITIONS['ada']} |" in run.report.read_text()
+
+
+def test_scores_belong_to_the_right_members(story: Story) -> None:
+    rows = read_rows(story.run("credit").clients.path)
+    assert {(story.names[r["client_id"]], int(r["partition_id"])) for r in rows} == set(
+        PARTITIONS.items()
+    )
+    assert {story.names[r["client_id"]] for r in rows if r["malicious"] == "1"} == {"cyd"}
+    last = {row["client_id"]: float(row["weight_score"]) for row in rows if row["weight_score"]}
+    assert story.names[min(last, key=last.__getitem__)] == "cyd"
+
+
+def test_a_killed_host_costs_its_reply_and_is_remembered(story: Story) -> None:
+    first, killed, back = story.rows("credit", "dan")
+    assert killed["rejection"]
+    counts = read_rows(story.run("credit").rounds.path)[2]
+    assert (counts["accepted"], counts["failed"], counts["round_failed"]) == ("3", "1", "0")
+    omega = 0.7 * float(first["weight_score"]) + 0.3 * float(back["normalized"])
+    assert float(back["weight_score"]) == pytest.approx(omega)
+
+
+def test_a_killed_server_costs_what_came_after_its_checkpoint(story: Story) -> None:
+    assert "Resumed: round 3 of 3 is next" in story.logs["credit"]
+    rounds = [int(row["round"]) for row in read_rows(story.run("credit").rounds.path)]
+    assert rounds == [0, 1, 2, 3]
+    clients = [(r["round"], r["client_id"]) for r in read_rows(story.run("credit").clients.path)]
+    assert len(set(clients)) == len(clients)
+
+
+def test_each_member_has_a_page_of_its_own_by_one_key(story: Story) -> None:
+    fingerprints = {verify(story.run("credit").path).key}
+    for name, other in (("ada", "bob"), ("bob", "ada"), ("dan", "ada")):
+        folder = story.deployment.node_folder(name) / "statements"
+        [page] = folder.glob("*/statement.html")
+        assert f"{name}: your contribution" in page.read_text()
+        assert not re.search(rf"\b{other}\b", page.read_text())
+        fingerprints.add(verify(page).key)
+    assert len(fingerprints) == 1
+    assert "cyd did not keep its statement" in story.logs["credit"]
+    assert not story.run("credit").undelivered.path.exists()
+
+
+def test_signatures_and_receipts_fit_the_records(story: Story) -> None:
+    found = verify(story.run("credit").path, members=members(story), receipts=receipts(story))
+    assert {member.name: member.signed for member in found.members} == {
+        **dict.fromkeys(("ada", "bob", "cyd"), 3),
+        "dan": 2,
+    }
+    # With the statement came the last head, and the line of the last round.
+    assert {held.name: held.lines for held in found.receipts}["ada"] == 3
+
+
+def test_an_update_that_the_server_changed_is_named(story: Story, tmp_path: Path) -> None:
+    run = RunFolder(copied(story.run("credit").path, tmp_path / "run"))
+    ada = str(story.deployment.node_ids["ada"])
+
+    def change(rows: Any) -> list[dict[str, str]]:
+        told = [(row["round"], row["client_id"]) == ("2", ada) for row in rows]
+        return [r | {"sent": "00" * 32} if lie else r for r, lie in zip(rows, told, strict=True)]
+
+    rewrite(run.signatures, change)
+    make_statement(run.path, load_or_make_key(statement_key(story)))
+    with pytest.raises(StatementError, match="round 2: the update of ada is not the one"):
+        verify(run.path, members=members(story))
+
+
+def test_a_round_that_the_server_left_out_is_named(story: Story, tmp_path: Path) -> None:
+    run = RunFolder(copied(story.run("credit").path, tmp_path / "run"))
+    for table in (
+        *(run.clients, run.attribution, run.attributed_rounds, run.signatures),
+        *(run.receipts, run.tree_heads),
+    ):
+        rewrite(table, lambda rows: [row for row in rows if row["round"] != "3"])
+    make_statement(run.path, load_or_make_key(statement_key(story)))
+    verify(run.path, members=members(story))  # The server alone is as consistent as before.
+    with pytest.raises(StatementError, match="round 3: history was rewritten"):
+        verify(run.path, receipts=receipts(story))
+
+
+def members(story: Story) -> Any:
+    return read_members(story.deployment.server / "members")
+
+
+def receipts(story: Story) -> list[Path]:
+    return [story.deployment.node_folder(name) / "receipts" for name in PARTITIONS]
+
+
+def statement_key(story: Story) -> Path:
+    return story.deployment.server / "statement-key.pem"
+
+
+def test_a_guard_costs_a_member_little_memory(story: Story) -> None:
+    """It imports no PyTorch, which would be half a gigabyte."""
+    assert story.node_bytes["bob"] < story.node_bytes["ada"] + 100 * 2**20
+
+
+# Strangers, the port, and keys.
+
+
+def test_strangers_are_refused(story: Story) -> None:
+    assert all(status != 0 for status in story.refused.values())
+    assert set(story.refused) == {"unknown-key", "no-key"}
+    for name in (*story.refused, "wrong-ca"):
+        assert "SuperNode ID" not in story.deployment.log(name)
+
+
+def test_plain_text_gets_no_answer_on_the_tls_port(story: Story) -> None:
+    port = story.deployment.port
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10)
+    context = ssl.create_default_context(cafile=story.deployment.server / "ca.crt")
+    url = f"https://127.0.0.1:{port}/health"
+    with urllib.request.urlopen(url, timeout=60, context=context) as answer:
+        assert answer.status == 200
+
+
+def test_private_keys_are_their_owners_alone(story: Story) -> None:
+    server = story.deployment.server
+    secrets = [server / name for name in ("ca.key", "server.key", "statement-key.pem")]
+    secrets += [story.deployment.key(name) for name in PARTITIONS]
+    assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+
+
+def test_the_operator_sees_members_and_runs(story: Story) -> None:
+    seen = story.deployment.status()
+    found = {member["name"]: member for member in seen["members"]}
+    assert {name: found[name]["number"] for name in PARTITIONS} == PARTITIONS
+    assert {n: int(m["node_id"]) for n, m in found.items()} == story.deployment.node_ids
+    assert {name for name in found if found[name]["last_seen"] == "now"} == {"ada", "bob", "cyd"}
+    assert found["dan"]["state"].startswith("removed")
+    ends = [run["status"] for run in seen["runs"]]
+    assert ends == [*["finished:completed"] * 3, "finished:failed"]
+    assert seen["superlink"] == ""
+
+
+# Run changed: another app, a thief, nonsense.
+
+
+def test_who_has_not_approved_an_app_refuses_and_the_others_go_on(story: Story) -> None:
+    digest = build_bundle(story.apps["thief"]).digest
+    reason = (
+        f"refused by the member: this member has not approved app {digest}; there: fedif app "
+        f"approve {digest[:12]}"
+    )
+    found = {row["rejection"] for row in story.rows("changed", "bob")}
+    assert found == {f"client error 6: {reason}"}
+    assert re.search(rf"bob .*does not answer: {re.escape(reason)}", story.logs["changed"])
+    accepted = [row["status"] for row in story.rows("changed", "ada")]
+    assert accepted == ["accepted"] * CHANGED["num-server-rounds"]
+
+
+def test_a_member_s_own_log_has_every_message_and_what_became_of_it(story: Story) -> None:
+    found = [(line.entry["direction"], line.entry["decision"]) for line in story.node_log("bob")]
+    refused = [decision for decision in found if decision == ("in", "refused")]
+    assert len(refused) == 1 + CHANGED["num-server-rounds"]
+    assert ("in", "passed") in found
+    assert ("out", "passed") in found
+
+
+def test_training_data_beside_the_model_do_not_leave(story: Story) -> None:
+    told = "refused by the member: an array is neither the model's nor on the list"
+    assert story.rows("changed", "dan")[0]["rejection"] == f"client error 6: {told}"
+    assert "patients" not in story.logs["changed"]
+    [refused] = (e.entry for e in story.node_log("dan") if e.entry["decision"] == "refused")
+    assert (refused["direction"], refused["kind"]) == ("out", "train")
+    assert str(refused["reason"]).endswith("the list: arrays.patients")
+
+
+def test_bytes_in_a_metric_are_rounded_away(story: Story) -> None:
+    row = story.rows("changed", "dan")[1]
+    assert row["status"] == "accepted"
+    assert rounded(float(row["train_loss"]), 4) == float(row["train_loss"])
+
+
+def test_nonsense_is_refused_with_its_reason(story: Story) -> None:
+    *rows, last = story.rows("changed", "cyd")
+    assert last["status"] == "accepted"
+    assert [float(row["weight"]) for row in rows] == [0.0] * len(NONSENSE)
+    words = ("comes from node", "cannot be read", "hostile")
+    for row, reason in zip(rows, words, strict=True):
+        assert reason in row["rejection"]
+
+
+def test_the_end_of_a_registration_is_told_apart_from_a_crash(story: Story) -> None:
+    *_, ended = story.rows("changed", "dan")
+    assert (ended["round"], ended["status"]) == ("3", "revoked")
+    assert ended["rejection"] == "the operator ended its registration"
+    assert "registration ended" in story.run("changed").report.read_text()
+
+
+# Run masked: the server sees no update.
+
+
+def test_it_trains_to_where_a_plain_run_does(story: Story, tmp_path: Path) -> None:
+    plain = {"masking": "off", "keep-vectors": False, "output-dir": str(tmp_path)}
+    config = RunConfig.from_run_config({**default_run_config(), **MASKED, **plain})
+    nodes: dict[int, dict[str, Any]] = {i: {"num-partitions": 4} for i in range(3)}
+    nodes[PARTITIONS["cyd"]]["attack"] = "gradient-noise"
+    there = run_federation(LocalGrid(client_app, 3, node_configs=nodes), config)
+    for name, column, tolerance in (
+        ("clients.csv", "weight", 1e-4),
+        ("attribution.csv", "contribution", 1e-3),
+        ("rounds.csv", "test_accuracy", 0.02),
+    ):
+        ours, theirs = read_rows(story.run("masked").path / name), read_rows(there / name)
+        assert len(ours) == len(theirs) > 2
+        found = [float(row[column] or 0) for row in ours]
+        assert found == pytest.approx([float(row[column] or 0) for row in theirs], abs=tolerance)
+
+
+def test_its_statement_and_each_member_s_own_lines_verify(story: Story) -> None:
+    run = story.run("masked").path
+    assert "masking.json" in verify(run).manifest.files
+    for name in ("ada", "bob", "cyd"):
+        assert check_own(run, story.own_updates(name)).rounds == MASKED["num-server-rounds"]
+
+
+def test_the_keeper_s_log_is_that_of_the_records_and_its_seeds_are_gone(story: Story) -> None:
+    entries, head = read_log(story.keeper / "keeper-state" / "log.txt")
+    asked = [entry["asked"] for entry in entries if entry["round"] == 1]
+    assert asked == ["open", "sketches", "products", "sum", "products"]
+    run = story.run("masked").path
+    assert json.loads((run / "masking.json").read_text())["log"] == head
+    told = [line["sha256"] for line in read_rows(run / "vectors" / "vectors.csv")]
+    assert told == [digest for entry in entries for digest in entry.get("vectors", ())]
+    state = json.loads((story.keeper / "keeper-state" / "state.json").read_text())
+    assert state["rounds"] == {}
+
+
+def test_no_file_of_the_server_s_holds_a_piece_of_a_masked_update(story: Story) -> None:
+    """Nor the SuperLink's database, through which every reply went."""
+    files = [path for path in story.deployment.server.rglob("*") if path.is_file()]
+    written = b"".join(path.read_bytes() for path in files)
+    updates = [p for n in ("ada", "bob", "cyd") for p in story.own_updates(n).rglob("round-*.npz")]
+    assert len(updates) == 3 * MASKED["num-server-rounds"]
+    for path in updates:
+        with np.load(path) as content:
+            update = content["update"]
+        start = next(i for i in range(len(update) - 8) if (update[i : i + 8] != 0).all())
+        for kind in ("<f4", "<f8"):
+            assert update[start : start + 8].astype(kind).tobytes() not in written
