@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -87,8 +88,9 @@ def test_only_the_task_and_its_settings_differ(tmp_path):
     for kind in KINDS:
         write_app(tmp_path / kind / "app", kind)
         apps[kind] = written(tmp_path / kind / "app")
-    write_app(tmp_path / "app")
-    assert written(tmp_path / "app") == apps[DEFAULT]
+    shutil.rmtree(tmp_path / DEFAULT)
+    write_app(tmp_path / DEFAULT / "app")
+    assert written(tmp_path / DEFAULT / "app") == apps[DEFAULT]
     same = set.intersection(*({*app.items()} for app in apps.values()))
     differ = {name for app in apps.values() for name in app} - {name for name, _ in same}
     assert differ == {"app/task.py", "pyproject.toml", "tests/test_task.py"}

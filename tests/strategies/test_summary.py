@@ -116,10 +116,10 @@ def test_data_and_models_are_told_by_their_kind():
 def test_a_strategy_names_what_it_was_called_with():
     fedif = strategies.FedIF(threshold_validation(), 0.5, gamma=0.7, setup=Setup(device="cpu"))
     validation = repr(threshold_validation())
-    shown = (
-        f"FedIF(validation={validation}, fraction_train=0.5, gamma=0.7, setup=Setup(device='cpu'))"
+    assert repr(fedif) == (
+        f"FedIF(validation={validation}, fraction_train=0.5, gamma=0.7, setup=Setup(device='cpu'), "
+        "stages=[Clip(2), LossBound(tolerance=0.1)])"
     )
-    assert repr(fedif) == shown
     assert repr(strategies.FedSV(threshold_validation())) == f"FedSV(validation={validation})"
 
 
