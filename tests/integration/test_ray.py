@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,11 @@ from fedif_flower.run.logs import LOGGER
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.processes import MarkedProcesses
+from fedif_flower.runtime.ray_grid import RayGrid
 from fedif_flower.runtime.simulation import run_on_ray
 from tests.integration.deployed import REPOSITORY, free_port, search_path
 from tests.integration.watch import if_killed, kill_marked
+from tests.runtime.test_ray_grid import Threads
 
 pytestmark = pytest.mark.ray
 CLIENTS, ROUNDS = 6, 3
@@ -136,38 +139,32 @@ def test_what_actors_warn_of_is_logged_once(on_ray):
     assert on_ray[1].count("in a client: the floor is wet") == 1
 
 
-class Processes:
-    """A user's shell in a folder and a home of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        home = folder / "home"
-        home.mkdir()
-        ours = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "XDG_", "RAY_"))}
-        ours.pop("PYTHONPATH", None)
-        self.marked = MarkedProcesses(
-            {
-                **ours,
-                "PATH": search_path(),
-                "HOME": str(home),
-                # As the README says; all of it would be installed again otherwise.
-                "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-                "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-                "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
-                "FLWR_TELEMETRY_ENABLED": "0",
-                "FLWR_DISABLE_UPDATE_CHECK": "1",
-                "PYTHONUNBUFFERED": "1",
-            },
-            variable="FEDIF_TEST_ID",
-        )
-
-
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Processes]:
-    found = Processes(tmp_path)
-    with if_killed(kill_marked(found.marked.mark)):
-        yield found
+def shell(tmp_path: Path) -> Iterator[MarkedProcesses]:
+    """A user's shell with a home of its own; what it started must end."""
+    home = tmp_path / "home"
+    home.mkdir()
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "XDG_", "RAY_"))}
+    ours.pop("PYTHONPATH", None)
+    marked = MarkedProcesses(
+        {
+            **ours,
+            "PATH": search_path(),
+            "HOME": str(home),
+            # As the README says; all of it would be installed again otherwise.
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PYTHONUNBUFFERED": "1",
+        },
+        variable="FEDIF_TEST_ID",
+    )
+    with if_killed(kill_marked(marked.mark)):
+        yield marked
         # The SuperLink that `flwr run` started would stay.
-        assert found.marked.terminate() == []
+        assert marked.terminate() == []
 
 
 def clone(folder: Path) -> Path:
@@ -192,7 +189,7 @@ def test_flwr_run_in_a_clone_simulates_flowers_two_nodes(shell, tmp_path):
         result = subprocess.run(
             ["flwr", "run", ".", "--stream"],
             cwd=tree,
-            env=shell.marked.environment,
+            env=shell.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -226,7 +223,7 @@ def test_ctrl_c_ends_all_of_make_runs_processes_and_the_run_goes_on(shell, tmp_p
     own = ("-c", pairs, "--output-dir", str(tmp_path), "--run-name", "stopped")
     with (tmp_path / "printed").open("wb") as output:
         command = [sys.executable, "-m", "fedif_flower.runtime.flwr_run", *own]
-        process = shell.marked.start(command, cwd=REPOSITORY, output=output)
+        process = shell.start(command, cwd=REPOSITORY, output=output)
     run_dir = tmp_path / "stopped"
 
     def printed() -> str:
@@ -239,7 +236,7 @@ def test_ctrl_c_ends_all_of_make_runs_processes_and_the_run_goes_on(shell, tmp_p
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 128 + signal.SIGINT, printed()
-    assert shell.marked.alive() == []
+    assert shell.alive() == []
     (stopped, next_round) = re.findall(
         r'stopped after round (\d+) of 40; go on at round (\d+) with: .*resume="auto"', printed()
     )[0]
@@ -249,6 +246,9 @@ def test_ctrl_c_ends_all_of_make_runs_processes_and_the_run_goes_on(shell, tmp_p
 
     going_on = read_config(tmp_path, "stopped", settings | {"resume": "auto"})
     whole = read_config(tmp_path, "whole", settings)
-    runs = [outcome(run_federation(LocalGrid(client_app, 2), c)) for c in (going_on, whole)]
+    runs = []
+    for config in (going_on, whole):
+        with closing(RayGrid(client_app, 2, Threads(client_app))) as grid:  # Simulated, too.
+            runs.append(outcome(run_federation(grid, config)))
     assert runs[0][1] == runs[1][1]
     torch.testing.assert_close(runs[0][0], runs[1][0], rtol=0, atol=0)
