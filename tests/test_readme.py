@@ -31,7 +31,7 @@ def test_library_example(tmp_path, monkeypatch, capsys):
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     namespace["app"](grid, context)
     assert (tmp_path / "model.pt").exists()
-    assert "{100" in capsys.readouterr().out
+    assert "{'node 100" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["run", "test"])
