@@ -1,9 +1,9 @@
 r"""What a server checks before it believes members and keeper.
 
-Sketches, products and the sum are linear in the masks, so the keeper's answers have to agree:
-:math:`\operatorname{Sk}(M) = \sum_i W_i \operatorname{Sk}(\mathrm{mask}_i)` and
+Sketches, products and the sum are linear in the masks, so the keeper's answers have to agree, up to
+what it rounds: :math:`\operatorname{Sk}(M) = \sum_i W_i \operatorname{Sk}(\mathrm{mask}_i)` and
 :math:`\langle M, \hat g \rangle = \sum_i W_i \langle \mathrm{mask}_i, \hat g \rangle` for its sum
-M, the first exactly, the second up to what the keeper rounds. Answers that agree but are false are
+M. Answers that agree but are false are
 as if a member had sent another update, of the length that it stated: the server cannot tell them
 apart, the member itself can.
 
@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from fedif_flower.errors import KeeperError, MaskingError
 from fedif_flower.masking.products import ROUNDED_BITS, products
-from fedif_flower.masking.ring import Ring
+from fedif_flower.masking.ring import Ring, length_of
 from fedif_flower.masking.sketches import SignSketch
 
 STANDARD_ERRORS = 5.0  # An honest member is refused once in some million rounds.
 ROUNDING = 1e-4  # Of a bound: what encoding may add to it.
+# Of the sum's rounding, as its masks are random: an honest one is beyond it once in 1e31 sums.
+_DEVIATIONS = 6.0 * 2.0**ROUNDED_BITS
 
 
 def check_sum(
@@ -51,11 +53,12 @@ def check_sum(
     """
     if total.shape != (sketch.length,):
         raise KeeperError(f"the keeper's sum has shape {total.shape}, not ({sketch.length},)")
-    if not np.array_equal(sketch.of(total), _weighted(weights, sketches)):
+    apart = _difference(sketch.of(total), _weighted(weights, sketches))  # [k]
+    if not np.all(apart <= _DEVIATIONS * np.sqrt(sketch.counts)):
         raise KeeperError("the keeper's sum contradicts its sketches")
-    apart = (products(total, vectors) - _weighted(weights, answers)).view(np.int64)
+    apart = _difference(products(total, vectors), _weighted(weights, answers))  # [j]
     allowed = 2.0 ** (ROUNDED_BITS - 1) * float(np.sum(weights, dtype=np.float64))
-    if not np.all(np.abs(apart.astype(np.float64)) <= allowed):
+    if not np.all(apart <= allowed + _DEVIATIONS * np.array([length_of(v, 0) for v in vectors])):
         raise KeeperError("the keeper's sum contradicts its products")
 
 
@@ -116,6 +119,11 @@ def check_step(
             f"the masked sum has length {length:g}, and its updates allow {bound:g}: a member's "
             "vector is not what its sketch says"
         )
+
+
+def _difference(one: Ring, other: Ring) -> NDArray[np.float64]:
+    """Return how far elements of the ring are apart."""
+    return np.abs((one - other).view(np.int64).astype(np.float64))
 
 
 def _weighted(weights: Ring, rows: Ring) -> Ring:

@@ -36,7 +36,7 @@ class Sketches:
     Attributes
     ----------
     seed : bytes
-        Of :class:`~fedif_flower.masking.sketches.SignSketch`; drawn when all boxes were there.
+        Of :class:`~fedif_flower.masking.sketches.SignSketch`: the keeper's own, always the same.
     values : ndarray
         ``[m, k]`` of uint64.
     """

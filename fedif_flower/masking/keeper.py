@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from fedif_flower.errors import BoxError, KeeperError, RefusedByPolicyError
@@ -53,8 +54,6 @@ class KeptRound:
         What was answered to that.
     seeds : tuple of bytes
         The members' secrets, in the order of ``answer.nodes``.
-    sign_seed : bytes
-        Of the sketches.
     vectors : list of str
         Digests of the vectors asked about.
     basis : ndarray
@@ -70,7 +69,6 @@ class KeptRound:
     boxes: str
     answer: OpenedRound
     seeds: tuple[bytes, ...] = field(repr=False)
-    sign_seed: bytes
     vectors: list[str]
     basis: NDArray[np.float64] = field(repr=False)
     sums: list[str]
@@ -86,10 +84,13 @@ class KeeperState:
         By run, the last round that was opened.
     rounds : dict of int to KeptRound
         By run, the round that is open.
+    vectors : dict of int to int
+        By run, how many vectors its rounds asked about.
     """
 
     last_rounds: dict[int, int] = field(default_factory=dict)
     rounds: dict[int, KeptRound] = field(default_factory=dict)
+    vectors: dict[int, int] = field(default_factory=dict)
 
 
 class Keeper:
@@ -131,6 +132,9 @@ class Keeper:
         self._policy = policy
         self._members = {key_digest(public): (name, public) for name, public in members.items()}
         self._key = key
+        # Always the same sums: a model that is trained again tells no others of an update.
+        derive = HKDF(hashes.SHA256(), SEED_BYTES, None, b"fedif-flower signs 1")
+        self._sign_seed = derive.derive(key.private_bytes_raw())
         self._state = KeeperState() if state is None else state
         self._save = save
         self.log = ChainedLog() if log is None else log
@@ -156,7 +160,7 @@ class Keeper:
         oldest = self._now() - 3600 * self._policy.hours_kept
         young = {run: kept for run, kept in self._state.rounds.items() if kept.opened >= oldest}
         if len(young) < len(self._state.rounds):
-            self._remember(KeeperState(self._state.last_rounds, young))
+            self._remember(replace(self._state, rounds=young))
 
     def open_round(
         self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
@@ -178,7 +182,7 @@ class Keeper:
             sketch = self._sketch(kept)
             values = np.array([sketch.of_mask(seed) for seed in kept.seeds])
             entry["answer"] = vector_digest(values).hex()
-            return Sketches(kept.sign_seed, values)
+            return Sketches(self._sign_seed, values)
 
     def products(self, run: int, server_round: int, vectors: Ring) -> Ring:
         """Return the masks' products with vectors ``[j, d]``: ``[m, j]``."""
@@ -210,6 +214,7 @@ class Keeper:
             for seed, weight in zip(kept.seeds, weights, strict=True):
                 if weight:
                     add_weighted_mask(total, seed, weight)
+            total = rounded(total)
             entry["answer"] = vector_digest(total).hex()
             return total
 
@@ -218,7 +223,7 @@ class Keeper:
         kept = self._state.rounds.get(run)
         if kept is not None and kept.server_round == server_round:
             with self._logged("close", run, server_round):
-                self._remember(KeeperState(self._state.last_rounds, self._others(run)))
+                self._remember(replace(self._state, rounds=self._others(run)))
         return self.log.head
 
     def _open(
@@ -254,8 +259,6 @@ class Keeper:
             boxes=digest,
             answer=OpenedRound(nodes, tuple(found), refused),
             seeds=seeds,
-            # Drawn when every vector is fixed by its digest: none can be made to fit it.
-            sign_seed=secrets.token_bytes(SEED_BYTES),
             vectors=[],
             basis=np.empty((0, length)),
             sums=[],
@@ -264,15 +267,20 @@ class Keeper:
         while len(others) >= self._policy.runs_at_once:
             del others[next(iter(others))]
         last_rounds = self._state.last_rounds | {run: server_round}
-        self._remember(KeeperState(last_rounds, others | {run: kept}))
+        rounds = others | {run: kept}
+        self._remember(replace(self._state, last_rounds=last_rounds, rounds=rounds))
         return kept
 
     def _others(self, run: int) -> dict[int, KeptRound]:
         return {other: kept for other, kept in self._state.rounds.items() if other != run}
 
-    def _keep(self, kept: KeptRound) -> None:
+    def _keep(self, kept: KeptRound, new_vectors: int = 0) -> None:
         rounds = self._state.rounds | {kept.run: kept}
-        self._remember(KeeperState(self._state.last_rounds, rounds))
+        vectors = self._state.vectors | {kept.run: self._vectors_of(kept.run) + new_vectors}
+        self._remember(replace(self._state, rounds=rounds, vectors=vectors))
+
+    def _vectors_of(self, run: int) -> int:
+        return self._state.vectors.get(run, 0)
 
     def _remember(self, state: KeeperState) -> None:
         self._save(state)
@@ -311,13 +319,14 @@ class Keeper:
         if not new:
             return
         self._policy.check_vectors(len(kept.vectors) + len(new))
+        self._policy.check_known(self._vectors_of(kept.run) + len(new), kept.length)
         basis = kept.basis
         if self._policy.largest_entry < 1:
             sketch = self._sketch(kept)
             for vector in new.values():
                 basis = self._extended(basis, vector, sketch)
             self._policy.check_entry(largest_leverage(basis))
-        self._keep(replace(kept, vectors=[*kept.vectors, *new], basis=basis))
+        self._keep(replace(kept, vectors=[*kept.vectors, *new], basis=basis), len(new))
 
     def _extended(
         self, basis: NDArray[np.float64], vector: Ring, sketch: SignSketch
@@ -337,7 +346,7 @@ class Keeper:
         return wider
 
     def _sketch(self, kept: KeptRound) -> SignSketch:
-        return SignSketch(kept.sign_seed, self._policy.sketch_for(kept.length), kept.length)
+        return SignSketch(self._sign_seed, self._policy.sketch_for(kept.length), kept.length)
 
     def _logged(self, asked: str, run: int, server_round: int) -> _Logged:
         entry = {"asked": asked, "run": run, "round": server_round, "time": round(self._now(), 3)}

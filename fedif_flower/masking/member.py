@@ -68,10 +68,12 @@ def mask_update(
     """
     if len(instructions) != DIGEST_BYTES:
         raise MaskingError(f"instructions of {len(instructions)} bytes; allowed: {DIGEST_BYTES}")
+    with np.errstate(over="ignore"):
+        is_short = bool(np.linalg.norm(update) < LONGEST)  # False for NaN.
+    if not is_short:  # Said without a figure: the server reads it.
+        raise MaskingError(f"the update is not finite, or not shorter than {LONGEST:g}")
     encoded = encode(update, UPDATE_BITS, "the update")
     length = length_of(encoded, UPDATE_BITS)
-    if not length < LONGEST:
-        raise MaskingError(f"the update has length {length:g}; allowed: below {LONGEST:g}")
     seed = secrets.token_bytes(SEED_BYTES)
     add_mask(encoded, seed)
     digest, signer = vector_digest(encoded), key_digest(public_of(key))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedif_flower.errors import RefusedByPolicyError
+from fedif_flower.masking.products import encode_weights
 from fedif_flower.masking.ring import WEIGHT_BITS, Ring
 from fedif_flower.settings import Settings, setting
 
@@ -43,6 +45,12 @@ class KeeperPolicy(Settings):
     sketch_size: int = setting(256, "Random sums of each update that tell its length, k.", ge=64)
     sketch_share: float = setting(
         0.0625, "The largest share of the parameters, k / d, that a sketch may have.", gt=0, le=1
+    )
+    largest_known_share: float = setting(
+        0.5,
+        "The most numbers that a run may ask for about each member, as a share of the parameters: "
+        "its sketch, which has the same sums in each round, and a product for each vector.",
+        gt=0,
     )
     hours_kept: float = setting(24.0, "Hours after which a round's seeds are deleted.", gt=0)
     runs_at_once: int = setting(
@@ -92,6 +100,23 @@ class KeeperPolicy(Settings):
         """Raise RefusedByPolicyError where a round asks for too many sums."""
         _allow(sums <= self.sums, f"sums = {self.sums}", f"{sums} sums in the round")
 
+    def check_known(self, vectors: int, length: int) -> None:
+        """Raise RefusedByPolicyError where a run asks for too many numbers about each member.
+
+        Parameters
+        ----------
+        vectors : int
+            Those of all its rounds.
+        length : int
+            d, the parameters of the model.
+        """
+        known = self.sketch_for(length) + vectors
+        _allow(
+            known <= self.largest_known_share * length,
+            f"largest-known-share = {self.largest_known_share:g}",
+            f"{known} numbers about updates of {length} parameters in the run",
+        )
+
     def check_weights(self, weights: Ring, names: Sequence[str]) -> None:
         """Raise RefusedByPolicyError unless a sum hides each of its members.
 
@@ -102,9 +127,10 @@ class KeeperPolicy(Settings):
         names : sequence of str
             The members', for the reason.
         """
-        in_range = bool(np.all(weights <= 2**WEIGHT_BITS)) and bool(np.any(weights))
-        _allow(in_range, "weights are shares in [0, 1], not all 0", "others")
-        shares = weights / np.sum(weights, dtype=np.float64)  # [m]
+        total = float(np.sum(weights, dtype=np.float64))
+        off = abs(total - 2**WEIGHT_BITS)  # Each is rounded by half a unit.
+        _allow(off <= len(weights), "weights are shares, whose sum is 1", "others")
+        shares = weights / total  # [m]
         weighty = int(np.count_nonzero(shares))
         _allow(
             weighty >= self.least_members,
@@ -123,6 +149,34 @@ class KeeperPolicy(Settings):
             f"least-effective-members = {self.least_effective_members:g}",
             f"{effective:.3g}",
         )
+
+    def capped(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return weights ``[m]`` whose largest are cut to what a sum may have; their total stays.
+
+        They are not changed where they are allowed, or where no cut helps.
+        """
+        if not weights.any() or self._allows(weights):
+            return weights
+        total, high = weights.sum(), weights.max()
+        low = max(weights[weights > 0].min(), total * 2.0**-64)  # So that no quotient overflows.
+
+        def cut(most: float) -> NDArray[np.float64]:
+            lower = np.minimum(weights, most)
+            return np.asarray(lower * (total / lower.sum()))
+
+        if not self._allows(cut(low)):  # All equal, of those that have any.
+            return weights
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._allows(cut(middle)) else (low, middle)
+        return cut(low)
+
+    def _allows(self, weights: NDArray[np.float64]) -> bool:
+        try:
+            self.check_weights(encode_weights(weights)[0], [""] * len(weights))
+        except RefusedByPolicyError:
+            return False
+        return True
 
 
 def _allow(is_allowed: bool, line: str, asked: str) -> None:

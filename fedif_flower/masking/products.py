@@ -29,7 +29,7 @@ from fedif_flower.masking.ring import (
     encode,
 )
 
-ROUNDED_BITS = 24  # Of a product, that a keeper leaves out.
+ROUNDED_BITS = 24  # Of a product or a sum, that a keeper leaves out.
 
 
 def encode_vectors(vectors: NDArray[np.floating]) -> tuple[Ring, NDArray[np.int64]]:
@@ -110,11 +110,13 @@ def products(vector: Ring, others: Ring) -> Ring:
 
 
 def rounded(answers: Ring) -> Ring:
-    """Return a keeper's products without their lowest 24 bits, rounded.
+    """Return a keeper's products, or its sum, without their lowest 24 bits, rounded.
 
-    They are 2**-28 of a vector's length, what an entry of an update is rounded by. A server cannot
-    read a parameter off a combination of products with large factors modulo 2**64, which would be
-    no combination without: the factors make what was rounded as large as the ring.
+    They are 2**-28 of a vector's length, and of a sum's weights: what an entry of an update is
+    rounded by. A server cannot read a parameter off a combination of products with large factors
+    modulo 2**64, which would be no combination without: the factors make what was rounded as large
+    as the ring. Nor can it read one update off a sum modulo a power of two that all other weights
+    are multiples of.
     """
     half, bits = np.uint64(2 ** (ROUNDED_BITS - 1)), np.uint64(ROUNDED_BITS)
     return (answers + half) >> bits << bits

@@ -32,7 +32,7 @@ class SignSketch:
     Parameters
     ----------
     seed : bytes
-        32 bytes. Whoever knows it before a vector is fixed can make the vector look short.
+        32 bytes, secret from members: who knows it can make a vector look short.
     size : int
         k, the number of buckets, in 1 ... length.
     length : int
@@ -62,13 +62,17 @@ class SignSketch:
         """Return the sketch ``[k]`` of a seed's mask, in the memory of one block."""
         return self.of_blocks(mask_blocks(seed, self.length))
 
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many entries ``[k]`` each bucket has."""
+        both = np.bincount(self._buckets, minlength=2 * self.size)
+        return np.asarray(both[: self.size] + both[self.size :])
+
     def without(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what of a vector ``[d]`` is at right angles to the sketch's k sums."""
         k = self.size
-        sums, counts = (
-            np.bincount(self._buckets, weights, minlength=2 * k) for weights in (vector, None)
-        )
-        means = (sums[:k] - sums[k:]) / np.maximum(counts[:k] + counts[k:], 1)
+        sums = np.bincount(self._buckets, vector, minlength=2 * k)
+        means = (sums[:k] - sums[k:]) / np.maximum(self.counts, 1)
         return np.asarray(vector - np.concatenate([means, -means])[self._buckets])
 
     def of_blocks(self, blocks: Iterable[Ring]) -> Ring:

@@ -19,7 +19,11 @@ logger = logging.getLogger(__name__)
 
 # What a keeper beside the server guards against is the server itself: it may ask what it likes.
 TRIAL_POLICY = KeeperPolicy(
-    least_members=2, largest_share=1.0, least_effective_members=1.0, largest_entry=1.0
+    least_members=2,
+    largest_share=1.0,
+    least_effective_members=1.0,
+    largest_entry=1.0,
+    largest_known_share=1e9,
 )
 
 

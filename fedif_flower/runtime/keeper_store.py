@@ -103,10 +103,13 @@ class KeeperStore:
         try:
             content = json.loads(self._state.read_text())
             rounds = {int(run): self._load_round(kept) for run, kept in content["rounds"].items()}
-            last_rounds = {int(run): last for run, last in content["last-rounds"].items()}
+            last_rounds, vectors = (
+                {int(run): count for run, count in content.get(name, {}).items()}
+                for name in ("last-rounds", "vectors")
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StorageError(f"{self._state} is damaged: {error!r}") from error
-        return KeeperState(last_rounds, rounds)
+        return KeeperState(last_rounds, rounds, vectors)
 
     def save(self, state: KeeperState) -> None:
         """Write a state, and delete what it no longer needs.
@@ -125,6 +128,7 @@ class KeeperStore:
                     write_atomically(path, row.tobytes(), OWNER_ALONE)
         content = {
             "last-rounds": state.last_rounds,
+            "vectors": state.vectors,
             "rounds": {run: _readable(kept) for run, kept in state.rounds.items()},
         }
         write_atomically(self._state, json.dumps(content), OWNER_ALONE)
@@ -157,12 +161,10 @@ class KeeperStore:
             {int(node): str(reason) for node, reason in _list(values.pop("refused"))},
         )
         seeds = tuple(bytes.fromhex(seed) for seed in _list(values.pop("seeds")))
-        sign_seed = bytes.fromhex(str(values.pop("sign_seed")))
         basis = np.empty((rows, length))
         kept = KeptRound(
             answer=opened,
             seeds=seeds,
-            sign_seed=sign_seed,
             basis=basis,
             **values,  # type: ignore[arg-type]
         )
@@ -201,7 +203,6 @@ def _readable(kept: KeptRound) -> dict[str, object]:
         "members": kept.answer.members,
         "refused": list(kept.answer.refused.items()),
         "seeds": [seed.hex() for seed in kept.seeds],
-        "sign_seed": kept.sign_seed.hex(),
         "vectors": kept.vectors,
         "directions": len(kept.basis),
         "sums": kept.sums,

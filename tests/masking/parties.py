@@ -26,7 +26,7 @@ from fedif_flower.masking import (
 
 RUN = 2**63 + 5  # Flower's ids may use all 64 bits.
 # For models of a few parameters, of which a sketch may not take most by default.
-OPEN = KeeperPolicy(sketch_share=1.0, largest_entry=1.0)
+OPEN = KeeperPolicy(sketch_share=1.0, largest_entry=1.0, largest_known_share=9.0)
 
 
 @dataclass

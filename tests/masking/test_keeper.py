@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,10 +11,13 @@ from hypothesis import strategies as st
 from fedif_flower.errors import KeeperError, RefusedByPolicyError, StorageError
 from fedif_flower.evidence.chained_log import ChainedLog, verified
 from fedif_flower.masking import (
+    UPDATE_BITS,
     KeeperPolicy,
+    SignSketch,
     are_lengths_true,
     are_possible,
     check_step,
+    decode,
     encode_vectors,
     encode_weights,
 )
@@ -72,6 +78,52 @@ def test_a_sum_of_one_is_refused():
     with pytest.raises(RefusedByPolicyError, match="least-members = 3; asked: 1 with weight"):
         server.step(np.eye(5)[2])
     server.step(np.ones(5))  # A refused one does not count.
+
+
+@pytest.mark.parametrize("weights", [(2**24, 2**24, 2**24, 1), (2**23, 2**22, 2**22, 1)])
+def test_a_sum_modulo_the_others_weights_shows_nobodys_update(weights):
+    parties, ring = Parties(4, KeeperPolicy()), np.array(weights, np.uint64)
+    updates = 1e-3 * UPDATES[:4]  # Below 2**-7.
+    server = opened(parties, updates)
+    with suppress(RefusedByPolicyError):  # The first.
+        masks = parties.keeper.weighted_sum(RUN, 1, ring)
+        total = np.sum(ring[:, None] * server.vectors, axis=0) - masks
+        last = (total << np.uint64(42)).view(np.int64)  # Modulo 2**22, which the others leave 0.
+        assert abs(alike(last.astype(float), updates[3])) < 0.5
+
+
+def test_a_model_trained_again_and_again_gives_no_more_sums_of_an_update():
+    parties, places, sums = Parties(3, KeeperPolicy()), [], []
+    for server_round in range(1, 21):  # 20 x 12 sums of 200 parameters.
+        masked = parties.mask_all(UPDATES[:3], server_round)
+        parties.open(masked, server_round)
+        found = parties.keeper.sketches(RUN, server_round)
+        sketch = SignSketch(found.seed, 12, 200)
+        places += list(np.array([sketch.of(one) for one in np.eye(200, dtype=np.uint64)]).T)
+        sums.append(decode(sketch.of(masked[100].vector) - found.values[0], UPDATE_BITS))
+    signs = np.array(places).view(np.int64).astype(float)
+    guess = np.linalg.lstsq(signs, np.concatenate(sums))[0]
+    assert alike(guess, UPDATES[0]) < 0.5
+
+
+def test_a_run_asks_for_half_as_many_numbers_as_there_are_parameters_at_most():
+    parties, rng = Parties(3, KeeperPolicy()), np.random.default_rng(1)
+    for server_round in range(1, 24):  # 12 of the sketch, and 4 a round.
+        parties.open(parties.mask_all(UPDATES[:3], server_round), server_round)
+        vectors, _ = encode_vectors(rng.normal(size=(4, 200)))
+        ask = partial(parties.keeper.products, RUN, server_round, vectors)
+        if server_round < 23:
+            ask()
+            ask()  # The same again counts once.
+    with pytest.raises(
+        RefusedByPolicyError, match=r"largest-known-share = 0\.5; asked: 104 numbers"
+    ):
+        ask()
+
+
+def alike(one, other) -> float:
+    """Return the cosine of two vectors."""
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
 
 
 def test_vectors_are_counted_over_the_round():

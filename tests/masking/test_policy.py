@@ -62,6 +62,22 @@ def test_what_is_allowed_has_the_cover_that_the_policy_states(weights):
     assert np.count_nonzero(shares > 2**-26) >= 3
 
 
+@given(st.lists(st.floats(0, 1e3), min_size=4, max_size=4))
+def test_weights_are_cut_to_what_is_allowed_where_three_have_any(weights):
+    wanted = np.array(weights)
+    found = POLICY.capped(wanted)
+    assert found.sum() == pytest.approx(wanted.sum())
+    assert np.all(np.diff(found[np.argsort(wanted)]) >= 0)
+    if np.count_nonzero(wanted > 1e-12 * wanted.sum()) >= 3:
+        check(found)
+
+
+def test_a_weight_is_cut_to_the_largest_share_and_others_are_as_they_were():
+    assert POLICY.capped(np.array([1.0, 2.0, 3.0, 4.0])).tolist() == [1.0, 2.0, 3.0, 4.0]
+    found = POLICY.capped(np.array([0.0, 14.0, 3.0, 3.0]))
+    assert found == pytest.approx([0.0, 10.0, 5.0, 5.0], abs=1e-5)
+
+
 def test_members_parameters_vectors_and_sums():
     POLICY.check_members(3)
     POLICY.check_members(6)

@@ -166,7 +166,7 @@ def test_a_keeper_that_lies_is_caught_by_what_it_said(keeping):
         total = client.weighted_sum(RUN, 1, weights)
     sketch = SignSketch(sketches.seed, sketches.values.shape[1], 100)
     check_sum(total, weights, sketch, sketches.values, encoded, answers)
-    for lie in (total + (np.arange(100) == 7).astype(np.uint64), ~total):
+    for lie in (total + (np.arange(100) == 7) * np.uint64(2**40), ~total):
         with keeping.serving(Lying(sum=lie)) as client:
             client.open_round(RUN, 1, 100, boxes(masked))
             found = client.weighted_sum(RUN, 1, weights)

@@ -288,7 +288,7 @@ def test_a_keeper_that_is_killed_in_the_middle_of_a_round_goes_on(tmp_path):
         process = subprocess.Popen(command)
         assert np.array_equal(client.weighted_sum(RUN, 1, weights), masks)
         with pytest.raises(RefusedByPolicyError, match="sums = 1; asked: 2 sums"):
-            client.weighted_sum(RUN, 1, weights[::-1] * np.arange(1, 6, dtype=np.uint64) // 5)
+            client.weighted_sum(RUN, 1, encode_weights(np.arange(1.0, 6.0))[0])
         process.terminate()
         assert process.wait(timeout=60) in (0, -signal.SIGTERM)
     finally:
