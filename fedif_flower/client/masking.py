@@ -12,15 +12,17 @@ from typing import Any, cast
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import nn
 
 from fedif_flower.client.signing import signing_key
 from fedif_flower.errors import ConfigError
 from fedif_flower.evidence.keys import SigningKey
+from fedif_flower.local_methods import LocalMethod
 from fedif_flower.masking import mask_update, read_keeper_key
 from fedif_flower.messages.arrays import pack_array, view_array
+from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.masking_terms import (
     BOX,
@@ -32,7 +34,9 @@ from fedif_flower.messages.masking_terms import (
 )
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.receipts import RECEIPTS_RECORD
 from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.tasks.modules import trainable_names
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,25 @@ class MemberMasking:
     partition_id: int
     own_updates: Path | None = None
 
+    def require_plain(self, config: ClientConfig, method: LocalMethod) -> None:
+        """Raise ConfigError unless a server lets the member train honestly, and by SGD alone.
+
+        A method may send more than the update, or remember rounds in which members got other
+        models; an attack is some members' alone, and what those send may be known.
+        """
+        if type(method) is not LocalMethod:
+            raise ConfigError(f"masking: local-method = {config.local_method!r}; allowed: sgd")
+        if config.attack != "none" and not self.terms.is_trial:
+            raise ConfigError(f"masking: attack = {config.attack!r}; allowed: none")
+
     def masked(
-        self, received: ArrayRecord, settings: ConfigRecord, model: nn.Module
+        self, received: RecordDict, model: nn.Module
     ) -> dict[str, ArrayRecord | ConfigRecord]:
         """Return what is sent in place of a trained model's arrays.
 
         Parameters
         ----------
-        received, settings : ArrayRecord, ConfigRecord
+        received : RecordDict
             What the server sent, by whose hash the keeper sees that all members got the same.
         model : nn.Module
             The trained one.
@@ -79,8 +94,9 @@ class MemberMasking:
         MaskingError
             If the update is not finite, or too long.
         """
-        update = trained_update(received, model, self.terms)  # [d]
-        server_round = int(cast(int, settings[ROUND_KEY]))
+        arrays = cast(ArrayRecord, received["arrays"])
+        update = trained_update(arrays, model, self.terms)  # [d]
+        server_round = int(cast(int, cast(ConfigRecord, received["config"])[ROUND_KEY]))
         sent = mask_update(
             update,
             self.keeper,
@@ -88,7 +104,7 @@ class MemberMasking:
             run=self.terms.run,
             server_round=server_round,
             node=self.node_id,
-            instructions=content_hash(received, settings),
+            instructions=content_hash(received),
         )
         if self.own_updates is not None:
             self._keep(self.own_updates / f"{self.terms.run:016x}", server_round, update)
@@ -141,13 +157,22 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
     return MemberMasking(terms, keeper, key, *who, own)
 
 
-def content_hash(arrays: ArrayRecord, settings: ConfigRecord) -> bytes:
-    """Return the SHA-256 of what a server sent: the model, and all settings beside it."""
-    digest = hashlib.sha256(json.dumps(sorted(map(repr, settings.items()))).encode())
-    for name, array in sorted(arrays.items()):
-        about = [name, array.dtype, list(array.shape), array.stype, len(array.data)]
-        digest.update(json.dumps(about).encode())
-        digest.update(array.data)
+def content_hash(received: RecordDict) -> bytes:
+    """Return the SHA-256 of all that a server sent but receipts.
+
+    Those are each member's own, and nothing that trains reads them.
+    """
+    digest = hashlib.sha256()
+    for name, record in sorted(received.items()):
+        if name == RECEIPTS_RECORD:
+            continue
+        arrays = sorted(record.items()) if isinstance(record, ArrayRecord) else []
+        values = [] if arrays else sorted(map(repr, record.items()))
+        digest.update(json.dumps([name, len(arrays), values]).encode())
+        for key, array in arrays:
+            about = [key, array.dtype, list(array.shape), array.stype, len(array.data)]
+            digest.update(json.dumps(about).encode())
+            digest.update(array.data)
     return digest.digest()
 
 
@@ -162,8 +187,11 @@ def trained_update(
         If it changed something else, or the terms name other parameters.
     """
     trained, state = model_arrays(model), model.state_dict()
-    if unknown := [key for key in terms.keys if key not in trained]:
-        raise ConfigError(f"masking: this client's model has no parameter {unknown[0]!r}")
+    # One named twice would have two places in the vector; another order, other sums in a sketch.
+    if list(terms.keys) != trainable_names(model):
+        raise ConfigError(
+            "masking: the server names other parameters than this client's model trains"
+        )
     # A tied parameter has a second name.
     places = {state[key].data_ptr() for key in terms.keys}
     for name, tensor in state.items():

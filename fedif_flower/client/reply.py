@@ -55,6 +55,7 @@ from fedif_flower.messages.instructions import (
     VECTOR_RECORD,
     read_config,
 )
+from fedif_flower.messages.masking_terms import MASK_RECORD
 from fedif_flower.messages.models import load_arrays, model_arrays, tensor_arrays
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.seeding import torch_generator
@@ -99,6 +100,8 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
         acting = Behaviour()
     method = build_local_method(config, task, config.seed)
+    if masking is not None:
+        masking.require_plain(config, method)
     _require_fit(acting, task, settings, attack=node.attack or config.attack)
     started = time.perf_counter()
     with torch_threads(config.threads_per_client):
@@ -143,11 +146,13 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     if masking is None:
         content["arrays"] = model_arrays(model)
     else:
-        content.update(masking.masked(arrays, settings, model))
+        content.update(masking.masked(message.content, model))
     if beside:
         content[VECTOR_RECORD] = tensor_arrays(beside)
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
+    if masking is not None and (more := content.keys() - {"metrics", "arrays", MASK_RECORD}):
+        raise ConfigError(f"masking: {min(more)!r} would leave without a mask")
     signed = None
     if key is not None:
         signed = signed_reply(content, arrays, settings, key, message.metadata.dst_node_id)
