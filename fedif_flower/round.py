@@ -64,6 +64,10 @@ class HiddenUpdates(Protocol):
         """
         ...
 
+    def cut(self, coefficients: Tensor) -> Tensor:
+        """Return factors ``[m]`` by which :meth:`summed` is allowed coefficients ``[m]``."""
+        ...
+
     def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
         """Return roughly the updates' inner products, and their coordinates in a basis.
 

@@ -6,6 +6,7 @@ same of the masks, takes that away, and believes neither members nor keeper unch
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import tempfile
@@ -60,6 +61,7 @@ from fedif_flower.round import ModelVectors, RoundUpdates
 
 # Of what is free, the masked vectors of a round; beyond that they lie in a file.
 SHARE_OF_MEMORY = 0.25
+logger = logging.getLogger(__name__)
 _ROUNDING = 1e-6  # Of a length, by which the ring may make it longer.
 
 
@@ -387,6 +389,19 @@ class MaskedRound:
             asked = AskedVector(self._round, purpose, torch.from_numpy(values), digest)
             self._masking.on_vector(asked)
         return torch.from_numpy(found[:, 0])
+
+    def cut(self, coefficients: Tensor) -> Tensor:
+        """Return factors ``[m]`` with which the keeper's policy allows coefficients ``[m]``.
+
+        Without, one member with a large share would end every round.
+        """
+        wanted = coefficients.detach().cpu().double().numpy()
+        found = self._masking.keeper.policy().capped(wanted)
+        if found is not wanted:
+            logger.info("round %d: weights are cut to what the keeper answers", self._round)
+        return torch.from_numpy(
+            np.divide(found, wanted, out=np.ones_like(wanted), where=wanted > 0)
+        )
 
     def summed(self, weights: Tensor) -> Tensor:
         """Return the sum ``[d]`` of the updates times weights ``[m]``.

@@ -291,7 +291,8 @@ def _run_federation(
     settings = {**config.identity(), "data": loaded.fingerprint}
     checkpoints = CheckpointFolder(RunFolder(config.run_dir).checkpoints, settings)
     checkpoint = checkpoints.find(config.resume)
-    masking = build_masking(config, None if measured is None else measured.keeper_answered)
+    on_answer = None if measured is None else measured.keeper_answered
+    masking = build_masking(config, loaded.validation.num_params, on_answer)
     if checkpoint is None:  # A resumed run does not wait for members that are gone.
         wait_for_clients(grid, config)
     run_id = str((checkpoint and checkpoint.records.get(RUN_ID)) or secrets.token_hex(16))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from fedif_flower.errors import require
+from fedif_flower.errors import ConfigError, RefusedByPolicyError, require
 from fedif_flower.messages.masked_rounds import Masking
 from fedif_flower.messages.trial_keeper import trial_masking
 from fedif_flower.run.config import RunConfig
@@ -16,12 +16,21 @@ logger = logging.getLogger(__name__)
 BESIDE_THE_SERVER = "beside the server, for trial"
 MOST_KEEPER_SECONDS = 600.0  # For one answer.
 VECTORS_PER_ROUND = 2  # That are asked about: of scores, and of contributions.
+EXPERIMENTAL = (
+    "masked rounds are experimental: a server that follows the protocol learns lengths, scores, a "
+    "few random sums and the sum of all updates, and no update; one that does not can come by "
+    "updates, for example by having a model trained twice and taking two sums apart, and one in "
+    "league with the keeper, or with all members but one, sees them as if there were no masks"
+)
 
 
-def build_masking(config: RunConfig, on_answer: OnAnswer | None = None) -> Masking | None:
+def build_masking(
+    config: RunConfig, num_params: int, on_answer: OnAnswer | None = None
+) -> Masking | None:
     """Return who keeps the masks of a run; ``None``: there are none.
 
-    ``on_answer`` is what :class:`HttpKeeper` takes.
+    ``num_params`` is d, the parameters of the model; ``on_answer`` is what :class:`HttpKeeper`
+    takes.
 
     Raises
     ------
@@ -32,6 +41,7 @@ def build_masking(config: RunConfig, on_answer: OnAnswer | None = None) -> Maski
     """
     if config.masking == "off":
         return None
+    logger.warning(EXPERIMENTAL)
     if config.masking == "trial":
         masking = trial_masking()
     else:
@@ -45,12 +55,14 @@ def build_masking(config: RunConfig, on_answer: OnAnswer | None = None) -> Maski
         )
         masking = Masking(keeper)
     policy = masking.keeper.policy()
-    members, needed = config.clients_per_round, policy.least_members
+    # The least of FedIF's normalised scores is 0, and in the first round its member's weight.
+    members, more = config.clients_per_round, int(config.strategy == "fedif")
     require(
-        members >= needed,
+        members >= policy.least_members + more,
         "fraction-train",
         config.fraction_train,
-        f"enough for the keeper's least-members = {needed}: a round has {members}",
+        f"enough for the keeper's least-members = {policy.least_members}"
+        f"{' and the one whom FedIF gives no weight' * more}: a round has {members}",
     )
     vectors = (config.strategy == "fedif") + (config.attribution != "off")
     require(
@@ -59,6 +71,10 @@ def build_masking(config: RunConfig, on_answer: OnAnswer | None = None) -> Maski
         config.attribution,
         f"'off' with the keeper's vectors = {policy.vectors}",
     )
+    try:
+        policy.check_known(vectors * config.num_server_rounds, num_params)
+    except RefusedByPolicyError as error:
+        raise ConfigError(f"num-server-rounds = {config.num_server_rounds}: {error}") from error
     if config.masking == "keeper":
         logger.info("masked: the keeper at %s has the masks", config.keeper_url)
     return masking

@@ -19,9 +19,10 @@ class MaskingConfig(Settings):
 
     masking: Mode = setting(
         "off",
-        "`keeper`: the server sees no update, and a keeper that somebody else runs has the masks "
-        "(`docs/methods/masked-rounds.md`); `trial`: the same with one beside the server, which "
-        "protects nobody. For `fedif`, `fedavg` and `fedprox`",
+        "**experimental**; `keeper`: the server sees no update as long as it follows the protocol, "
+        "and a keeper that somebody else runs has the masks (`docs/methods/masked-rounds.md`); "
+        "`trial`: the same with one beside the server, which protects nobody. For `fedif`, "
+        "`fedavg` and `fedprox`",
         is_new=True,
     )
     keeper_url: str = setting(

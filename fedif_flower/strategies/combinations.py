@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import ConfigError, require
+from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
@@ -71,10 +72,9 @@ def require_maskable(strategy: CombinedStrategy, initial_arrays: ArrayRecord) ->
     obstacle = obstacle or strategy.stages.needs_sight()
     for callback in strategy.callbacks:
         obstacle = obstacle or callback.needs_sight(strategy)
-    if strategy.local_vector.travels:
-        obstacle = obstacle or "the local method sends a vector beside the model"
-    if strategy.local_guide.guides:
-        obstacle = obstacle or "clients report figures of their data to the local method"
+    method = type(strategy.setup.local_method)
+    if method is not LocalMethod:
+        obstacle = obstacle or f"members train by SGD alone, not by {method.__name__}"
     if strategy.setup.aggregation == "streaming":
         obstacle = obstacle or "aggregation = 'streaming' sums updates as they come"
     for key, array in initial_arrays.items():

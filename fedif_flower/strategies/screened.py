@@ -490,6 +490,10 @@ class ScreenedStrategy(FlowerFedAvg):
         the replies as they came, in the order of ``updates``; any error fails the round.
         """
         aggregation = self.local_guide.weighted(updates, self.weigh(updates))
+        if updates.hidden is not None:
+            weights = aggregation.weights
+            factors = updates.hidden.cut(weights.cpu() * updates.shortening)
+            aggregation = replace(aggregation, weights=weights * factors.to(weights))
         step = self.stages.settle(updates, aggregation.weights)
         counters = largest_counters(updates.counters, aggregation.weights)
         vectors = ModelVectors(step.params, step.buffers, counters)

@@ -11,6 +11,7 @@ import torch
 
 from client_app import app as client_app
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages import trial_keeper
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
@@ -109,8 +110,23 @@ def test_the_records_say_who_kept_the_masks_and_what_was_asked(masked):
     assert len(kept) == 2 * ROUNDS
 
 
+def test_what_the_keepers_policy_refuses_in_every_run_is_said_before_it_starts(
+    tmp_path, monkeypatch
+):
+    with pytest.raises(ConfigError, match="least-members = 2 and the one whom FedIF gives no wei"):
+        run(masked_config(tmp_path, num_clients=2))
+    policy = trial_keeper.TRIAL_POLICY.replace(largest_known_share=0.5)
+    monkeypatch.setattr(trial_keeper, "TRIAL_POLICY", policy)
+    # The digits' perceptron has 4,810 parameters: 256 sums, and a product for each of two vectors.
+    run_config = masked_config(tmp_path, num_server_rounds=1075)
+    with pytest.raises(ConfigError, match=r"num-server-rounds = 1075: .* asked: 2406 numbers"):
+        run(run_config)
+    assert not run_config.run_dir.exists()
+
+
 def test_a_trial_is_logged_as_one(tmp_path, caplog):
     run(masked_config(tmp_path, num_server_rounds=1))
+    assert "masked rounds are experimental: a server that follows the protocol" in caplog.text
     assert "masked for trial: the keeper runs beside the server" in caplog.text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+from dataclasses import replace
 from types import FunctionType, ModuleType
 
 import numpy as np
@@ -16,10 +17,11 @@ from torch.nn.parameter import UninitializedTensorMixin
 from fedif_flower import AFedSV, FedAvg, FedIF, FedProx, Krum, PathAttribution, RobustRule
 from fedif_flower.errors import ConfigError, KeeperError
 from fedif_flower.evidence.keys import key_digest
-from fedif_flower.masking import BoxHeader, OpenedRound, Sketches, read_keeper_key
+from fedif_flower.local_methods import Scaffold
+from fedif_flower.masking import BoxHeader, KeeperPolicy, OpenedRound, Sketches, read_keeper_key
 from fedif_flower.masking.boxes import seal, vector_digest
 from fedif_flower.masking.masks import add_mask
-from fedif_flower.messages import masked_rounds
+from fedif_flower.messages import masked_rounds, trial_keeper
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.masking_terms import (
     BOX,
@@ -170,6 +172,9 @@ REFUSED = {
     ),
     "attribution by class takes a gradient for each": lambda **base: FedAvg(
         callbacks=[PathAttribution(validation(), per_class=True)], **base
+    ),
+    "members train by SGD alone, not by Scaffold": lambda **base: FedAvg(
+        **base | {"setup": replace(base["setup"], local_method=Scaffold())}
     ),
     "attribution beside server momentum": lambda **base: FedAvg(
         callbacks=[PathAttribution(validation())], stages=[ServerMomentum(0.5)], **base
@@ -334,7 +339,7 @@ def test_nan_before_masking_is_the_members_own_error():
     _, _, (report,) = play(fedif, Members(change=ill), rounds=1)
     refused = of_members(report)[ILL]
     assert refused.status == "failed"
-    assert "nan at place 3" in refused.rejection
+    assert "the update is not finite" in refused.rejection
     assert not report.failed
 
 
@@ -368,12 +373,12 @@ def _raises(*_):
 
 def _one_place(true, *args):
     answer = true(*args).copy()
-    answer.flat[5 % answer.size] += np.uint64(1)
+    answer.flat[5 % answer.size] += np.uint64(2**35)  # More than what a keeper rounds.
     return answer
 
 
 def _everywhere(true, *args):
-    return true(*args) + np.uint64(2**35)  # Of products, more than what a keeper rounds.
+    return true(*args) + np.uint64(2**35)
 
 
 def _shape(true, *args):
@@ -448,6 +453,31 @@ def test_what_the_policy_refuses_fails_the_round_with_its_line():
     _, _, (report,) = play(fedif, Members(), rounds=1, num_members=2)
     assert report.failed  # Min-max leaves one of two members a weight.
     assert report.reason == "the keeper refuses: least-members = 2; asked: 1 with weight"
+
+
+class Claiming(Members):
+    """Member 0 claims as many examples as the server lets it."""
+
+    def __call__(self, message, context):
+        reply = super().__call__(message, context)
+        if int(context.node_config["partition-id"]) == 0:
+            reply.content["metrics"]["num-examples"] = 1190
+        return reply
+
+
+def test_a_member_whose_share_the_policy_refuses_counts_for_less_and_ends_no_run(monkeypatch):
+    monkeypatch.setattr(trial_keeper, "TRIAL_POLICY", KeeperPolicy())
+    _, _, (report,) = play(FedAvg, Claiming(), rounds=1, num_members=4)
+    assert report.reason == ""
+    weights = [client.weight for client in report.clients]
+    assert weights == pytest.approx([1 / 2, 2 / 18, 3 / 18, 4 / 18], abs=1e-5)
+
+
+def test_fedif_needs_one_member_more_than_the_policy(monkeypatch):
+    monkeypatch.setattr(trial_keeper, "TRIAL_POLICY", KeeperPolicy())
+    for members, failed in ((3, True), (4, False)):
+        _, _, (report,) = play(fedif, Members(), rounds=1, num_members=members)
+        assert report.failed is failed
 
 
 # -- what the server holds
