@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections import Counter
 
 import pytest
@@ -41,6 +42,23 @@ def cache_home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_pictures():
+    """Let runs write empty pictures: to draw them takes longer than a small run itself."""
+    plots = sys.modules.get("fedif_flower.run.plots")  # There where a test's module needs it.
+    drawn = getattr(plots, "save_figure", None)
+    with pytest.MonkeyPatch.context() as patch:
+        if plots is not None:
+            patch.setattr(plots, "save_figure", lambda figure, path: path.touch())
+        yield drawn
+
+
+@pytest.fixture
+def pictures(no_pictures, monkeypatch):
+    """Let runs draw their pictures in this test."""
+    monkeypatch.setattr("fedif_flower.run.plots.save_figure", no_pictures)
 
 
 @pytest.fixture

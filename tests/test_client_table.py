@@ -22,13 +22,6 @@ def test_a_client_without_a_row_has_the_default():
     assert table.where(table.column("errors") > 1) == {7}
 
 
-def test_nobody():
-    table = ClientTable(score=1.0)
-    table.write([], score=[])
-    assert table.read([], "score").tolist() == []
-    assert (len(table), table.client_ids) == (0, [])
-
-
 @given(rounds)
 def test_it_holds_what_a_dict_would_before_and_after_a_checkpoint(rounds):
     table, expected = ClientTable(score=-1.0), {}
@@ -55,14 +48,6 @@ def test_later_rounds_do_not_change_a_state():
     table.write([2, 3], score=[0.5, 0.6])
     assert state["client_ids"].tolist() == [1, 2]
     assert state["score"].tolist() == [0.1, 0.2]
-
-
-def test_a_table_that_was_read_back_grows():
-    table = ClientTable(score=0.0)
-    table.load_state_dict(ClientTable(score=0.0).state_dict())
-    assert table.read([1], "score").tolist() == [0.0]
-    table.write(list(range(100)), score=range(100))
-    assert table.column("score").tolist() == list(range(100))
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,3 @@ def test_fixed_threads_stay_whatever_another_thread_sets():
             change.set()
             assert answer.result() == before + 1
     assert torch.get_num_threads() == before
-
-
-def test_threads_are_as_before_afterwards():
-    before = torch.get_num_threads()
-    with torch_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before

@@ -12,7 +12,7 @@ from fedif_flower.attacks import ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
 from fedif_flower.run.config import RunConfig
-from fedif_flower.sections import arguments, make, require_settings, section
+from fedif_flower.sections import arguments, make, section
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.registry import TASKS
@@ -56,10 +56,6 @@ def test_settings_are_the_declared_arguments_and_those_of_the_parts():
     ]
 
 
-def test_without_declarations_they_are_the_plain_values_that_nobody_offers():
-    assert section(SHOP, "tandem").defaults() == {"tandem.riders": 2}
-
-
 def test_parts_are_made_first_and_what_is_bound_stays():
     made = make("city", Bicycle, {"rider": "Ada", "model": 3}, {"size": 20, "gears": 7.0})
     assert (made.rider, made.front.size, made.back.size) == ("Ada", 20, 28)
@@ -77,12 +73,6 @@ def test_a_function_gets_what_it_names_and_any_keyword_gets_the_rest():
     assert make("it", lambda model: model, offered, {}, rest) == "m"
 
 
-def test_a_value_out_of_range_is_refused_as_it_was_passed():
-    require_settings(Bicycle, {"gears": None, "bell": False, "front": object()})
-    with pytest.raises(ConfigError, match="size = 0; allowed: an integer >= 1"):
-        require_settings(Wheel, {"size": 0})
-
-
 @pytest.mark.parametrize("registry", [STRATEGIES, ATTACKS, TASKS], ids=lambda r: r.kind)
 def test_every_built_in_setting_has_words_and_a_default(registry):
     for name in registry.built_in:
@@ -91,11 +81,6 @@ def test_every_built_in_setting_has_words_and_a_default(registry):
             assert default is not None
             assert allowed
             assert words.partition(";")[0]
-
-
-def test_no_name_stands_for_two_sections():
-    names = [name for registry in RunConfig.registries.values() for name in registry.built_in]
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(
@@ -115,12 +100,6 @@ def test_a_key_that_the_chosen_one_does_not_take_is_refused(given, message):
     with pytest.raises(ConfigError) as caught:
         RunConfig.from_run_config(given)
     assert message in str(caught.value)
-
-
-def test_nodes_may_name_any_attack_where_the_run_names_none():
-    config = RunConfig.from_run_config({"fang.distance": 2.0, "gradient-noise.std": 0.5})
-    assert config.replace(attack="fang").settings_of("attack") == {"distance": 2.0}
-    assert "gradient-noise.std" not in config.replace(attack="fang").to_mapping()
 
 
 def test_a_section_survives_copies_parts_and_text():

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
-from fedif_flower.errors import DataError, StorageError
+from fedif_flower.errors import StorageError
 from fedif_flower.storage import (
-    cache_errors,
     cache_root,
     content_key,
     exclusive_lock,
-    make_folder,
     temporary_sibling,
     temporary_siblings,
     write_atomically,
@@ -69,14 +67,6 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         write_atomically(tmp_path / "none" / "file", b"content")
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
-    make_folder(tmp_path / "a" / "b")
-    make_folder(tmp_path / "a" / "b")
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"^cannot write .*/file/c: Not a directory$"):
-        make_folder(tmp_path / "file" / "c")
-
-
 def test_temporary_siblings_finds_only_what_belongs_to_the_path(tmp_path: Path) -> None:
     path = tmp_path / "entry"
     mine = temporary_sibling(path)
@@ -84,11 +74,3 @@ def test_temporary_siblings_finds_only_what_belongs_to_the_path(tmp_path: Path) 
     for name in (mine, temporary_sibling(tmp_path / "entry2"), path):
         name.mkdir()
     assert temporary_siblings(path) == [mine]
-
-
-def test_cache_errors_names_the_folder(tmp_path: Path) -> None:
-    message = r"the-cache.*No space.*XDG_CACHE_HOME"
-    with pytest.raises(DataError, match=message), cache_errors(tmp_path / "the-cache"):
-        raise OSError(28, "No space left on device")
-    with pytest.raises(DataError, match="as it was"), cache_errors(tmp_path):
-        raise DataError("as it was")

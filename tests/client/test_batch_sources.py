@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedif_flower.client.training import train_batches, train_local
-from fedif_flower.errors import DataError, ValuationError
-from fedif_flower.tasks.batches import count_examples, tensor_pair
+from fedif_flower.errors import DataError
+from fedif_flower.tasks.batches import count_examples
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation.objective import objective_of
 from tests.tolerance import rounding
@@ -77,22 +77,6 @@ def test_the_same_generator_gives_the_same_bits_whatever_the_process_drew():
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        ([], "needs at least one example; this client has none"),
-        ((torch.zeros(0, 1), torch.zeros(0, 1)), "needs at least one example"),
-        (iter([(torch.ones(1, 1), torch.ones(1, 1))]), "gives its batches once"),
-        ((torch.zeros(2, 1), torch.zeros(3, 1)), "needs one number of examples, got tuple"),
-        (3, "client_data is int; allowed: tensors, a Dataset, a DataLoader, batches"),
-    ],
-    ids=["list", "tensors", "iterator", "lengths", "number"],
-)
-def test_data_that_cannot_be_trained_on_are_one_sentence(data, sentence):
-    with pytest.raises(DataError, match=sentence):
-        train_batches(Scale(1.0), data, MSE, CONFIG, generator())
-
-
 def test_a_list_holds_batches_as_they_come():
     inputs = torch.randn(10, 3, generator=generator())
     targets = inputs.sum(1, keepdim=True)
@@ -107,21 +91,6 @@ def test_a_list_holds_batches_as_they_come():
     assert torch.equal(model.weight, other.weight)
     in_numpy = [(x.numpy(), y.numpy()) for x, y in batches]
     assert train_batches(copy.deepcopy(other), in_numpy, MSE, CONFIG, generator())[1] == 10
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(TensorDataset(torch.ones(5, 1), torch.ones(5, 1)))
-
-
-def test_a_data_set_that_is_a_stream_comes_in_batches():
-    assert train_batches(Scale(1.0), Stream(), MSE, CONFIG, generator()) == (0.0, 5)
-
-
-def test_single_examples_are_not_taken_for_batches():
-    examples = [(torch.ones(1), torch.tensor(1.0))] * 3
-    with pytest.raises(ValuationError, match="which is a single example"):
-        train_batches(Scale(1.0), examples, MSE, CONFIG, generator())
 
 
 PAD = -100
@@ -158,19 +127,3 @@ def test_a_mean_training_loss_is_weighed_as_the_loss_is():
     loss, count = train_batches(model, batches, objective_of(loss_fn, None), config, generator())
     assert loss == pytest.approx(expected, rel=rounding(torch.float32))
     assert count == 6
-
-
-def test_a_loss_that_is_no_scalar_is_named():
-    each = objective_of(lambda outputs, targets: (outputs - targets).square(), None)
-    with pytest.raises(DataError, match=r"gives float32 \[2, 1\] in training; expected a scalar"):
-        train_batches(Scale(1.0), (torch.ones(2, 1), torch.ones(2, 1)), each, CONFIG, generator())
-
-
-def test_examples_are_counted_where_that_needs_no_reading():
-    pair = torch.zeros(5, 2), torch.zeros(5)
-    assert count_examples(pair) == count_examples(TensorDataset(*pair)) == 5
-    assert count_examples(DataLoader(TensorDataset(*pair), 2)) == 5
-    assert count_examples({"x": pair[0]}) == 5
-    assert count_examples(iter([])) is None
-    assert tensor_pair(TensorDataset(*pair)) == pair
-    assert tensor_pair(list(pair)) is None  # two batches, not inputs and targets

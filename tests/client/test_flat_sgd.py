@@ -47,14 +47,6 @@ def test_an_error_inside_still_gives_the_parameters_their_memory_back():
     assert weight.data_ptr() == memory
 
 
-def test_no_parameters_and_mixed_dtypes_are_refused():
-    with pytest.raises(ValueError, match="one dtype"):
-        FlatSGD([], learning_rate=1.0, momentum=0.0)
-    mixed = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.float64))]
-    with pytest.raises(ValueError, match="one dtype"):
-        FlatSGD(mixed, learning_rate=1.0, momentum=0.0)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch_shape", [(4,), (2, 3)])
 def test_accumulating_layers_add_the_gradient_autograd_computes(bias, batch_shape):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections import namedtuple
-
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -9,15 +7,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedif_flower.apps import client_app
-from fedif_flower.client import preflight
 from fedif_flower.client.preflight import (
-    check_disk,
     check_masking,
     check_signing_key,
-    data_words,
     tried,
 )
-from fedif_flower.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.node_config import NodeConfig
@@ -26,7 +20,6 @@ from fedif_flower.messages.preflight import (
     Finding,
     Status,
     ask_for_findings,
-    clock_finding,
     read_findings,
     to_record,
 )
@@ -82,14 +75,6 @@ def test_a_member_says_who_it_is_and_that_it_can_take_part():
     assert said["training"] == "of one batch"
 
 
-def test_a_question_without_a_run_is_answered_as_ever():
-    assert list(ask(make_task(), question=False).content) == ["node"]
-
-
-def broken(site):
-    raise FileNotFoundError("/srv/data is not mounted")
-
-
 @pytest.mark.parametrize(
     ("task", "said"),
     [
@@ -118,73 +103,6 @@ def test_a_model_that_cannot_train_on_the_data_is_found(task, status, said):
     reply = ask(task)
     assert words(reply)["data"].startswith("6 examples")
     assert (statuses(reply)["training"], said in words(reply)["training"]) == (status, True)
-
-
-def test_data_that_the_local_method_cannot_use_are_found():
-    task = make_task()
-    listed = Task(**{**vars(task), "client_data": lambda site: [task.client_data(site)]})
-    config = CONFIG.replace(local_method="fedcorr")
-    node = NodeConfig.from_node_config({"partition-id": 0, "num-partitions": 2})
-    found = {
-        kind: preflight.check_member(config, node, lambda own=own: own, "off")[0]
-        for kind, own in (("pair", task), ("list", listed))
-    }
-    assert found["pair"].status is Status.OK
-    assert found["list"].status is Status.FAILED
-    assert "local-method = 'fedcorr' needs data as a pair of tensors" in found["list"].words
-
-
-def test_data_that_cannot_be_read_are_found():
-    task = Task(**(vars(make_task()) | {"client_data": broken}))
-    assert words(ask(task))["data"] == (
-        "task 'tiny': client_data failed: FileNotFoundError: /srv/data is not mounted"
-    )
-
-
-def test_another_task_than_the_server_s_is_found():
-    other = Task(**(vars(make_task()) | {"name": "other"}))
-    grid = LocalGrid(client_app(other), 1)
-    content = ask_for_findings(instructions(CONFIG, make_task(), run="r"), "off")
-    (reply,) = grid.send_and_receive([Message(content, 1000, MessageType.QUERY)])
-    assert words(reply)["data"] == "this member's task is 'other', the server's 'tiny'"
-
-
-def test_a_check_leaves_torch_s_random_state_as_it_was():
-    dropping = Task(
-        **(
-            vars(make_task())
-            | {"model": lambda: torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(4, 3))}
-        )
-    )
-    torch.manual_seed(1)
-    expected = torch.rand(1)
-    torch.manual_seed(1)
-    ask(dropping)
-    assert torch.equal(torch.rand(1), expected)
-
-
-def test_labels_to_ignore_are_no_class():
-    task, labels = make_task(), torch.tensor([-100, 0, 0, -100, 0, 0])
-    assert data_words(task, (torch.zeros(6, 4), labels)) == "6 examples"
-
-
-Usage = namedtuple("Usage", "total used free")
-
-
-@pytest.mark.parametrize(("mebibytes", "status"), [(99, "failed"), (500, "warning"), (5000, "ok")])
-def test_little_space_is_told_and_next_to_none_refused(monkeypatch, tmp_path, mebibytes, status):
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: Usage(0, 0, mebibytes * 2**20))
-    node = NodeConfig(partition_id=0, statement_dir=str(tmp_path / "not" / "there"))
-    found = tried("disk", lambda: check_disk(node))
-    assert found.status == status
-    assert f"{mebibytes:,} MiB free" in found.words
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(preflight.os, "access", lambda *_: False)
-    node = NodeConfig(partition_id=0, statement_dir=str(tmp_path))
-    found = tried("disk", lambda: check_disk(node))
-    assert (found.status, str(tmp_path) in found.words) == ("failed", True)
 
 
 def test_the_signing_key_is_read(tmp_path):
@@ -220,22 +138,6 @@ def test_a_run_is_masked_as_the_member_wants_it(keeper_key, masking, status):
     assert tried("masking", lambda: check_masking(node, masking)).status == status
 
 
-def test_whatever_a_check_raises_is_a_finding():
-    def odd() -> str:
-        raise RuntimeError("\x1b[2J")
-
-    assert tried("data", odd) == Finding("data", Status.FAILED, "RuntimeError: \x1b[2J")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "status", "told"),
-    [(0.4, "ok", "the server's"), (-59.6, "ok", "60 s behind"), (61.0, "warning", "61 s ahead")],
-)
-def test_a_clock_that_is_off_is_told(seconds, status, told):
-    found = clock_finding(seconds)
-    assert (found.status, told in found.words) == (status, True)
-
-
 def test_findings_are_read_back_and_hostile_ones_are_bounded():
     findings = [Finding(check, Status.OK, "well: yes") for check in ADVICE]
     content = RecordDict({"preflight": to_record(findings, 12.5)})
@@ -244,26 +146,3 @@ def test_findings_are_read_back_and_hostile_ones_are_bounded():
     (one,), clock = read_findings(RecordDict({"preflight": long}))
     assert (one.check, one.status, len(one.words), clock) == ("data", "failed", 200, None)
     assert "\x1b" not in one.words
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        RecordDict(),
-        RecordDict({"preflight": ConfigRecord({"data": "well"})}),
-        RecordDict({"preflight": ConfigRecord({"data": [1, 2]})}),
-    ],
-)
-def test_what_is_no_answer_is_a_warning(content):
-    (one,), clock = read_findings(content)
-    assert (one.check, one.status, clock) == ("node", Status.WARNING, None)
-
-
-def test_all_that_is_answered_may_leave_a_guarded_node():
-    """What the default of a member's policy lets out: all of it, as it is."""
-    content = ask(make_task()).content
-    assert OutgoingPolicy(LeavesSettings()).check(RecordDict(), content) == content
-
-
-def test_there_is_advice_for_every_check():
-    assert {*statuses(ask(make_task())), "node", "clock"} <= set(ADVICE)

@@ -153,14 +153,6 @@ def test_a_full_folder_takes_no_more(tmp_path, log, monkeypatch):
     assert "holds 1 runs: move some away" in log.text
 
 
-def test_a_disk_that_takes_nothing_is_a_warning(tmp_path, log):
-    (tmp_path / "file").write_text("")
-    context = node(tmp_path / "file" / "below")
-    take_receipts(told(FIRST), context)
-    assert "a receipt was not kept" in log.text
-    assert ReceiptKeeper(context, RUN).last_size == 2
-
-
 def test_the_nodes_state_stays_small(log):
     context = node()
     keeper = ReceiptKeeper(context, RUN)

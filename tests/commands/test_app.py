@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from fedif_flower.commands.app import app_cli
 from fedif_flower.errors import ConfigError
 from fedif_flower.member.app_bundle import bundle_digest
-from fedif_flower.member.policy import read_member_policy
-from tests.member.bundles import PYPROJECT, bundle
+from tests.member.bundles import bundle
 from tests.member.test_app_rules import write_signer
 
 APP, CHANGED = bundle(), bundle("x = 2\n", **{"\x1b[31mred.py": "y = 1\n"})
@@ -51,13 +50,6 @@ def test_an_app_is_shown_approved_and_compared(call):
     assert "the same files" in call("show", "app.fab", "--against", "app.fab")
 
 
-def test_a_refused_app_is_approved_by_the_beginning_of_its_digest(call, tmp_path):
-    read_member_policy(tmp_path / "member-policy.toml").apps.keep_refused(CHANGED)
-    beginning = bundle_digest(CHANGED)[:12]
-    assert "here     not approved" in call("show", beginning)
-    assert bundle_digest(CHANGED) in call("approve", beginning)
-
-
 def test_an_auditor_signs_without_a_policy_and_a_member_believes_it(call, tmp_path):
     (tmp_path / "member-policy.toml").unlink()
     for name in ("ada", "bob"):
@@ -71,21 +63,6 @@ def test_an_auditor_signs_without_a_policy_and_a_member_believes_it(call, tmp_pa
     assert "signers  ada\n" in shown
     assert "here     signed by ada" in shown
     assert "signers  nobody on your list" in call("show", "changed.fab")
-
-
-def test_a_folder_is_shown_as_the_bundle_that_flower_makes_of_it(call, tmp_path):
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(PYPROJECT)
-    (folder / "LICENSE").write_text("none\n")
-    (folder / "app.py").write_text("x = 1\n")
-    shown = call("show", "project")
-    digest = re.search(r"SHA-256  ([0-9a-f]{64})", shown)[1]
-    assert "app.py" in shown
-    (folder / "app.py").write_text("x = 3\n")
-    assert digest not in call("show", "project")
-    (folder / "app.py").write_text("x = 1\n")
-    assert digest in call("approve", "project")
 
 
 @pytest.mark.parametrize(
@@ -103,9 +80,3 @@ def test_an_error_says_what_is_wrong(call, tmp_path, arguments, reason):
     (tmp_path / "signers").mkdir()
     with pytest.raises(ConfigError, match=re.escape(reason)):
         call(*arguments)
-
-
-def test_without_a_policy_a_digest_says_nothing(call, tmp_path):
-    (tmp_path / "member-policy.toml").unlink()
-    with pytest.raises(ConfigError, match="for a digest, name --policy as well"):
-        call("show", DIGEST[:12])

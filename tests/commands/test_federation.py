@@ -50,30 +50,6 @@ def test_from_an_invitation_to_an_answer(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["federation", "init", "consortium", "localhost", "--listen", "127.0.0.1:9092"],
-        ["federation", "invite", "hospital-a"],
-        ["federation", "superlink", "--", "--log-file", "superlink.log"],
-        ["federation", "run", "num-server-rounds=1"],
-        ["federation", "backup"],
-        ["federation", "rotate-certificate", "fl.example.org"],
-        ["federation", "keeper-client"],
-        ["federation", "connect", "afar", "fl.example.org:9092", "server/ca.crt"],
-        ["node", "key", "eve"],
-        ["keeper", "init", "keeper", "keeper.example.org"],
-    ],
-)
-def test_a_dry_run_says_what_would_be_done_and_writes_nothing(server, tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    before = content(tmp_path)
-    dashes = words.index("--") if "--" in words else len(words)
-    said = call(*words[:dashes], "--dry-run", *words[dashes:])
-    assert "would " in said or "kept " in said
-    assert content(tmp_path) == before
-
-
-@pytest.mark.parametrize(
     ("words", "starts"),
     [
         (["federation", "superlink", "--", "--log-file", "a.log"], "guarded_superlink"),
@@ -110,13 +86,6 @@ def test_a_status_that_is_not_well_has_an_exit_status(server):
     assert json.loads(told.output)["members"][0]["state"] == "invited"
 
 
-def test_a_backup_is_restored_elsewhere(server, tmp_path):
-    archive, other = tmp_path / "backup.tar.gz", tmp_path / "other"
-    call("federation", "backup", archive, "--no-runs")
-    assert "restored" in call("federation", "restore", archive, "--in", other)
-    assert (other / "ca.key").read_bytes() == (server / "ca.key").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("words", "match"),
     [
@@ -143,23 +112,3 @@ def test_a_join_whose_folders_are_not_there_makes_nothing(server, tmp_path):
         with pytest.raises(FedIFError, match=match):
             call("node", "join", invitation, option, tmp_path / "nowhere")
     assert not (tmp_path / "node").exists()
-
-
-def test_a_join_says_whether_the_server_answers(server, tmp_path):
-    call("federation", "invite", "hospital-a")
-    invitation = server / "invitations" / "hospital-a.invitation.toml"
-    with pytest.raises(FedIFError, match="nobody answers at localhost:9092"):
-        call("node", "join", invitation)
-    assert (tmp_path / "node" / "hospital-a.answer.toml").exists()  # All but the check is done.
-
-
-def test_a_keeper_has_its_keys_before_it_starts(tmp_path):
-    said = call("keeper", "init", tmp_path / "keeper", "keeper.example.org")
-    state = tmp_path / "keeper" / "keeper-state"
-    public = (state / "box-key.pub").read_text().strip()
-    assert f"public key of this keeper: {public}" in said
-    assert (state / "box-key").stat().st_mode & 0o777 == 0o600
-    before = content(tmp_path / "keeper")
-    call("keeper", "init", tmp_path / "keeper", "keeper.example.org")
-    assert content(tmp_path / "keeper") == before
-    assert "keeper --policy" in (tmp_path / "keeper" / "fedif-keeper.service").read_text()

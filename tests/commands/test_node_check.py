@@ -6,7 +6,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedif_flower.commands.node import node_cli
-from fedif_flower.errors import ConfigError
 
 
 @pytest.fixture
@@ -57,11 +56,6 @@ def test_what_to_do_is_beside_what_is_not_well_and_the_status_says_so(images, tm
         assert said in line
 
 
-def test_a_node_s_part_of_a_shared_data_set_is_checked():
-    result = check("--node-config", "partition-id=3 num-partitions=4")
-    assert result.exit_code == 0, result.output
-
-
 def test_a_node_that_has_joined_needs_no_options(images, tmp_path):
     (tmp_path / "member-policy.toml").write_text("")
     (tmp_path / "node.toml").write_text(
@@ -74,8 +68,3 @@ def test_a_node_that_has_joined_needs_no_options(images, tmp_path):
     for name, said in (("data", "6 examples"), ("app", "approved apps: 0"), ("certificate", "")):
         (line,) = [line for line in lines if line.startswith(f"│ {name} ")]
         assert said in line
-
-
-def test_without_a_node_the_error_names_the_way_to_one(tmp_path):
-    with pytest.raises(ConfigError, match=r"has no node\.toml: name the node's folder with --in"):
-        check("--in", str(tmp_path))

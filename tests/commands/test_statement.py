@@ -64,10 +64,3 @@ def test_a_statement_is_made_signed_collected_and_checked(tmp_path, member, make
     keyid = key_id(member.public_key())
     unknown = f"Not checked: a signature with key {keyid}; --members says whose it is"
     assert call("verify", page).splitlines()[2] == unknown
-
-
-def test_the_group_says_what_it_has_and_takes_options_first(tmp_path):
-    assert "merge" in call("statement", "--help")
-    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5)
-    call("statement", "--budget", "9", "--key", tmp_path / "operator.pem", run_dir)
-    assert (run_dir / "statement" / "statement.html").is_file()

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from io import StringIO
 
 import httpx
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from fedif_flower.cli import cli
-from fedif_flower.commands import watch
 from fedif_flower.errors import ConfigError
 from tests.run.watch.made import client, make_folder
 
@@ -29,17 +25,6 @@ def typed(*arguments: object) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
-
-
-def test_a_page_is_written_to_a_file(tmp_path):
-    folder = make_folder(tmp_path / "run", [client(1, 1)], accuracies=[0.1, 0.5])
-    folder.report.write_text("")
-    before = {path.name for path in folder.path.iterdir()}
-    page = tmp_path / "page.html"
-    assert str(page) in typed("watch", folder.path, "--write", page)
-    assert "round 1 of 10 is over" in page.read_text()
-    assert 'href="run/report.md"' in page.read_text()
-    assert {path.name for path in folder.path.iterdir()} == before
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
@@ -83,46 +68,6 @@ def test_runs_are_listed_the_newest_first(tmp_path):
     table = typed("runs", tmp_path)
     assert "[new]" in table
     assert "2 / 2" in table
-
-
-@pytest.mark.parametrize("columns", ["200", "80", "20"])
-def test_a_listed_run_s_name_is_whole_in_any_terminal(tmp_path, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    name = "paper/fashion-mnist/label-noise/[fedif]-with-momentum-seed-0"
-    make_folder(tmp_path / name, [client(1, 1)], accuracies=[0.1, 0.5])
-    shown = typed("runs", tmp_path)
-    assert name in shown
-    assert "1 / 10" in shown
-    assert ("━" in shown) == (columns == "200")
-
-
-@pytest.mark.parametrize(
-    ("terminal", "display", "opened"),
-    [(True, ":0", True), (True, "", False), (False, ":0", False)],
-)
-def test_a_browser_is_opened_where_there_is_a_desktop(monkeypatch, terminal, display, opened):
-    pages = []
-    monkeypatch.setattr("webbrowser.open", pages.append)
-    monkeypatch.setattr("sys.platform", "linux")
-    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(name, raising=False)
-    if display:
-        monkeypatch.setenv("DISPLAY", display)
-    console = Console(file=StringIO(), force_terminal=terminal)
-    watch.announce("http://127.0.0.1:1/", console)
-    assert console.file.getvalue() == "Watch: http://127.0.0.1:1/\n"
-    assert bool(pages) == opened
-
-
-def test_a_run_is_watched_while_it_lasts(tmp_path):
-    """The page is there before the run wrote anything, and gone when it is over."""
-    console = Console(file=StringIO())
-    with watch.watching(tmp_path / "run", console):
-        url = re.search(r"http://\S+", console.file.getvalue())[0]
-        assert "not written anything yet" in httpx.get(url).text
-        make_folder(tmp_path / "run", [client(1, 1)], accuracies=[0.1, 0.5])
-        assert "round 1 of 10 is over" in httpx.get(url).text
-    assert f"fedif watch {tmp_path / 'run'}" in console.file.getvalue()
 
 
 def test_the_command_serves_until_it_is_told_to_end(tmp_path):

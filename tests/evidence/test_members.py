@@ -28,12 +28,6 @@ def test_members_are_called_after_their_files(tmp_path):
     }
 
 
-def test_one_file_is_as_good(tmp_path):
-    path = tmp_path / "hospital-a.pub"
-    path.write_bytes(KEYS["hospital-a"].public_bytes(*SSH))
-    assert list(read_members(path)) == ["hospital-a"]
-
-
 def test_a_folder_without_keys_is_named(tmp_path):
     with pytest.raises(ConfigError, match="nowhere cannot be read"):
         read_members(tmp_path / "nowhere")

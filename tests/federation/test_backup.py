@@ -56,46 +56,6 @@ def test_what_cannot_be_made_again_comes_back(used, tmp_path):
     assert other.settings() == used.settings()
 
 
-def test_without_runs_it_is_small(used, tmp_path):
-    archive = back_up(used, tmp_path / "small.tar.gz", Lines().steps(), runs=False)
-    assert "runs/october/report.md" not in check(archive)
-    assert "ca.key" in check(archive)
-
-
-def test_a_dry_run_writes_nothing(used, tmp_path):
-    before, lines = content(tmp_path), Lines()
-    back_up(used, None, lines.steps(dry_run=True))
-    assert content(tmp_path) == before
-    assert lines.has("would write", "ca.key")
-    archive = back_up(used, None, Lines().steps())
-    restore(FederationFolder(tmp_path / "other"), archive, lines.steps(dry_run=True))
-    assert not (tmp_path / "other").exists()
-
-
-def test_nothing_is_overwritten(used, tmp_path):
-    archive = tmp_path / "backup.tar.gz"
-    archive.write_text("mine")
-    with pytest.raises(ConfigError, match=r"backup\.tar\.gz is there already"):
-        back_up(used, archive, Lines().steps())
-    assert archive.read_text() == "mine"
-    archive.unlink()
-    back_up(used, archive, Lines().steps())
-    before = content(used.path)
-    with pytest.raises(ConfigError, match="is there already: restore into another folder"):
-        restore(used, archive, Lines().steps())
-    assert content(used.path) == before
-
-
-def test_a_damaged_archive_is_refused(used, tmp_path):
-    archive = back_up(used, tmp_path / "backup.tar.gz", Lines().steps())
-    whole = archive.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"no archive", whole[: len(whole) * 9 // 10]):
-        archive.write_bytes(damaged)
-        with pytest.raises(StorageError, match=r"backup\.tar\.gz"):
-            restore(FederationFolder(tmp_path / "other"), archive, Lines().steps())
-    assert not (tmp_path / "other").exists()
-
-
 def rewritten(archive, change):
     """Write an archive anew, with other files in it."""
     with tarfile.open(archive) as opened:
@@ -136,10 +96,3 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(used, tmp_path, name):
     with pytest.raises(ConfigError, match="leads out of the folder"):
         restore(FederationFolder(tmp_path / "other"), archive, Lines().steps())
     assert not (tmp_path / "stolen").exists()
-
-
-def test_a_database_that_is_damaged_is_no_backup(folder, tmp_path):
-    folder.database.write_bytes(b"no database" * 100)
-    with pytest.raises(StorageError, match=r"superlink\.db"):
-        back_up(folder, tmp_path / "backup.tar.gz", Lines().steps())
-    assert not list(tmp_path.glob("*backup*"))

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedif_flower.errors import ConfigError
@@ -16,7 +14,6 @@ from fedif_flower.federation.certificates import (
     certificate_fingerprint,
     hosts_of,
     make_key,
-    pinned_certificate,
     read_certificate,
     require_handshake,
     server_certificate,
@@ -85,44 +82,10 @@ def test_a_renewed_certificate_keeps_its_key(files):
     assert hosts_of(after) == ["localhost", "127.0.0.1", "::1", "new.example.org"]
 
 
-def test_an_authority_made_by_openssl_with_an_rsa_key_still_signs(files):
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (files / "ca.key").write_bytes(pem)
-    (files / "ca.crt").write_bytes(authority_certificate(files / "ca.key", "consortium"))
-    write_server(files, ["fl.example.org"])
-    shake(files, "fl.example.org")
-
-
-@pytest.mark.parametrize("host", ["a b", "-a", "a_b", "", "a" * 64, "fl.example.org:9092"])
-def test_what_is_no_host_is_refused(files, host):
-    with pytest.raises(ConfigError, match="is neither a host's name nor an address"):
-        write_server(files, [host])
-
-
 def test_an_authority_whose_key_is_another_is_refused(files):
     (files / "ca.key").write_bytes(make_key())
     with pytest.raises(ConfigError, match=r"ca\.crt is not the certificate of .*ca\.key"):
         write_server(files, ["localhost"])
-
-
-def test_files_that_are_none_are_named(files):
-    (files / "ca.key").write_text("no key")
-    with pytest.raises(ConfigError, match=r"ca\.key is no unencrypted private key"):
-        write_server(files, ["localhost"])
-    (files / "ca.crt").write_text("no certificate")
-    with pytest.raises(ConfigError, match=r"ca\.crt is no certificate in PEM"):
-        read_certificate(files / "ca.crt")
-    with pytest.raises(ConfigError, match=r"nowhere\.crt: No such file"):
-        read_certificate(files / "nowhere.crt")
-
-
-def test_a_pinned_certificate_is_trusted_by_whoever_has_it(tmp_path):
-    (tmp_path / "keeper.key").write_bytes(make_key())
-    pem = pinned_certificate(tmp_path / "keeper.key", "keeper", ["keeper.example.org"])
-    (tmp_path / "keeper.crt").write_bytes(pem)
-    keeper = tmp_path / "keeper.crt"
-    require_handshake(keeper, tmp_path / "keeper.key", keeper, "keeper.example.org")
 
 
 def test_python_s_strictest_check_passes(files):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -9,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.errors import ConfigError
 from fedif_flower.federation.flower import (
     Flower,
     FlowerCommandError,
     connect,
-    flower_environment,
 )
-from fedif_flower.federation.programs import Program
-from fedif_flower.federation.runs import app_folder, run_to_end
+from fedif_flower.federation.runs import run_to_end
 from tests.federation.folders import Lines
 
 PROJECT = Path(__file__).parents[2]
@@ -53,11 +50,6 @@ def test_a_node_is_registered_under_its_name(flwr, tmp_path):
     ]
 
 
-def test_nodes_are_listed_by_id(flwr):
-    flwr(json.dumps({"success": True, "nodes": [{"node-id": "5", "status": "online"}]}))
-    assert Flower("consortium").nodes() == {"5": {"node-id": "5", "status": "online"}}
-
-
 @pytest.mark.parametrize(
     ("text", "status", "match"),
     [
@@ -71,22 +63,6 @@ def test_what_flower_refuses_is_said_in_its_words(flwr, text, status, match):
     flwr(text, status)
     with pytest.raises(FlowerCommandError, match=rf"`flwr supernode list` {match}"):
         Flower("consortium").nodes()
-
-
-def test_without_flower_it_says_so(flwr, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigError, match="'flwr' is not there: install fedif-flower"):
-        Flower("consortium").nodes()
-
-
-def test_an_environment_keeps_what_was_chosen(monkeypatch):
-    monkeypatch.setattr("sysconfig.get_path", lambda _: "/own/bin")
-    found = flower_environment({"PATH": "/usr/bin", "FLWR_TELEMETRY_ENABLED": "1", "A": "b"})
-    assert found["PATH"] == os.pathsep.join(["/own/bin", "/usr/bin"])
-    assert (found["FLWR_TELEMETRY_ENABLED"], found["A"]) == ("1", "b")
-    assert found["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "0.2"
-    before = os.pathsep.join(["/tests/bin", "/own/bin"])
-    assert flower_environment({"PATH": before})["PATH"] == before
 
 
 def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home):
@@ -177,12 +153,6 @@ def test_a_key_that_the_app_lacks_is_named_before_anything_is_submitted(tmp_path
     assert runs.followed == 0
 
 
-def test_a_run_that_failed_is_an_error_with_flower_s_words():
-    runs = Runs("finished:failed", "out of memory")
-    with pytest.raises(TrainingFailedError, match="run 9: finished:failed out of memory"):
-        run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
-
-
 def test_a_superlink_that_does_not_answer_for_a_while_is_asked_again(monkeypatch):
     runs, failing = Runs("finished:completed"), [True, True, False, True, False]
     answer = runs.runs
@@ -201,22 +171,6 @@ def test_a_superlink_that_does_not_answer_for_a_while_is_asked_again(monkeypatch
         run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
 
 
-def test_ctrl_c_leaves_the_run_alone():
-    lines = Lines()
-    with pytest.raises(KeyboardInterrupt):
-        run_to_end(Runs("", interrupted=True), PROJECT, "num-server-rounds=1", lines.append)
-    assert lines.has("run 9 goes on", "flwr log 9 consortium", "flwr stop 9 consortium")
-
-
-def test_the_app_is_this_checkout_or_the_one_that_is_named(tmp_path):
-    assert app_folder(None) == PROJECT
-    (tmp_path / "pyproject.toml").write_text("[tool.flwr.app]\npublisher = 'x'\n")
-    assert app_folder(tmp_path) == tmp_path
-    (tmp_path / "pyproject.toml").write_text("[project]\n")
-    with pytest.raises(ConfigError, match="name the app's folder with --app"):
-        app_folder(tmp_path)
-
-
 def test_a_program_takes_this_process_s_place_with_a_mask(tmp_path):
     code = (
         "import pathlib, sys\n"
@@ -232,10 +186,3 @@ def test_a_program_takes_this_process_s_place_with_a_mask(tmp_path):
     )
     first, second = done.stdout.splitlines()
     assert first == second
-
-
-def test_a_program_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="'no-such-program' is not there"):
-        Program(["no-such-program"], {"PATH": str(tmp_path)}, tmp_path).start()
-    with pytest.raises(ConfigError, match="nowhere: No such file"):
-        Program([sys.executable], {"PATH": ""}, tmp_path / "nowhere").start()

@@ -8,13 +8,10 @@ from fedif_flower.federation.documents import read_document, to_toml
 from fedif_flower.federation.flower import FlowerCommandError
 from fedif_flower.federation.invitation import (
     Answer,
-    Invitation,
     key_fingerprint,
-    make_answer,
-    make_node_key,
 )
 from fedif_flower.federation.members import add, invite, remove
-from fedif_flower.federation.node import read_invitation, read_node_key
+from fedif_flower.federation.node import read_invitation
 from tests.federation.folders import Lines, Registry, answer_of, content, make_federation
 
 
@@ -57,14 +54,6 @@ def test_numbers_are_given_once(folder, registry):
     assert folder.member("e").number == 9
 
 
-def test_the_same_invitation_again_changes_nothing(folder):
-    invite(folder, "a", None, Lines().steps())
-    before, lines = content(folder.path), Lines()
-    invite(folder, "a", None, lines.steps())
-    assert content(folder.path) == before
-    assert all(line.startswith("kept ") for line in lines)
-
-
 @pytest.mark.parametrize("name", ["", "../a", "a/b", "-a", "a b", "ä", "a" * 41])
 def test_a_name_that_could_be_no_file_is_refused(folder, name):
     with pytest.raises(ConfigError, match=r"name = .*allowed: 1 to 40 of A-Z"):
@@ -83,28 +72,6 @@ def test_an_answer_lets_its_member_in_once(folder, answer, registry):
     _, lines = let_in(folder, answer, registry)
     assert content(folder.path) == before
     assert lines.has("kept hospital-a")
-
-
-def test_a_dry_run_registers_and_writes_nothing(folder, answer, registry):
-    before = content(folder.path)
-    _, lines = let_in(folder, answer, registry, dry_run=True)
-    invite(folder, "b", None, lines.steps(dry_run=True))
-    remove(folder, "hospital-a", registry, lines.steps(dry_run=True))
-    assert content(folder.path) == before
-    assert registry.keys == {}
-    assert lines.has("would register hospital-a")
-
-
-def test_whoever_has_no_invitation_comes_by_its_key(folder, tmp_path, registry):
-    key = tmp_path / "hospital-b.key"
-    key.write_bytes(make_node_key())
-    key.chmod(0o600)
-    public = tmp_path / "hospital-b.pub"
-    invite(folder, "a", None, Lines().steps())
-    make = Invitation(**{**read_invitation(folder.invitation("a")).to_mapping(), "member": "b"})
-    public.write_text(make_answer(make, read_node_key(key)).key)
-    member, _ = let_in(folder, public, registry)
-    assert (member.name, member.number, member.state) == ("hospital-b", 1, "registered")
 
 
 def changed(answer, **changes):
@@ -154,17 +121,6 @@ def test_a_stranger_s_answer_is_refused(folder, tmp_path, registry):
     path = answer_of(folder, "hospital-a", tmp_path / "a")
     folder.member_file("hospital-a").unlink()
     refused(folder, path, registry, "'hospital-a' was not invited")
-
-
-def test_what_is_no_answer_is_named(folder, tmp_path, registry):
-    path = tmp_path / "x.toml"
-    for text, match in (("[", "x.toml: "), ("a" * 70_000, "longer than 65536 bytes")):
-        path.write_text(text)
-        refused(folder, path, registry, match)
-    path.write_bytes(b"\xff")
-    refused(folder, path, registry, "x.toml: ")
-    refused(folder, tmp_path / "none.toml", registry, "none.toml: No such file")
-    refused(folder, tmp_path / "none.pub", registry, "none.pub")
 
 
 def test_a_key_is_never_replaced_and_never_two_members(folder, tmp_path, registry):
@@ -225,21 +181,3 @@ def test_a_member_that_was_removed_stays_so(folder, answer, registry):
         invite(folder, "hospital-a", None, Lines().steps())
     with pytest.raises(ConfigError, match="was removed"):
         let_in(folder, answer, registry)
-
-
-def test_a_registration_that_flower_s_own_command_ended_is_no_error(folder, answer, registry):
-    let_in(folder, answer, registry)
-    registry.unregister("1000")
-    remove(folder, "hospital-a", registry, Lines().steps())
-    assert folder.member("hospital-a").state == "removed"
-
-
-def test_a_member_stays_where_the_superlink_does_not_answer(folder, answer, registry):
-    let_in(folder, answer, registry)
-    registry.is_down = True
-    before = content(folder.path)
-    with pytest.raises(FlowerCommandError):
-        remove(folder, "hospital-a", registry, Lines().steps())
-    assert content(folder.path) == before
-    with pytest.raises(ConfigError, match="no member 'x'; members: hospital-a"):
-        remove(folder, "x", registry, Lines().steps())

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import shutil
-import subprocess
-
 import pytest
 from flwr.common.config import parse_config_args
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
@@ -13,7 +10,6 @@ from fedif_flower.federation.invitation import Answer, key_fingerprint
 from fedif_flower.federation.members import invite
 from fedif_flower.federation.node import (
     NodeFolder,
-    make_node_pair,
     node_config_text,
     node_program,
     read_invitation,
@@ -51,21 +47,6 @@ def test_a_host_makes_its_key_and_an_answer_without_it(tmp_path, invitation):
     assert f"node start --in {node.path}" in (node.path / "fedif-node.service").read_text()
 
 
-def test_again_it_changes_nothing(tmp_path, invitation):
-    join_as(tmp_path / "node", invitation)
-    before = content(tmp_path / "node")
-    lines = join_as(tmp_path / "node", invitation, config={"data-dir": "/elsewhere"}, port=9999)
-    assert content(tmp_path / "node") == before
-    assert not lines.has("made")
-    assert not lines.has("wrote")
-
-
-def test_a_dry_run_writes_nothing(tmp_path, invitation):
-    lines = join_as(tmp_path / "node", invitation, dry_run=True)
-    assert not (tmp_path / "node").exists()
-    assert lines.has("would make", "node.key")
-
-
 def test_what_a_node_says_of_itself(tmp_path, invitation):
     join_as(
         tmp_path / "node", invitation, config={"data-dir": "/srv/our data", "num-partitions": 9}
@@ -91,18 +72,6 @@ def test_a_member_of_a_federation_with_a_keeper_signs_with_its_own_key(folder, t
     assert lines.has("the keeper's operator", keeper)
 
 
-@pytest.mark.parametrize("value", ["it's", "two\nlines", "", "a b", 1.5, True, -3, "ünïcode"])
-def test_values_reach_flower_or_are_refused(value):
-    if isinstance(value, str) and ("'" in value or "\n" in value):
-        with pytest.raises(ConfigError, match=r"\[config\] key = .*without apostrophes"):
-            node_config_text({"key": value})
-    else:
-        assert parse_config_args([node_config_text({"key": value, "z": 1})]) == {
-            "key": value,
-            "z": 1,
-        }
-
-
 def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     join_as(tmp_path / "node", invitation)
     folder = NodeFolder(tmp_path / "node")
@@ -122,13 +91,6 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     guarded = list(node_program(folder, str(policy), []).arguments)
     assert guarded[1:4] == ["-m", "fedif_flower.runtime.guarded_supernode", str(policy)]
     assert guarded[4:] == words[3:-4]
-
-
-def test_a_policy_that_was_given_at_joining_is_kept(tmp_path, invitation):
-    (tmp_path / "policy.toml").touch()
-    join_as(tmp_path / "node", invitation, policy=str(tmp_path / "policy.toml"))
-    program = node_program(NodeFolder(tmp_path / "node"), "", [])
-    assert program.arguments[3] == str(tmp_path / "policy.toml")
 
 
 def changed(invitation, **changes):
@@ -161,23 +123,6 @@ def test_a_folder_serves_one_member_of_one_federation(tmp_path, invitation):
     assert content(tmp_path / "node") == before
 
 
-def test_a_key_that_others_may_read_or_of_another_kind_is_refused(tmp_path, invitation):
-    join_as(tmp_path / "node", invitation)
-    folder = NodeFolder(tmp_path / "node")
-    folder.key.chmod(0o640)
-    for act in (lambda: node_program(folder, "", []), lambda: join_as(folder.path, invitation)):
-        with pytest.raises(ConfigError, match="chmod 600"):
-            act()
-    folder.key.unlink()
-    with pytest.raises(ConfigError, match=r"node\.key: No such file"):
-        node_program(folder, "", [])
-
-
-def test_without_a_node_a_start_says_what_to_do(tmp_path):
-    with pytest.raises(ConfigError, match=r"no node\.toml: name the node's folder"):
-        node_program(NodeFolder(tmp_path), "", [])
-
-
 @pytest.mark.parametrize(
     ("line", "match"),
     [
@@ -193,25 +138,3 @@ def test_a_wrong_setting_is_named(tmp_path, invitation, line, match):
     path.write_text(f"{head}{line}\n")
     with pytest.raises(ConfigError, match=match):
         node_program(NodeFolder(tmp_path / "node"), "", [])
-
-
-def test_a_pair_of_keys_is_made_once(tmp_path):
-    lines = Lines()
-    make_node_pair(tmp_path / "keys" / "eve", "eve", lines.steps())
-    before = content(tmp_path)
-    assert before["keys/eve.pub"].endswith(b" eve\n")
-    make_node_pair(tmp_path / "keys" / "eve", "eve", lines.steps())
-    assert content(tmp_path) == before
-
-
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
-def test_openssh_reads_the_keys_and_agrees_on_the_fingerprint(tmp_path):
-    make_node_pair(tmp_path / "eve", "eve", Lines().steps())
-    public = (tmp_path / "eve.pub").read_text()
-
-    def ssh_keygen(*options: str) -> str:
-        command = ["ssh-keygen", *options, "-f", str(tmp_path / "eve")]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    assert ssh_keygen("-y").split()[:2] == public.split()[:2]
-    assert key_fingerprint(public) in ssh_keygen("-l")

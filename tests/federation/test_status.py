@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 
 import fedif_flower.federation.certificates as certificates
 from fedif_flower.federation.connection import UnreachableError, reach
 from fedif_flower.federation.members import add, invite, remove
-from fedif_flower.federation.server import rotate, server_certificate
 from fedif_flower.federation.status import look
 from tests.federation.folders import Lines, Registry, answer_of
 from tests.federation.serving import serving
@@ -62,44 +60,6 @@ def test_half_of_the_members_are_enough_to_be_well(folder, tmp_path, registry, m
     assert seen_while_serving(folder, registry).warnings == []
     nodes["1001"]["status"] = "offline"
     assert seen_while_serving(folder, registry).warnings == ["0 of 2 members are online"]
-
-
-def test_a_superlink_that_does_not_answer_is_a_warning(folder, registry):
-    seen_while_serving(folder, registry)  # From now on that port is nobody's.
-    seen = look(folder, registry)
-    assert seen.superlink.startswith(f"nobody answers at {folder.settings().local_address}")
-    assert seen.warnings == [seen.superlink]
-    assert seen.seconds is None
-
-
-def test_a_superlink_that_is_not_well_is_a_warning(folder, registry):
-    assert "is not well: status 503" in seen_while_serving(folder, registry, 503).superlink
-
-
-def test_a_database_that_lost_its_nodes_is_a_warning(folder, tmp_path, registry):
-    add(folder, answer_of(folder, "ada", tmp_path / "ada"), registry, Lines().steps())
-    seen = seen_while_serving(folder, Registry())
-    assert seen.warnings == ["the SuperLink does not know ada: was its database lost?"]
-
-
-def test_a_certificate_that_ends_soon_is_a_warning(folder, registry, monkeypatch):
-    monkeypatch.setattr(certificates, "SERVER_DAYS", 20)
-    pem = server_certificate(folder.server_key, folder.authority_key, folder.authority, ["a.org"])
-    folder.certificate.write_bytes(pem)
-    seen = seen_while_serving(folder, registry)
-    assert len(seen.warnings) == 1
-    assert seen.warnings[0].startswith("the server's certificate ends in")
-    assert datetime.fromisoformat(seen.certificate_ends).year >= datetime.now(UTC).year
-
-
-def test_an_open_rotation_is_a_warning(folder, registry):
-    with serving(folder) as settings:
-        folder.configuration.write_text(settings)
-        rotate(folder, [], Lines().steps())
-        seen = look(folder, registry)
-    assert len(seen.warnings) == 2
-    assert "does not serve" in seen.warnings[0]
-    assert "a rotation is open" in seen.warnings[1]
 
 
 def test_a_member_reaches_the_server_that_its_invitation_means(folder, tmp_path, monkeypatch):

@@ -51,14 +51,3 @@ def test_what_a_node_reads_is_not_for_writing():
     # What the node itself needs is not hidden.
     found = lines(node_unit(Path("/srv/fedif"), "a:1", "/srv/x-rays", ""))
     assert "TemporaryFileSystem=/srv" not in found
-
-
-def test_homes_are_hidden_unless_something_needed_is_there(monkeypatch):
-    assert "ProtectHome=true" in lines(superlink_unit(FOLDER))
-    assert "ProtectHome=read-only" in lines(superlink_unit(Path("/home/me/fedif")))
-    monkeypatch.setattr("sysconfig.get_path", lambda _: str(Path("/root", "programs")))
-    assert "ProtectHome=read-only" in lines(superlink_unit(FOLDER))
-
-
-def test_what_systemd_would_expand_stays_as_it_is():
-    assert "WorkingDirectory=/var/lib/100%%" in lines(superlink_unit(Path("/var/lib/100%")))

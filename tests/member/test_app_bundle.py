@@ -11,14 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedif_flower.errors import ConfigError
 from fedif_flower.member import app_bundle
 from fedif_flower.member.app_bundle import (
-    Changes,
-    compare,
     read_bundle,
     sign_bundle,
     signers_of,
-    text_diff,
 )
-from tests.member.bundles import PYPROJECT, bundle, zipped
+from tests.member.bundles import bundle, zipped
 
 KEYS = {"ada": Ed25519PrivateKey.generate(), "bob": ec.generate_private_key(ec.SECP384R1())}
 PUBLIC = {name: key.public_key() for name, key in KEYS.items()}
@@ -74,16 +71,6 @@ def test_a_bomb_is_not_unpacked(monkeypatch):
         read(bundle())
 
 
-def test_changes_are_files_and_lines():
-    old = read(bundle("a\nb\n", **{"gone.py": "", ".info/CONTENT": "1"}))
-    new = read(bundle("a\nc\n", **{"new.py": "d\n", ".info/CONTENT": "2"}))
-    assert compare(old, new) == Changes(("new.py",), ("gone.py",), ("app.py",))
-    lines = list(text_diff(old, new))
-    assert {"-b", "+c", "+d"} < set(lines)
-    assert not any("CONTENT" in line for line in lines)
-    assert compare(new, new) == Changes((), (), ())
-
-
 def test_a_signature_counts_for_its_key_and_its_bundle(tmp_path):
     digest, other = read(bundle()).digest, read(bundle("y = 1\n")).digest
     for key in KEYS.values():
@@ -113,8 +100,3 @@ def test_what_is_no_signature_counts_for_nobody(tmp_path, change):
     (tmp_path / f"{digest}.list.sig").write_text("[]")
     (tmp_path / f"{digest}.folder.sig").mkdir()
     assert signers_of(digest, tmp_path, PUBLIC) == []
-
-
-def test_the_project_file_is_part_of_what_is_compared():
-    new = zipped({"pyproject.toml": PYPROJECT.replace("1.0", "2.0"), "app.py": "x = 1\n"})
-    assert compare(read(bundle()), read(new)).changed == ("pyproject.toml",)

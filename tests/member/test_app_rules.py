@@ -47,14 +47,6 @@ def test_what_is_not_approved_is_refused_with_the_command_that_approves_it(tmp_p
         found.check(APP.digest)
 
 
-@pytest.mark.parametrize("digest", ["", "*", "../x", APP.digest.upper(), APP.digest[:-1]])
-def test_what_is_no_digest_is_not_approved(tmp_path, digest):
-    found = apps(tmp_path)
-    found.approve(APP)
-    (tmp_path / "approved-apps" / ".fab").touch()
-    assert found.approval(digest) == ""
-
-
 def test_enough_signatures_let_an_app_run(tmp_path):
     keys = [write_signer(tmp_path / "keys", name) for name in ("ada", "bob")]
     found = apps(tmp_path, signers="keys", least_signers=2)
@@ -92,29 +84,3 @@ def test_so_many_refused_bundles_are_kept(tmp_path):
     assert [found.keeps(bundle_digest(content)) for content in contents] == [False, True, True]
     assert found.find(bundle_digest(contents[2])[:12]).content == contents[2]
     assert apps(tmp_path, keep_refused=0).keeps("none is to be kept")
-
-
-def test_an_approved_bundle_is_refused_no_more(tmp_path):
-    found = apps(tmp_path)
-    found.keep_refused(APP.content)
-    found.approve(found.find(APP.digest[:12]))
-    assert list((tmp_path / "state" / "refused-apps").iterdir()) == []
-    assert found.find(APP.digest).digest == APP.digest
-
-
-@pytest.mark.parametrize("beginning", ["", "*", "abc", "../../x", "0" * 12])
-def test_a_digest_s_beginning_finds_one_bundle_or_none(tmp_path, beginning):
-    found = apps(tmp_path)
-    found.approve(APP)
-    with pytest.raises(ConfigError, match="is no file, no folder, and the beginning of no digest"):
-        found.find(beginning)
-
-
-def test_an_app_is_compared_with_the_one_approved_last(tmp_path):
-    found = apps(tmp_path)
-    older, newer = (read_bundle(bundle(f"x = {i}\n"), "app") for i in (2, 3))
-    for age, one in enumerate((older, newer)):
-        os.utime(found.approve(one), (age, age))
-    assert found.last_approved("fedif/app", but=APP.digest) == newer
-    assert found.last_approved("fedif/app", but=newer.digest) == older
-    assert found.last_approved("fedif/other", but="") is None

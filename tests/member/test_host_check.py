@@ -16,11 +16,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
-from fedif_flower.client.preflight import tried
-from fedif_flower.member.host_check import check_policy, check_server, own_findings
+from fedif_flower.member.host_check import check_server, own_findings
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.messages.preflight import Finding, Status
 
 CONFIG = ClientConfig(num_clients=2, learning_rate=0.05, device="cpu", model="mlp")
 
@@ -100,25 +98,3 @@ def test_a_server_s_certificate_and_clock_are_looked_at(tmp_path, days, status):
     else:
         assert certificate.words.startswith("valid until 20")
         assert clock.status == "ok"
-
-
-def test_a_server_that_is_not_there_or_another_is_named(tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    with Server(tmp_path / "one", 100) as server, Server(tmp_path / "two", 100) as other:
-        found = check_server(server.address, other.ca)
-        assert (found[0].status, server.address in found[0].words) == ("failed", True)
-    assert "cannot be reached" in check_server(server.address, server.ca)[0].words
-    assert "allowed: HOST:PORT" in check_server("nowhere", server.ca)[0].words
-    assert "is no certificate" in check_server(server.address, tmp_path / "no")[0].words
-
-
-def test_a_policy_s_apps_are_counted(tmp_path):
-    path = tmp_path / "member-policy.toml"
-    path.write_text("")
-    assert tried("app", lambda: check_policy(path)).status == "warning"
-    (tmp_path / "approved-apps").mkdir()
-    (tmp_path / "approved-apps" / f"{'a' * 64}.fab").touch()
-    assert tried("app", lambda: check_policy(path)) == Finding("app", Status.OK, "approved apps: 1")
-    path.write_text("[apps]\nfiles = 1")
-    assert "unknown" in tried("app", lambda: check_policy(path)).words

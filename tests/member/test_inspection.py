@@ -11,7 +11,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 from fedif_flower.apps import client_app
@@ -20,8 +19,8 @@ from fedif_flower.client import gradients as keeping
 from fedif_flower.client.gradients import KeptGradient, keep_gradient, kept_rounds, read_kept
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.member import inspection
-from fedif_flower.member.inspection import examples_at, inspect_examples
-from fedif_flower.member.inspection_page import PAGE, TABLE, page, shown, table_lines
+from fedif_flower.member.inspection import inspect_examples
+from fedif_flower.member.inspection_page import PAGE, TABLE, page, table_lines
 from fedif_flower.messages.gradients import gradient_record, read_gradient
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
@@ -55,37 +54,6 @@ def test_influence_and_loss_are_means_over_the_rounds():
     assert found.agreement is None
     assert found.order.tolist() == [0, 1]
     assert not found.harmful.any()
-
-
-def test_no_more_than_a_batch_goes_through_the_model_at_once(monkeypatch):
-    sizes = []
-
-    class Noted(nn.Linear):
-        def forward(self, x):
-            sizes.append(len(x))
-            return super().forward(x)
-
-    monkeypatch.setattr(inspection, "BATCH", 3)
-    data = (torch.randn(10, 2), torch.randn(10, 1))
-    inspect_examples(linear(model=lambda: Noted(2, 1)), data, [kept([1, 0], [1, 0, 0])], "cpu")
-    assert sizes == [3, 3, 3, 1]
-
-
-def test_a_loader_that_shuffles_is_read_in_order():
-    inputs = torch.arange(12.0).reshape(6, 2)
-    loader = DataLoader(TensorDataset(inputs, torch.zeros(6, 1)), 4, shuffle=True)
-    expected = inspect_examples(linear(), (inputs, torch.zeros(6, 1)), [kept([1, 0], [1, 0, 0])])
-    found = inspect_examples(linear(), loader, [kept([1, 0], [1, 0, 0])])
-    assert torch.equal(found.losses, expected.losses)
-    assert [float(x[0]) for x in examples_at(loader, [4, 1])] == [8.0, 2.0]
-
-
-def test_another_run_s_model_and_no_round_at_all_are_named():
-    data = (torch.randn(2, 2), torch.randn(2, 1))
-    with pytest.raises(ConfigError, match="round 1 is not the model of this task"):
-        inspect_examples(linear(), data, [kept([1, 0, 0], [1, 0, 0, 0])], "cpu")
-    with pytest.raises(ConfigError, match="no published gradient"):
-        inspect_examples(linear(), data, [], "cpu")
 
 
 def content(server_round: int, gradient: torch.Tensor | None) -> RecordDict:
@@ -123,14 +91,6 @@ def test_a_node_keeps_what_is_published_and_no_more_than_it_may(tmp_path):
     assert (last.server_round, last.task) == (40, "t")
 
 
-def test_a_folder_that_is_full_stays_as_it_was(tmp_path, monkeypatch, caplog):
-    keep_gradient(content(1, torch.ones(3)), node(tmp_path))
-    monkeypatch.setattr(keeping, "MOST_BYTES", 10)
-    keep_gradient(content(2, torch.ones(3)), node(tmp_path))
-    assert [path.name for path in kept_rounds(tmp_path)] == ["round-000001.npz"]
-    assert "would hold more than 10 bytes" in caplog.text
-
-
 @pytest.mark.parametrize(
     "gradient",
     [torch.ones(4), torch.ones(1, 3), torch.tensor([1.0, float("nan")]), torch.ones(3).int()],
@@ -141,13 +101,6 @@ def test_a_gradient_that_is_none_is_not_kept_and_stops_nothing(tmp_path, gradien
     keep_gradient(content(1, gradient), node(tmp_path / "kept"))
     assert not (tmp_path / "kept").exists()
     assert "was not kept" in caplog.text
-
-
-def test_a_damaged_file_is_named(tmp_path):
-    path = tmp_path / "round-000003.npz"
-    path.write_bytes(b"no archive")
-    with pytest.raises(ConfigError, match=r"round-000003\.npz is no kept gradient"):
-        read_kept(path)
 
 
 def test_the_page_escapes_what_it_shows_and_fetches_nothing():
@@ -173,13 +126,6 @@ def test_the_page_escapes_what_it_shows_and_fetches_nothing():
     assert "default-src 'none'; img-src data:" in text
     assert 'src="data:image/png;base64,' in text
     assert "http" not in text.replace("http-equiv", "")
-
-
-def test_examples_that_are_no_pictures_are_shown_in_words():
-    assert shown(torch.tensor([1.0, 2.5])) == "1, 2.5"
-    assert shown(torch.arange(20)).endswith("15 ...")
-    assert len(shown("x" * 1000)) == 404
-    assert shown(None) == ""
 
 
 @pytest.fixture(scope="module")
@@ -250,17 +196,6 @@ def test_the_command_writes_a_page_and_a_table_without_a_connection(digits, monk
     assert (output / TABLE).stat().st_mode & 0o077 == 0
 
 
-def test_the_command_says_what_is_missing(tmp_path):
-    result = CliRunner().invoke(
-        cli, ["inspect", "--node-config", "partition-id=0 num-partitions=2"]
-    )
-    assert "gradients-dir" in str(result.exception)
-    own = run_of_an_own_task(tmp_path)
-    config = f'partition-id=0 num-partitions=4 gradients-dir="{own}"'
-    result = CliRunner().invoke(cli, ["inspect", "--node-config", config])
-    assert "--task MODULE:OBJECT" in str(result.exception)
-
-
 def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
     first = read_kept(kept_rounds(run_of_an_own_task(tmp_path))[0])
     model, data = nn.Linear(2, 2), classes().validation_data(None)
@@ -293,23 +228,3 @@ def run_of_an_own_task(tmp_path: Path) -> Path:
     own = {0: {"gradients-dir": str(folder)}}
     run_federation(LocalGrid(client_app(task), 4, node_configs=own), config, task=task)
     return folder
-
-
-def test_files_are_those_of_the_member_s_own_tree(tmp_path):
-    from PIL import Image
-
-    for name in ("a/1.png", "a/2.png", "b/1.png"):
-        path = tmp_path / "train" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (2, 2)).save(path)
-    own = NodeConfig(partition_id=0, data_dir=str(tmp_path))
-    given = kept([1, 0], [1, 0, 0])
-    files = inspection.files_of(given, own, 3)
-    assert [str(path.relative_to(tmp_path)) for path in files or ()] == [
-        "train/a/1.png",
-        "train/a/2.png",
-        "train/b/1.png",
-    ]
-    with pytest.raises(FedIFError, match="changed while it was read"):
-        inspection.files_of(given, own, 2)
-    assert inspection.files_of(given, node(tmp_path), 3) is None

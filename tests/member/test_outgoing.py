@@ -90,15 +90,6 @@ def test_a_wrong_key_is_named(table, named):
 # Arrays.
 
 
-def test_an_update_leaves_as_it_is():
-    reply = content(arrays=arrays(weight=f32(1.5, 1.0)))
-    found = left(reply)
-    assert found["weight"].tolist() == [[1.5, 1.0]]
-    assert {name: value.tolist() for name, value in found.items() if name != "weight"} == {
-        name: value.tolist() for name, value in MODEL.items() if name != "weight"
-    }
-
-
 @pytest.mark.parametrize(
     ("reply", "told"),
     [
@@ -255,12 +246,6 @@ def test_the_vector_of_a_local_method_leaves_where_no_length_is_bounded():
             policy(**{limit: 1000.0}).check(received, reply)
 
 
-def test_buffers_do_not_count_in_the_length():
-    reply = content(arrays=arrays(norm__running_mean=np.array([100.0], np.float32)))
-    found = left(reply, clip_length=1.0, longest_update=1.0, buffers=STATISTICS)
-    assert found["norm.running_mean"].item() == 100
-
-
 def test_a_large_reply_is_refused():
     reply = content(arrays=arrays(), metrics=MetricRecord({"num-examples": 3}))
     held = sum(value.nbytes for value in MODEL.values())  # 32
@@ -320,21 +305,6 @@ def test_bytes_hidden_in_metrics_are_gone():
     assert set(metrics_left(carried, metric_digits=4).values()) == {0.7}
 
 
-@given(
-    value=st.floats(allow_nan=False, allow_infinity=False) | st.integers(),
-    digits=st.integers(1, 15),
-)
-def test_rounding_twice_is_rounding_once(value, digits):
-    once = rounded(value, digits)
-    assert type(once) is type(value)
-    if math.isfinite(once):
-        assert rounded(once, digits) == once
-        assert abs(once - value) <= 0.5 * 10.0 ** (1 - digits) * abs(value) * (1 + 1e-9) or (
-            isinstance(value, float) and abs(value) < 1e-300  # the few digits of a subnormal
-        )
-        assert math.copysign(1, once) == 1 or once != 0
-
-
 def test_texts_leave_by_key_and_length():
     answer = ConfigRecord({"partition-id": 3, "attack": ""})
     found = policy().check(RECEIVED, content(node=answer))
@@ -346,14 +316,6 @@ def test_texts_leave_by_key_and_length():
     assert refusal(many, longest_text=207).told == "a value of a ConfigRecord is too long"
     other = content(node=ConfigRecord({"patients": "x"}))
     assert refusal(other).told == "a value of a ConfigRecord is not on the list"
-
-
-def test_an_apps_error_is_told_as_far_as_the_policy_says():
-    assert (
-        policy().error_text("patient 4711") == "the app failed; the reason is in the member's log"
-    )
-    assert policy(longest_error=7).error_text("patient 4711") == "pati..."
-    assert policy(longest_error=20).error_text("no\x1b data") == "no? data"
 
 
 # Whatever the reply holds.

@@ -19,15 +19,6 @@ def write(tmp_path):
     return write
 
 
-def test_an_empty_file_approves_of_no_app_and_of_no_change(write, tmp_path):
-    policy = read_member_policy(write(""))
-    assert policy.state == tmp_path / "member-state"
-    assert policy.apps.approved == tmp_path / "approved-apps"
-    assert not policy.runs.unknown_keys
-    assert policy.config == {}
-    assert policy.sign.with_node_key
-
-
 def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
     policy = read_member_policy(
         write(
@@ -75,10 +66,3 @@ def test_an_error_names_the_file_and_the_key(write, text, reason):
     path = write(text)
     with pytest.raises(ConfigError, match=re.escape(f"{path}: {reason}")):
         read_member_policy(path)
-
-
-def test_a_file_that_is_not_there_is_an_error_and_so_is_one_of_another_kind(write, tmp_path):
-    with pytest.raises(ConfigError, match=r"policy\.toml: .*No such file"):
-        read_member_policy(tmp_path / "policy.toml")
-    with pytest.raises(ConfigError, match=r"policy\.toml: "):
-        read_member_policy(write("not toml"))

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
-from scipy.stats import kstest, norm
+from scipy.stats import norm
 
-from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
+from fedif_flower.errors import RefusedByMemberError, StorageError
 from fedif_flower.member.node_log import NodeLog, read_node_log
 from fedif_flower.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_flower.member.privacy import PrivacyBudget, add_noise, epsilon_of, secure_normal
@@ -67,12 +67,6 @@ def test_four_replies_cost_what_one_with_half_the_noise_does():
     assert epsilon_of({2.0: 4}, 1e-6) == pytest.approx(epsilon_of({1.0: 1}, 1e-6))
 
 
-def test_the_extra_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedif-flower\[privacy\]'"):
-        epsilon_of({1.0: 1}, 1e-5)
-
-
 # The budget.
 
 
@@ -100,11 +94,6 @@ def test_what_would_exceed_the_budget_is_refused_and_not_charged(tmp_path):
     assert budget(tmp_path, most=6.0).charge(2).replies == len(costs) + 1
 
 
-def test_noise_that_one_reply_could_not_pay_for_is_no_policy(tmp_path):
-    with pytest.raises(ConfigError, match=r"noise-multiplier = 0\.1: one reply costs an epsilon"):
-        budget(tmp_path, multiplier=0.1)
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"a": {"1": {"x": 2}}}', '{"a": {"1": [2]}}'])
 def test_a_damaged_budget_is_no_fresh_one(tmp_path, text):
     (tmp_path / "privacy.json").write_text(text)
@@ -113,13 +102,6 @@ def test_a_damaged_budget_is_no_fresh_one(tmp_path, text):
 
 
 # The noise.
-
-
-def test_noise_is_normal():
-    drawn = secure_normal(100_000)
-    # A right generator fails once in 10^9 runs.
-    assert kstest(drawn, norm.cdf).pvalue > 1e-9
-    assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 6 / math.sqrt(len(drawn))
 
 
 def test_noise_comes_from_the_operating_systems_randomness(monkeypatch):

@@ -5,7 +5,6 @@ from datetime import date
 import pytest
 
 from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
-from fedif_flower.member import round_counts
 from fedif_flower.member.round_counts import RoundCounts
 from fedif_flower.member.run_rules import RunRules
 
@@ -48,17 +47,6 @@ def test_what_was_refused_does_not_count(path):
         with pytest.raises(RefusedByMemberError):
             counts.count(1, "train", MONDAY)
     counts.count(2, "train", MONDAY)
-
-
-def test_the_oldest_runs_are_forgotten(path, monkeypatch):
-    monkeypatch.setattr(round_counts, "MOST_RUNS", 2)
-    counts = RoundCounts(path, RunRules(most_rounds=2))
-    for run_id in (1, 2, 1, 3):
-        counts.count(run_id, "train", MONDAY)
-    with pytest.raises(RefusedByMemberError):
-        counts.count(1, "train", MONDAY)
-    for _ in range(2):
-        counts.count(2, "train", MONDAY)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"day": "2026-01-05"}', '{"by-run": 3}'])

@@ -79,20 +79,3 @@ def test_a_run_within_the_policy_is_not(rules, run):
     # A key that the app does not have is nobody's.
     accepted = {"rate": Accepted(least=0, most=0.5), "absent": Accepted((1,))}
     RunRules(**rules).check_run(run, accepted)
-
-
-def test_the_app_s_own_value_is_checked_like_the_operator_s():
-    with pytest.raises(RefusedByMemberError, match="rounds = 10"):
-        RunRules().check_run(asked(), {"rounds": Accepted(most=9)})
-
-
-def test_the_days_include_both_ends():
-    rules = RunRules(first_day=date(2026, 1, 2), last_day=date(2026, 1, 3))
-    rules.check_day(date(2026, 1, 2))
-    rules.check_day(date(2026, 1, 3))
-    with pytest.raises(RefusedByMemberError, match="from 2026-01-02 on"):
-        rules.check_day(date(2026, 1, 1))
-    with pytest.raises(RefusedByMemberError, match="until 2026-01-03"):
-        rules.check_day(date(2026, 1, 4))
-    with pytest.raises(ConfigError, match=r"last-day = .*; allowed: from first-day = 2026-01-02"):
-        RunRules(**{"first-day": date(2026, 1, 2), "last-day": date(2026, 1, 1)})

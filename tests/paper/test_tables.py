@@ -7,28 +7,12 @@ from paper.selection import cell_name
 from paper.tables import TABLES
 from tests.sweeps.small import DEFAULTS
 
-METHODS = ["fedavg", "fedprox", "krum", "afedsv", "fedif"]
-
 
 def settings(table: str, row: str, column: str) -> dict[str, object]:
     found = TABLES[table]
     [chosen_row] = [r for r in found.rows if r.key == row]
     [chosen_column] = [c for c in found.columns if c.key == column]
     return found.settings(chosen_row, chosen_column)
-
-
-def test_the_paper_has_eight_tables_of_these_sizes():
-    sizes = {name: (len(table.rows), len(table.columns)) for name, table in TABLES.items()}
-    assert sizes == {
-        "cifar10": (5, 9),
-        "fashion-mnist": (5, 9),
-        "cifar10-gradient": (5, 5),
-        "fashion-mnist-gradient": (5, 5),
-        "timing": (5, 2),
-        "gamma-cifar10": (4, 4),
-        "gamma-fashion-mnist": (4, 4),
-        "ablation": (5, 4),
-    }
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -52,25 +36,6 @@ def test_every_cell_is_a_valid_configuration_of_its_own(table):
     assert {(c.batch_size, c.learning_rate, c.momentum) for c in configs} == {(16, 0.001, 0.9)}
     assert {c.num_server_rounds for c in configs} == {10 if table.name == "timing" else 100}
     assert {c.dirichlet_alpha for c in configs} == {1.0}
-
-
-def test_columns_of_the_paper():
-    assert [c.key for c in TABLES["cifar10"].columns] == [
-        "clean",
-        *(f"label-noise_{n}_{r}" for n in ("0.5", "0.7") for r in ("0.5-0.6", "0.7-0.8")),
-        *(f"adversarial_{n}_{r}" for n in ("0.5", "0.7") for r in ("0.5-0.6", "0.7-0.8")),
-    ]
-    assert [c.key for c in TABLES["fashion-mnist"].columns] == [
-        "clean",
-        *(f"label-noise_{n}_{r}" for n in ("0.6", "0.7") for r in ("0.5-0.6", "0.6-0.7")),
-        *(f"adversarial_{n}_{r}" for n in ("0.5", "0.7") for r in ("0.6-0.7", "0.7-0.8")),
-    ]
-    assert [c.key for c in TABLES["cifar10-gradient"].columns[1:]] == [
-        f"gradient-noise_{n}_{std}" for n in ("0.5", "0.6") for std in ("0.05", "0.1")
-    ]
-    assert [c.key for c in TABLES["fashion-mnist-gradient"].columns[1:]] == [
-        f"gradient-noise_{n}_{std}" for n in ("0.5", "0.7") for std in ("0.05", "0.1")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -104,39 +69,3 @@ def test_settings_of_some_cells_by_hand():
     assert settings("gamma-fashion-mnist", "gamma-0.6", "clean")["fedif.gamma"] == 0.6
     labels = settings("gamma-fashion-mnist", "gamma-0.3", "label-noise")
     assert (labels["malicious-fraction"], labels["poison-ratio-max"]) == (0.6, 0.7)
-
-
-@pytest.mark.parametrize(
-    ("row", "weight", "round_", "smooth"),
-    [
-        ("rn+su", False, True, True),
-        ("wn+su", True, False, True),
-        ("su", False, False, True),
-        ("wn+rn", True, True, False),
-        ("wn+rn+su", True, True, True),
-    ],
-)
-def test_ablation_switches(row, weight, round_, smooth):
-    cell = settings("ablation", row, "gradient-noise")
-    switches = ("fedif.weight-normalization", "fedif.round-normalization", "fedif.smooth-update")
-    assert [cell[key] for key in switches] == [weight, round_, smooth]
-    assert (cell["malicious-fraction"], cell["gradient-noise.std"]) == (0.5, 0.1)
-
-
-def test_ablation_in_full_is_fedif_s_own_cell():
-    whole = settings("ablation", "wn+rn+su", "gradient-noise")
-    assert RunConfig.from_run_config({**DEFAULTS, **whole}).digest() == (
-        RunConfig.from_run_config(
-            {**DEFAULTS, **settings("cifar10-gradient", "fedif", "gradient-noise_0.5_0.1")}
-        ).digest()
-    )
-
-
-def test_work_by_hand():
-    table = TABLES["cifar10"]
-    clean, adversarial = table.columns[0], table.columns[5]
-    # 100 rounds x a tenth of 50,000 images x 5 epochs.
-    assert table.work(table.rows[0], clean) == 2_500_000
-    # Half of the clients make 55 % of their images anew, with 20 PGD steps: 5.5 more passes.
-    assert table.work(table.rows[0], adversarial) == pytest.approx(5_250_000)
-    assert table.work(table.rows[0], clean, rounds=1) == 25_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,11 @@ from tests.run.resuming import CLIENTS, Killed
 from tests.run.resuming import run_config as killable_run_config
 from tests.tolerance import rounding
 
+OTHERS = (
+    *("fedprox", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed", "fedadp", "rfa"),
+    *("influence-descent", "flame", "dnc", "align-ins", "autobant", "fools-gold", "sign-guard"),
+    *("deep-sight",),
+)
 FILES = ("attribution.csv", "attribution_rounds.csv")
 
 
@@ -76,23 +80,6 @@ def test_a_line_for_each_accepted_client_and_round(whole):
     )
 
 
-def test_the_report_leads_with_what_was_contributed(whole):
-    text = (whole / "report.md").read_text()
-    sums = json.loads((whole / "summary.json").read_text())["attribution"]
-    assert f"{sums['decrease']:.4f}: {sums['attributed']:.4f} by members, " in text
-    assert f"{abs(sums['remainder']):.4f} by nobody" in text
-    members = text.split("\n## Members")[1].split("\n## ")[0]
-    table = [line.split(" | ") for line in members.splitlines() if line.startswith("| ")][-CLIENTS:]
-    shown = [float(cells[4]) for cells in table]
-    assert shown == sorted(shown, reverse=True)
-    assert sum(shown) == pytest.approx(sums["attributed"], abs=CLIENTS * 5e-5)
-    assert "attribution.png" in text
-    assert (whole / "attribution.png").exists()
-    assert "by gamma = 0.3 of the way" in " ".join(text.split())
-    recorded = json.loads((whole / "summary.json").read_text())["scoring"]
-    assert recorded == {"gamma": 0.3, "initial": 0.0, "bias_correction": False, "min_max": True}
-
-
 def test_attribution_leaves_the_run_as_it_was(whole, tmp_path):
     config = run_config(tmp_path, attribution="off")
     run_federation(LocalGrid(client_app, CLIENTS), config)
@@ -135,22 +122,6 @@ def test_a_run_that_was_not_attributed_is_not_resumed_with_attribution(tmp_path)
         run(run_config(tmp_path, attribution="simpson", num_server_rounds=2, resume="auto"))
 
 
-def test_another_rule_is_not_mixed_in(tmp_path):
-    run(run_config(tmp_path, num_server_rounds=2))
-    with pytest.raises(CheckpointError, match=r"attribution is by trapezoid, .* by simpson"):
-        run(run_config(tmp_path, num_server_rounds=2, attribution="simpson", resume="auto"))
-
-
-def test_columns_for_classes(tmp_path):
-    config = run_config(
-        tmp_path, attribution="simpson", attribution_per_class=True, num_server_rounds=1
-    )
-    run(config)
-    for row in read_rows(config.run_dir / FILES[0]):
-        by_class = [float(row[f"contribution_class_{c}"]) for c in range(10)]
-        assert sum(by_class) == pytest.approx(float(row["contribution"]), abs=1e-5)
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_run_config_knows_which_strategies_can_be_attributed(tmp_path, strategy):
     built = build_strategy(load_task(run_config(tmp_path, strategy=strategy, attribution="off")))
@@ -161,18 +132,11 @@ def test_run_config_knows_which_strategies_can_be_attributed(tmp_path, strategy)
             run_config(tmp_path, strategy=strategy, attribution="simpson")
 
 
-@pytest.mark.parametrize("strategy", ["fedmedian", "multikrum"])
-def test_a_rule_without_coefficients_is_refused_by_name(tmp_path, strategy):
-    with pytest.raises(ConfigError, match=rf"attribution = 'simpson'; .* strategy '{strategy}'"):
-        run_config(tmp_path, strategy=strategy, attribution="simpson")
-
-
 @pytest.mark.parametrize(
     "strategy",
     [
-        *("fedavg", "fedprox", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"),
-        *("fltrust", "fedadp", "rfa", "krum", "influence-descent", "flame", "dnc", "align-ins"),
-        *("autobant", "fools-gold", "sign-guard", "deep-sight"),
+        *("fedavg", "fltrust", "krum"),
+        *(pytest.param(name, marks=pytest.mark.all) for name in OTHERS),
     ],
 )
 def test_every_strategy_that_combines_updates_is_attributed(tmp_path, strategy):

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from client_app import app as client_app
-from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
@@ -37,27 +34,6 @@ def test_a_backdoors_success_is_in_rounds_summary_and_report(tmp_path):
     assert summary["attack_success"] == float(rows[-1]["attack_success"])
     assert summary["test_accuracy"] > 0.5  # the model is still of use
     assert "| attack success rate |" in (run_dir / "report.md").read_text()
-
-
-def test_without_a_trigger_there_is_no_success_rate(tmp_path):
-    run_dir = run(tmp_path, attack="label-noise", num_server_rounds=1)
-    assert {row["attack_success"] for row in read_rows(run_dir / "rounds.csv")} == {""}
-    assert json.loads((run_dir / "summary.json").read_text())["attack_success"] is None
-    assert "attack success" not in (run_dir / "report.md").read_text()
-
-
-def test_a_target_that_is_no_class_stops_the_run_before_it_starts(tmp_path):
-    with pytest.raises(ConfigError, match="target = 10; allowed: a class, 0 to 9"):
-        run(tmp_path, **{"attack": "distributed-trigger", "distributed-trigger.target": 10})
-    assert not list(tmp_path.iterdir())
-
-
-def test_new_keys_at_their_defaults_leave_a_runs_hash_alone():
-    config = RunConfig.from_run_config(default_run_config())
-    for key in ("pixel-trigger.target", "attack-first-round", "attack-period"):
-        assert key not in config.identity()
-    assert config.replace(attack_period=3).identity()["attack-period"] == 3
-    assert config.replace(attack_period=3).digest() != config.digest()
 
 
 def test_on_off_attackers_are_honest_outside_their_rounds(tmp_path):

@@ -139,13 +139,6 @@ def test_another_configuration_is_refused_naming_the_keys(tmp_path, resume):
     assert "seed" not in str(error.value)
 
 
-def test_a_path_that_is_not_a_checkpoint_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="nowhere"):
-        folder(tmp_path).find(str(tmp_path / "nowhere"))
-    with pytest.raises(CheckpointError, match="cannot read"):
-        folder(tmp_path).find(str(tmp_path))
-
-
 FULL_DISK = """
 import resource, sys
 from pathlib import Path

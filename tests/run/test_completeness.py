@@ -15,7 +15,6 @@ from fedif_flower.run.completeness import (
     completeness,
     configured_rule,
 )
-from fedif_flower.run.report import completeness_table
 from fedif_flower.run.rows import AttendanceRow
 from fedif_flower.strategies.config import ALWAYS
 
@@ -116,14 +115,6 @@ def test_rounds_in_which_a_member_was_offline_are_turns_that_it_missed():
     assert judged(lines, changes=gone, least_participation=0.3)[0].verdict == "complete with gaps"
 
 
-def test_who_comes_back_is_there():
-    changes = [AttendanceRow(2, 1, 2, "offline"), AttendanceRow(3, 1, 2, "there")]
-    lines = [*answers(1, 1, 2, 3, 4), *answers(2, 1, 3, 4)]
-    found, members = judged(lines, changes=changes, online=1)
-    assert (members["bob"].rounds, members["bob"].participation) == ("+o++", 0.75)
-    assert (found.verdict, members["bob"].last_seen) == ("complete with gaps", "")
-
-
 def test_since_when_a_member_is_gone_is_not_forgotten_by_a_run_that_goes_on():
     at = "2026-01-01 09:30:05"
     changes = [AttendanceRow(2, 1, 2, "offline", at), AttendanceRow(4, 1, 2, "offline")]
@@ -160,55 +151,11 @@ def test_pauses_are_turns_that_are_missed_and_a_quarantine_s_are_not():
     assert found.reasons[0].endswith("their turns: ada (never answered).")
 
 
-def test_who_was_never_drawn_is_said_and_is_no_gap():
-    there = [AttendanceRow(1, 2, 3, "there")]
-    found, members = judged(ALL[:8], changes=there)
-    assert (members["cyd"].asked, members["cyd"].participation) == (0, None)
-    assert found.verdict == "complete"
-    assert found.reasons[-1] == "Never drawn: 1 member: cyd (never asked)."
-    # Of simulated ones the number alone is known.
-    assert judged(ALL[:8], online=5)[0].reasons[-1] == "Never drawn: 3 members."
-
-
 def test_a_failed_round_is_a_gap_and_a_failed_last_one_no_end():
     found, _ = judged(ALL, failed={2})
     assert (found.verdict, found.reasons) == ("complete with gaps", ("1 of 4 rounds failed.",))
     found, _ = judged(ALL, failed={4})
     assert (found.verdict, found.reasons) == ("incomplete", ("The last round failed.",))
-
-
-def test_without_a_usable_reply_nothing_is_complete():
-    found, _ = judged(answers(1, 1, 2, 3, 4, status="refused"), least_participation=0.0)
-    assert found.verdict == "incomplete"
-    assert "No reply was usable." in found.reasons
-
-
-def test_a_second_reply_takes_nothing_away():
-    _, members = judged([*ALL, Line(2, 1, "refused")])
-    assert (members["ada"].asked, members["ada"].refused) == (4, 0)
-
-
-def test_the_record_has_the_sums_and_names_the_silent():
-    found, _ = judged([*ALL[:8], *answers(3, 1, 2, 3, 4, status="away")])
-    assert found.to_record() | {"reasons": []} == {
-        "verdict": "incomplete",
-        "reasons": [],
-        "members": 3,
-        "asked": 12,
-        "answered": 8,
-        "late": 0,
-        "missing": 4,
-        "refused": 0,
-        "never_answered": ["cyd"],
-    }
-
-
-def test_the_table_has_the_least_participation_first():
-    lines = completeness_table(judged([*ALL[:8], *answers(3, 1, 2, 3, 4, status="away")])[0])
-    rows = [line for line in lines if line.startswith("|")]
-    assert rows[0].startswith("| member | asked | answered | late | missing | refused | paused |")
-    assert rows[2] == "| cyd | 4 | 0 | 0 | 4 | 0 | 0 | 0 | 0 % |  |"
-    assert "cyd  ----" in lines
 
 
 def test_the_rule_is_read_off_settings():

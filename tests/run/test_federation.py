@@ -8,9 +8,8 @@ import torch
 from flwr.app import Context, Message
 
 from client_app import app as client_app
-from fedif_flower.client.data import client_site
 from fedif_flower.client.reply import behaviour
-from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import load_task, run_federation
@@ -18,8 +17,6 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.data import dirichlet_partition, load_dataset
 from fedif_flower.tasks.data.export import export_partitions
-
-PROJECT = Path(__file__).parents[2]
 
 
 def run_config(output_dir: Path, **overrides) -> RunConfig:
@@ -115,57 +112,12 @@ def test_clients_that_always_fail_end_the_run_with_an_error(tmp_path):
     ]
 
 
-def test_more_clients_than_examples_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="num-clients = 5000"):
-        load_task(run_config(tmp_path, num_clients=5000))
-
-
-def test_a_model_that_does_not_fit_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"lenet5"):
-        load_task(run_config(tmp_path, model="lenet5"))
-
-
-def test_partitions_cover_the_training_data(tmp_path):
-    server = load_task(run_config(tmp_path))
-    sizes = []
-    for partition_id in range(10):
-        node = NodeConfig(partition_id=partition_id, num_partitions=10)
-        pixels, labels = server.task.load("client_data", client_site(server.config, node))
-        assert len(pixels) == len(labels)
-        sizes.append(len(labels))
-    assert sum(sizes) == server.task.num_train
-
-
-def test_there_are_no_more_clients_than_partitions(tmp_path):
-    with pytest.raises(ConfigError, match="num-clients = 10, but this node is one of 7"):
-        client_site(run_config(tmp_path), NodeConfig(partition_id=0, num_partitions=7))
-
-
-def test_a_node_keeps_its_part_where_other_nodes_are_away(tmp_path):
-    site = client_site(run_config(tmp_path), NodeConfig(partition_id=11, num_partitions=12))
-    assert (site.partition_id, site.num_partitions) == (11, 12)
-
-
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
     """The partitions of ``digits`` as folders of images, one per client."""
     dataset = load_dataset("digits")
     export_partitions(dataset, dirichlet_partition(dataset, 10, 1.0, 0), tmp_path / "folders")
     return tmp_path / "folders"
-
-
-def test_nodes_with_folders_of_their_own_train_as_those_that_share_a_data_set(tmp_path, folders):
-    grid = LocalGrid(client_app, 10)
-    for partition_id, context in enumerate(grid.contexts.values()):
-        folder = str(folders / f"partition-{partition_id}")
-        context.node_config = {"partition-id": partition_id, "data-dir": folder}
-    run_dir = run_federation(grid, run_config(tmp_path, run_name="folders"))
-    shared = run(run_config(tmp_path, run_name="shared"))
-    own_rows, shared_rows = (read_rows(d / "clients.csv") for d in (run_dir, shared))
-    assert [r["num_examples"] for r in own_rows] == [r["num_examples"] for r in shared_rows]
-    accuracy = [json.loads((d / "summary.json").read_text()) for d in (run_dir, shared)]
-    assert accuracy[0]["test_accuracy"] == pytest.approx(accuracy[1]["test_accuracy"], abs=0.05)
-    assert accuracy[0]["rejected"] == accuracy[0]["failed"] == 0
 
 
 def test_a_node_whose_classes_differ_is_refused_by_its_own_client(tmp_path, folders):
@@ -178,12 +130,6 @@ def test_a_node_whose_classes_differ_is_refused_by_its_own_client(tmp_path, fold
     (refused,) = [row for row in rows if row["rejection"]]
     assert refused["partition_id"] == "0"
     assert "this client's classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, nine" in refused["rejection"]
-
-
-def test_the_bound_on_examples_is_the_server_s_own_unless_set(tmp_path):
-    rows = read_rows(run(run_config(tmp_path, max_num_examples=100)) / "clients.csv")
-    too_many = [row for row in rows if "at most 100" in row["rejection"]]
-    assert 0 < len(too_many) < len(rows)
 
 
 def test_behaviour_follows_the_seed_unless_the_node_says_otherwise(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RESULT_FILES, JsonFile, RunFolder, Table, files_of_rounds
 from fedif_flower.strategies.attributed import ClientAttribution, MemberCredit, RoundAttribution
 
@@ -26,13 +26,6 @@ def test_a_line_that_a_crash_cut_off_is_not_read(tmp_path):
     assert [row["round"] for row in table.read()] == ["1"]
 
 
-def test_a_table_can_be_replaced_as_a_whole(tmp_path):
-    table = Table(tmp_path / "t.csv", ("client_id", "name"))
-    table.replace([{"client_id": 1, "name": "=a, clinic"}])
-    table.replace([{"client_id": 2, "name": "Hôpital"}])
-    assert table.path.read_text(encoding="utf-8") == "client_id,name\n2,Hôpital\n"
-
-
 def test_what_is_no_table_and_no_object_is_named(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"a,b\n\xff,1\n")
     with pytest.raises(ConfigError, match=r"t\.csv cannot be read"):
@@ -41,11 +34,6 @@ def test_what_is_no_table_and_no_object_is_named(tmp_path):
         (tmp_path / "o.json").write_text(content)
         with pytest.raises(ConfigError, match=r"o\.json is no JSON object"):
             JsonFile(tmp_path / "o.json").read()
-
-
-def test_a_folder_that_is_not_there_cannot_be_written_to(tmp_path):
-    with pytest.raises(StorageError, match=r"cannot write .*rounds\.csv"):
-        RunFolder(tmp_path / "nowhere").rounds.begin()
 
 
 def test_a_run_is_complete_once_its_summary_is_whole(tmp_path):
@@ -77,16 +65,6 @@ def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_pa
     assert folder.results() == [*RESULT_FILES, "updates/round-000002.pt"]
     folder.begin()
     assert {path.name for path in tmp_path.iterdir()} == {"flwr.log", "updates"}
-
-
-def test_every_file_has_one_name():
-    """What an attribute names is what a new run removes."""
-    files = vars(RunFolder("run")).values()
-    names = {getattr(file, "path", file).name for file in files}
-    others = {"checkpoints", "updates", "statement", "undelivered.json", "flwr.log", "run"}
-    others |= {"receipts_seen.json", "time_stamps"}
-    others |= {"vectors", "vectors.csv", "state.json"}
-    assert names == {*RESULT_FILES, *others}
 
 
 def test_files_of_rounds_come_in_the_order_of_the_rounds(tmp_path):

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.errors import CheckpointError, StorageError
+from fedif_flower.errors import CheckpointError
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint
 from fedif_flower.run.journal import Journal, JournalEnd, JournalError, read_lines
 from tests.run.resuming import run, run_config
@@ -35,14 +34,6 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, batches):
         assert read_lines(journal.path, end).get("clients", []) == written
 
 
-def test_not_a_number_is_read_back(tmp_path):
-    journal = Journal(tmp_path / "records.jsonl")
-    end = kept(journal, rounds=[{"loss": math.nan, "least": -math.inf}])
-    (line,) = read_lines(journal.path, end)["rounds"]
-    assert math.isnan(line["loss"])
-    assert line["least"] == -math.inf
-
-
 def test_lines_of_a_checkpoint_that_was_not_completed_are_replaced(tmp_path):
     journal = Journal(tmp_path / "records.jsonl")
     kept(journal, rounds=[{"round": 1}])
@@ -50,26 +41,6 @@ def test_lines_of_a_checkpoint_that_was_not_completed_are_replaced(tmp_path):
     end = kept(journal, rounds=[{"round": 2}])
     assert read_lines(journal.path, end) == {"rounds": [{"round": 1}, {"round": 2}]}
     assert journal.path.stat().st_size == end.size
-
-
-def test_a_table_that_comes_later_is_joined(tmp_path):
-    journal = Journal(tmp_path / "records.jsonl")
-    kept(journal, rounds=[{"round": 0}], clients=[])
-    end = kept(journal, rounds=[{"round": 1}], clients=[{"client_id": 7}])
-    assert read_lines(journal.path, end) == {
-        "rounds": [{"round": 0}, {"round": 1}],
-        "clients": [{"client_id": 7}],
-    }
-
-
-def test_it_goes_on_behind_an_earlier_end(tmp_path):
-    journal = Journal(tmp_path / "records.jsonl")
-    first = kept(journal, rounds=[{"round": 1}])
-    kept(journal, rounds=[{"round": 2}])
-    for other in (Journal(journal.path), Journal(tmp_path / "other.jsonl")):
-        other.go_on(journal.path, first)
-        end = kept(other, rounds=[{"round": 22}])
-        assert read_lines(other.path, end) == {"rounds": [{"round": 1}, {"round": 22}]}
 
 
 def test_a_changed_or_missing_byte_is_noticed(tmp_path):
@@ -83,11 +54,6 @@ def test_a_changed_or_missing_byte_is_noticed(tmp_path):
     journal.path.unlink()
     with pytest.raises(JournalError, match=r"records\.jsonl, which belongs beside it: No"):
         Journal(tmp_path / "own").go_on(journal.path, end)
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(StorageError, match="nowhere"):
-        Journal(tmp_path / "nowhere" / "records.jsonl").append({"rounds": [{}]})
 
 
 def test_each_line_of_a_run_is_written_once(tmp_path):
@@ -122,14 +88,3 @@ def test_lines_made_by_hand_are_refused_with_a_sentence(tmp_path, content):
     folder.save(Checkpoint(2, {}, {}, {}, {}))
     with pytest.raises(CheckpointError, match="is of no use"):
         read_checkpoint(tmp_path / "own" / "round-000002.pt")
-
-
-def test_a_run_in_a_new_place_brings_its_lines(tmp_path):
-    whole = run(run_config(tmp_path / "whole", num_server_rounds=4))
-    source = whole / "checkpoints" / "round-000002.pt"
-    config = run_config(tmp_path / "elsewhere", num_server_rounds=4, resume=str(source))
-    folder = run(config, kill_at=4) / "checkpoints"
-    again = CheckpointFolder(folder, read_checkpoint(source).settings)
-    assert again.find("auto") is None
-    run(config)
-    assert [row["round"] for row in again.find("auto").lines["rounds"]] == list(range(5))

@@ -194,19 +194,3 @@ def test_files_that_cannot_be_used_are_named(keeping, tmp_path):
         wrong[place] = tmp_path / "nothing.pem"
         with pytest.raises(ConfigError, match=r"nothing\.pem"):
             HttpKeeper("https://127.0.0.1:1", *wrong)
-
-
-def test_the_time_of_each_answer_is_told(keeping):
-    told: list[tuple[str, float]] = []
-    with keeping.serving() as served:
-        served._on_answer = lambda call, seconds: told.append((call, seconds))
-        served.policy()
-        masked = keeping.mask_all(UPDATES, 71)
-        began = time.monotonic()
-        served.open_round(RUN, 71, 100, boxes(masked))
-        taken = time.monotonic() - began
-        with pytest.raises(KeeperError):  # Refused: no answer.
-            served.sketches(RUN, 72)
-        served.close_round(RUN, 71)
-    assert [call for call, _ in told] == ["policy", "open", "close"]
-    assert 0 < told[1][1] <= taken

@@ -35,11 +35,6 @@ def test_a_disk_that_cannot_hold_them_is_an_error_before_training(tmp_path, monk
     assert not (tmp_path / "run" / "updates").exists()
 
 
-def test_updates_are_kept_only_where_they_are_attributed(tmp_path):
-    with pytest.raises(ConfigError, match="keep-updates = True; allowed: false with attribution"):
-        config(tmp_path, attribution="off")
-
-
 def test_what_an_earlier_attempt_left_of_later_rounds_is_removed(tmp_path):
     run_dir = run(config(tmp_path, num_server_rounds=3))
     other = run_dir / "updates" / "notes.txt"

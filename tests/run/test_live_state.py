@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 
 import pytest
 
 from client_app import app as client_app
 from fedif_flower.errors import StorageError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run import live_state
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.live_state import LiveState
@@ -63,51 +61,11 @@ def test_its_last_word_is_how_the_run_ended(tmp_path, error, phase, reason):
     assert (said["phase"], said.get("reason")) == (phase, reason)
 
 
-def test_it_is_written_while_the_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(live_state, "SECONDS_PER_WRITE", 0.01)
-    folder = RunFolder(tmp_path)
-
-    def wait_for(phase: str) -> None:
-        for _ in range(3000):
-            if folder.live.path.is_file() and folder.live.read()["phase"] == phase:
-                return
-            time.sleep(0.01)
-        raise AssertionError(phase)
-
-    with LiveState(folder) as live:
-        wait_for("starting")
-        live.on_asked(QUESTION)
-        wait_for("training")
-
-
-def test_a_sign_of_life_comes_though_nothing_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(live_state, "SECONDS_PER_WRITE", 0.01)
-    monkeypatch.setattr(live_state, "SECONDS_PER_SIGN", 0.02)
-    file = RunFolder(tmp_path).live
-    with LiveState(RunFolder(tmp_path)):
-        signs = set()
-        while len(signs) < 3:  # The test's own limit ends it, if none comes.
-            if file.path.is_file():
-                signs.add(file.read()["time"])
-
-
 def test_a_disk_that_refuses_does_not_end_the_run(tmp_path, caplog):
     caplog.set_level(logging.DEBUG, logger="fedif_flower")
     with LiveState(RunFolder(tmp_path / "nowhere")) as live:
         live.on_asked(QUESTION)
     assert "cannot write" in caplog.text
-
-
-def test_a_million_members_are_counted_and_not_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(live_state, "MOST_MEMBERS", 2)
-    live = LiveState(RunFolder(tmp_path))
-    live.on_asked(Question(1, asked=NODES, at_work=[], online=NODES, paused=()))
-    for node in NODES:
-        live.on_reply(1, node, failed=False)
-    live.write()
-    said = RunFolder(tmp_path).live.read()
-    assert (said["num_asked"], len(said["asked"]), said["online"]) == (3, 2, None)
-    assert (said["num_answered"], len(said["answered"])) == (3, 2)
 
 
 class Watcher(Callback):
@@ -139,10 +97,3 @@ def test_a_run_leaves_its_state_and_counts_it_to_no_result(tmp_path):
     assert (said["phase"], said["round"], said["num_answered"]) == ("finished", 2, 5)
     assert {n["client_id"] for n in said["asked"]} == set(said["answered"])
     assert "state.json" not in folder.results()
-
-
-def test_a_new_run_in_the_same_place_does_not_keep_the_old_one_s_state(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.live.write({"phase": "finished"})
-    folder.begin()
-    assert not folder.live.path.exists()

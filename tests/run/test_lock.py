@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +13,8 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.flwr_run import execute, prepare
 from fedif_flower.runtime.local_grid import LocalGrid
-from tests.sweeps.small import silent_console
 
-PROJECT = Path(__file__).parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -42,11 +38,6 @@ def test_the_holder_is_named_and_a_killed_one_lets_go(tmp_path):
         pass
 
 
-def test_different_purposes_do_not_exclude_each_other(tmp_path):
-    with hold_directory(tmp_path), hold_directory(tmp_path, "launch"):
-        pass
-
-
 def test_a_second_run_in_the_same_directory_is_refused_and_the_first_goes_on(tmp_path):
     settings = {"num-clients": 4, "fraction-train": 0.5, "num-server-rounds": 2, "local-epochs": 1}
     own = {"output-dir": str(tmp_path), "run-name": "run", "device": "cpu"}
@@ -62,13 +53,3 @@ def test_a_second_run_in_the_same_directory_is_refused_and_the_first_goes_on(tmp
     assert len(refused) == 3
     assert f"in use by process {os.getpid()}" in refused[0]
     assert [row["round"] for row in read_rows(tmp_path / "run" / "rounds.csv")] == ["0", "1", "2"]
-
-
-def test_a_launcher_leaves_the_log_of_a_run_that_goes_on(tmp_path):
-    launch = prepare({"output-dir": str(tmp_path), "run-name": "run"})
-    launch.run_dir.mkdir()
-    launch.log_path.write_text("the first run's")
-    for name in ("run", "launch"):
-        with hold_directory(launch.run_dir, name), pytest.raises(StorageError, match="in use"):
-            execute(launch, silent_console())
-    assert launch.log_path.read_text() == "the first run's"

@@ -10,9 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from client_app import app as client_app
 from fedif_flower.errors import TrainingFailedError
-from fedif_flower.messages.polling_grid import NODE_UNAVAILABLE
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.preflight import Members
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.run.resuming import CLIENTS, run, run_config
 
@@ -50,14 +48,6 @@ def test_every_member_is_asked_once_and_what_it_found_is_told(tmp_path, told):
         assert all(f"{check}: " in line for line in lines)
 
 
-def test_simulated_clients_are_not_asked(tmp_path):
-    grid = Remote()
-    grid.simulated = True
-    members = Members(grid)
-    members.ask(grid, None, resumed=False)
-    assert grid.questions == []
-
-
 UNFIT = {2: {"data-dir": "/nowhere", "num-partitions": 3}}  # Fewer parts than clients.
 
 
@@ -72,18 +62,6 @@ def test_a_run_does_not_begin_with_a_member_that_cannot_take_part(tmp_path, told
     assert not config.run_dir.exists()
     (line,) = [message for message in told.messages if "data failed: " in message]
     assert "; to do: put the data where data-dir" in line
-
-
-def test_unless_it_is_told_to(tmp_path, told):
-    config = run_config(tmp_path, num_server_rounds=1, start_without="unfit")
-    run(config, Remote(node_configs=UNFIT))
-    assert any("data failed: " in message for message in told.messages)
-
-
-def test_a_run_that_goes_on_does_so_with_whoever_there_is(tmp_path, told):
-    run(run_config(tmp_path, num_server_rounds=3), Remote(), kill_at=3)
-    run(run_config(tmp_path, num_server_rounds=3, resume="auto"), Remote(node_configs=UNFIT))
-    assert any("data failed: " in message for message in told.messages)
 
 
 def answering(change):
@@ -123,21 +101,3 @@ def test_a_hostile_answer_stops_nothing_and_is_bounded(tmp_path, told, change, s
     about = [m for m in told.messages if "node 1003" in m and "to do: " in m]
     assert (len(about), all(said in message for message in about)) == (bool(said), True)
     assert all(len(message) < 1000 and message.isprintable() for message in about)
-
-
-def test_an_app_that_fails_cannot_take_part(tmp_path):
-    def fails(message: Message, reply: Message) -> Message:
-        raise RuntimeError("this member has not approved app 12ab")
-
-    with pytest.raises(TrainingFailedError, match=r"node 1003: node: .*has not approved app"):
-        run_federation(Remote(answering(fails)), run_config(tmp_path, num_server_rounds=1))
-
-
-def test_a_member_that_is_away_holds_nobody_up(tmp_path, told):
-    from flwr.app import Error
-
-    def away(message: Message, reply: Message) -> Message:
-        return Message(Error(NODE_UNAVAILABLE, "gone"), reply_to=message)
-
-    run(run_config(tmp_path, num_server_rounds=1), Remote(answering(away)))
-    assert "node 1003: node warning: no answer in 300 s" in told.text

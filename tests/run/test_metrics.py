@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import socket
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from client_app import app as client_app
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.metrics import RunMetrics
@@ -128,17 +125,6 @@ def test_members_are_named_on_request(scraped):
         assert found["fedif_member_replies_total", key, status] == count
 
 
-def test_health_says_how_far_the_run_is(scraped):
-    for done, found in enumerate(scraped[1].health):
-        assert found.items() >= {"status": "ok", "part": "server", "run": "run"}.items()
-        assert (found["round"], found["rounds"]) == (done, ROUNDS)
-
-
-def test_the_port_is_closed_after_the_run(scraped):
-    with pytest.raises(httpx.ConnectError):
-        scraped[1].get("/metrics")
-
-
 def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -148,21 +134,6 @@ def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):
         with pytest.raises(ConfigError, match=rf"metrics-port = {port}: cannot listen on 127"):
             run_federation(LocalGrid(client_app, CLIENTS), config)
     assert not any(tmp_path.iterdir())
-
-
-def test_the_package_that_is_missing_is_named(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(wanted, *arguments):
-        if wanted == "prometheus_client":
-            raise ImportError(f"No module named {wanted!r}")
-        return real(wanted, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.delitem(sys.modules, "fedif_flower.run.metrics")
-    config = run_config(tmp_path, **{"metrics-port": free_port()})
-    with pytest.raises(ConfigError, match=r"pip install 'fedif-flower\[metrics\]'"):
-        run_federation(LocalGrid(client_app, CLIENTS), config)
 
 
 def report(*clients: ClientReport) -> RoundReport:
@@ -187,51 +158,3 @@ def test_a_name_that_would_break_the_text_is_escaped(tmp_path):
     (name,) = {key[1] for key in found if key[0] == "fedif_member_weight"}
     assert name.startswith('a"} 1')
     assert ("up",) not in found
-
-
-def test_a_million_members_are_not_named(tmp_path):
-    config = run_config(tmp_path, **{"metrics-members": True, "num-clients": 10**6})
-    with pytest.raises(ConfigError, match="metrics-members = True; allowed: false with more than"):
-        RunMetrics(config)
-
-
-class Far(ForwardingGrid):
-    """A SuperLink of two nodes."""
-
-    simulated = False
-
-    def get_node_ids(self):
-        return iter([5, 6])
-
-    def get_nodes(self):
-        raise ConnectionError("away")
-
-    def send_and_receive(self, messages, *, timeout=None):
-        return ["sent", timeout]
-
-
-def test_a_superlink_is_timed_and_its_nodes_are_counted(tmp_path):
-    metrics = RunMetrics(run_config(tmp_path))
-    far = Far(LocalGrid(client_app, 2))
-    grid = metrics.watched(far)
-    assert grid.get_node_ids() == [5, 6]
-    with pytest.raises(ConnectionError):
-        grid.get_nodes()
-    assert grid.send_and_receive([], timeout=3.0) == ["sent", 3.0]
-    assert grid.push_messages([]) == []
-    found = samples(metrics.page()[2].decode())
-    assert found["fedif_members_online",] == 2
-    assert found["fedif_superlink_seconds_count", "nodes"] == 2
-    assert found["fedif_superlink_seconds_count", "push"] == 1
-    simulated = LocalGrid(client_app, 3)
-    assert metrics.watched(simulated) is simulated
-
-
-def test_a_run_in_which_nothing_moves_is_stalled(tmp_path, monkeypatch):
-    metrics = RunMetrics(run_config(tmp_path, **{"round-timeout": 10.0}))
-    assert metrics.state()["status"] == "ok"
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 700)
-    assert metrics.state()["status"] == "stalled"
-    metrics.on_replies(1)
-    assert metrics.state()["status"] == "ok"

@@ -54,21 +54,3 @@ def test_lines_are_called_what_the_operator_calls_members(tmp_path, monkeypatch)
     names = {11: "Nord", 12: "Sued", 13: "a very long name of a clinic"}
     beside, _ = texts(rows, tmp_path, monkeypatch, names=names)
     assert beside == ["Nord, Sued", "a very long name of a cl"]
-
-
-def test_a_label_of_many_names_leaves_room_for_the_picture(tmp_path, monkeypatch):
-    rows = [row(i, 0.5, partition_id=i) for i in range(plots.FEW)]
-    names = {i: f"hospital number {i}" for i in range(plots.FEW)}
-    (label,), _ = texts(rows, tmp_path, monkeypatch, names=names)
-    assert label.endswith(" ...")
-    assert len(label) <= 2 * plots.MAX_NAME
-
-
-def test_nobody_is_named_who_has_not_said_its_partition(tmp_path, monkeypatch):
-    rows = [row(11, 0.5, partition_id=-1), row(12, 0.7, partition_id=-1)]
-    assert texts(rows, tmp_path, monkeypatch) == ([], [])
-
-
-def test_many_lines_have_no_names(tmp_path, monkeypatch):
-    rows = [row(i, i / 13, partition_id=i) for i in range(plots.FEW + 1)]
-    assert texts(rows, tmp_path, monkeypatch)[0] == []

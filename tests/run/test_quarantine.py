@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
 from client_app import app as client_app
-from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
@@ -54,9 +51,3 @@ def test_members_that_flip_signs_are_left_out_for_as_long_as_the_records_say(tmp
     again = read_rows(run_dir / "clients.csv")
     assert [[r[c] for c in columns] for r in again] == [[r[c] for c in columns] for r in rows]
     assert whole.count("\n") == len(again) + 1
-
-
-def test_it_needs_the_attribution_that_it_judges_by():
-    words = 'attribution = \'off\'; allowed: "simpson" or "adaptive" with policy'
-    with pytest.raises(ConfigError, match=words):
-        RunConfig.from_run_config({**default_run_config(), "policy": "quarantine"})

@@ -21,17 +21,6 @@ def test_flwr_run_s_defaults_and_the_documentation_follow_the_declarations(tmp_p
     assert flatten(manifest) == RunConfig.defaults()
 
 
-def test_a_changed_default_is_written_anew(tmp_path):
-    (tmp_path / "docs").mkdir()
-    for name in ("pyproject.toml", "docs/configuration.md", "docs/member-policy.md"):
-        shutil.copy(PROJECT / name, tmp_path / name)
-    manifest = tmp_path / "pyproject.toml"
-    good = manifest.read_text()
-    manifest.write_text(good.replace("batch-size = 16", "batch-size = 17"))
-    assert update(tmp_path) == [manifest]
-    assert manifest.read_text() == good
-
-
 def test_every_key_is_in_one_section_with_its_words():
     own = [key for section in SECTIONS.values() for key in own_keys(section)]
     assert sorted(own) == sorted(RunConfig.key_names())

@@ -116,11 +116,6 @@ def test_what_a_task_gets_wrong_is_one_sentence_before_training(tmp_path, task, 
     assert not list(tmp_path.iterdir())
 
 
-def test_keys_of_the_image_task_are_refused_for_another(tmp_path):
-    with pytest.raises(ConfigError, match=r"dirichlet-alpha = 0\.5; allowed: only with task"):
-        run(tmp_path, regression(), dirichlet_alpha=0.5)
-
-
 def test_a_task_refuses_what_contradicts_itself():
     with pytest.raises(ConfigError, match="loss and batch_loss are both given"):
         regression(batch_loss=lambda model, batch: (functional.mse_loss(*batch), 1))
@@ -129,14 +124,6 @@ def test_a_task_refuses_what_contradicts_itself():
         regression(metrics=twice)
     with pytest.raises(ConfigError, match="metric 'loss'"):
         Metric("loss", absolute_error)
-
-
-def test_fedprox_is_refused_where_a_task_trains_in_its_own_way(tmp_path):
-    task = regression(train=lambda model, data, training: 0.0)
-    with pytest.raises(ConfigError, match="'fedprox' adds a term to the local loss, but task 'lin"):
-        run(tmp_path, task, strategy="fedprox")
-    assert not list(tmp_path.iterdir())
-    run(tmp_path, task, num_server_rounds=1, **{"strategy": "fedprox", "fedprox.proximal-mu": 0.0})
 
 
 def test_a_client_whose_task_or_model_is_another_says_so(tmp_path):

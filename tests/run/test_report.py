@@ -7,7 +7,7 @@ import pytest
 from fedif_flower.run.completeness import CompletenessRule, completeness
 from fedif_flower.run.figures import summarize
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.report import ReportedRun, completeness_table, member_table, write_report
+from fedif_flower.run.report import ReportedRun, member_table, write_report
 from fedif_flower.run.rows import ClientRow
 from fedif_flower.statement.records import RoundLine
 from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
@@ -89,14 +89,6 @@ def test_who_was_away_is_not_refused():
     assert "missing" not in table(refused)[0]
 
 
-def test_a_late_reply_is_one_round():
-    late = replace(row(1, 1001), status="late", rejection="no reply before the round closed")
-    came = replace(row(1, 1001), round=3, asked_in=1)
-    columns, (line,) = table(late, came)
-    assert line[columns.index("asked")] == "1"
-    assert "missing" not in columns
-
-
 def test_both_tables_say_the_same_of_who_was_asked():
     """The run ended before a member answered that had answered late before."""
     late = replace(row(1, 1001), status="late", rejection="no reply before the round closed")
@@ -111,24 +103,6 @@ def test_both_tables_say_the_same_of_who_was_asked():
         (1, 0, 0),
         (1, 0, 1),
     ]
-
-
-def test_of_whom_nothing_is_missing_there_is_no_line():
-    many = [row(i, 1000 + i) for i in range(100)]
-    assert len(completeness_table(reported(*many).completeness)) == 4
-    lacking = replace(row(7, 1007), round=2, status="failed", rejection="client error 2")
-    lines = completeness_table(reported(*many, lacking).completeness)
-    told = "Complete with gaps: 1 of 100 members missed turns: client 7 (50 %)."
-    assert told in " ".join(lines)
-    assert [line for line in lines if line.startswith("| client")] == [
-        "| client 7 | 2 | 1 | 0 | 1 | 0 | 0 | 0 | 50 % |  |"
-    ]
-    assert "Of the other 99 nothing is missing." in lines
-
-
-def test_nobody_is_marked_where_nobody_is_malicious():
-    assert "marked" not in table(row(0, 1000))[0]
-    assert "marked" in table(row(0, 1000), replace(row(1, 1001), malicious=True))[0]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +123,6 @@ def test_the_remainder_is_told_in_words(tmp_path, remainder, in_the_table, in_wo
     assert "malicious" not in text
     assert "AUC" not in text
     assert "accuracy" not in text
-
-
-def test_without_attribution_the_weight_score_decides_the_order():
-    columns, lines = table(row(0, 1000), row(1, 1001, weight_score=0.75))
-    assert "contributed" not in columns
-    assert [line[columns.index("node")] for line in lines] == ["1001", "1000"]
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,6 @@ def test_without_a_terminal_every_tenth_of_the_way_is_a_line():
     assert lines == [f"round {i}/20 test accuracy 25.0%" for i in range(0, 21, 2)]
 
 
-def test_long_rounds_are_not_silent_for_minutes():
-    assert len(shown(100, seconds_per_round=0.1)) == 11
-    assert len(shown(100, seconds_per_round=15)) == 51  # half a minute: every other round
-    assert shown(100, seconds_per_round=40)[1] == "round 1/100"
-
-
 def test_a_notebook_sees_one_line_a_round_in_place_of_flowers(capsys, caplog):
     before = logging.getLogger("flwr").level
     with caplog.at_level(logging.INFO, "flwr"):

@@ -7,20 +7,16 @@ import stat
 import pytest
 
 from fedif_flower.errors import CheckpointError, ConfigError
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.secret_validation import (
     COMMITMENT,
     NONCE,
     commitment_of,
     default_secret_path,
-    paying_part,
     salt_of,
 )
 from tests.run.resuming import run, run_config
-
-BASE = default_run_config() | {"num-clients": 4, "device": "cpu"}
 
 
 @pytest.fixture(autouse=True)
@@ -64,31 +60,3 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path):
     (tmp_path / "secret").chmod(0o644)
     with pytest.raises(ConfigError, match="others may read it"):
         salt_of("a", tmp_path / "secret")
-
-
-def test_a_secret_that_is_none_is_refused(tmp_path):
-    (tmp_path / "secret").write_text("ab")
-    (tmp_path / "secret").chmod(0o600)
-    with pytest.raises(ConfigError, match="holds 1 bytes; allowed: 32"):
-        salt_of("a", tmp_path / "secret")
-
-
-def test_the_salt_draws_as_many_examples_as_weigh():
-    server = load_task(RunConfig.from_run_config(BASE))
-    salt, other = salt_of("a").value, salt_of("b").value
-    parts = [paying_part(server, value) for value in (salt, salt, other)]
-    params = parts[0].gradient(server_params(server))
-    assert {part.num_examples for part in parts} == {server.validation.num_examples}
-    assert params.equal(parts[1].gradient(server_params(server)))
-    assert not params.equal(parts[2].gradient(server_params(server)))
-
-
-def server_params(server):
-    from torch.nn.utils import parameters_to_vector
-
-    return parameters_to_vector(server.model.parameters()).detach()
-
-
-def test_nothing_is_secret_without_attribution():
-    with pytest.raises(ConfigError, match="secret-validation"):
-        RunConfig.from_run_config(BASE | {"secret-validation": True})

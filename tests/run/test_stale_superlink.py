@@ -38,15 +38,3 @@ def test_another_package_of_the_same_name_is_named(tmp_path, app):
     (other / "task.py").unlink()
     with pytest.raises(ConfigError):
         require_own_code(["weather_app"], elsewhere)
-
-
-def test_a_module_that_is_one_file_is_compared_too(tmp_path, monkeypatch):
-    module = ModuleType("one_file_app")
-    module.__file__ = str(tmp_path / "one_file_app.py")
-    (tmp_path / "one_file_app.py").write_text("# ours\n")
-    monkeypatch.setitem(sys.modules, "one_file_app", module)
-    (tmp_path / "cwd").mkdir()
-    require_own_code(["one_file_app"], tmp_path / "cwd")
-    (tmp_path / "cwd" / "one_file_app.py").write_text("# theirs\n")
-    with pytest.raises(ConfigError, match="one_file_app"):
-        require_own_code(["one_file_app"], tmp_path / "cwd")

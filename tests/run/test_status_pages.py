@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
-import time
 
 import httpx
 import pytest
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run import status_pages
 from fedif_flower.run.status_pages import StatusServer, health_page
 
 PLAIN = 200, "text/plain", b"words"
@@ -63,65 +60,10 @@ def test_nonsense_ends_its_own_connection_alone(server):
     assert ask(server, "/page").status_code == 200
 
 
-def test_who_hangs_is_let_go_and_others_are_served_meanwhile(server, monkeypatch):
-    monkeypatch.setattr(status_pages, "SECONDS", 0.5)
-    with connect(server) as silent, connect(server) as deaf:
-        silent.sendall(b"GET /page")
-        deaf.sendall(b"GET /long HTTP/1.1\r\n\r\n")  # And reads nothing.
-        assert ask(server, "/page").status_code == 200
-        silent.settimeout(30)
-        with contextlib.suppress(ConnectionResetError):
-            assert silent.recv(1) == b""  # Closed by the server.
-        wait_until(lambda: server._open == 0)
-
-
-def test_there_is_an_end_to_connections(server, monkeypatch):
-    monkeypatch.setattr(status_pages, "MOST_AT_ONCE", 2)
-    held = [connect(server) for _ in range(2)]
-    for connection in held:
-        connection.sendall(b"GET")
-    wait_until(lambda: server._open == 2)
-    with pytest.raises(httpx.TransportError):
-        ask(server, "/page")
-    for connection in held:
-        connection.close()
-    wait_until(lambda: server._open == 0)
-    assert ask(server, "/page").status_code == 200
-
-
-def wait_until(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_port_that_is_taken_is_named_with_its_setting(server):
     port = int(server.address.rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"^metrics-port: cannot listen on 127\.0\.0\.1:{port}"):
         StatusServer("127.0.0.1", port, {}, key="metrics-port")
-
-
-def test_the_port_is_free_afterwards_and_no_thread_is_left(server):
-    with StatusServer("127.0.0.1", 0, {"/page": lambda: PLAIN}, key="port") as other:
-        port = int(other.address.rpartition(":")[2])
-        assert ask(other, "/page").status_code == 200
-        own = other._thread
-    assert own not in threading.enumerate()
-    with StatusServer("127.0.0.1", port, {"/page": lambda: PLAIN}, key="port") as again:
-        assert ask(again, "/page").status_code == 200
-
-
-def test_a_thread_that_cannot_serve_is_an_error_and_no_wait(monkeypatch):
-    def run(coroutine) -> None:
-        coroutine.close()
-        raise OSError("too many open files")
-
-    server = StatusServer("127.0.0.1", 0, {}, key="metrics-port = 9091")
-    monkeypatch.setattr(status_pages.asyncio, "run", run)
-    with pytest.raises(ConfigError, match=r"metrics-port = 9091: .* too many open files"):
-        server.__enter__()
-    server._socket.close()
 
 
 def test_health_is_503_where_its_state_says_so():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 
 import pytest
@@ -10,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.evidence.receipts import ReceiptTree, SignedHead
-from fedif_flower.run import time_stamps as module
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.time_stamps import TimeStamps, clear_time_stamps, stamp_name
 from fedif_flower.statement.time_stamps import check_time_stamps
@@ -31,7 +29,7 @@ def authority(tmp_path_factory):
 def tree(rounds: int = 2) -> ReceiptTree:
     made = ReceiptTree()
     for number in range(1, rounds + 1):
-        made.add([f"{number},1000,,1.0,0.5,accepted"])
+        made.add([f"{number},1000,,1.0,0.5,0.5,accepted"])
         head = SignedHead.by(KEY, "ab" * 16, number, made.tree.root())
         made.heads.append((number, head))
     return made
@@ -68,61 +66,6 @@ def test_every_head_has_a_stamp_that_openssls_root_vouches_for(tmp_path, authori
         check_time_stamps(folder, heads, names[0])
     clear_time_stamps(folder)
     assert folder.results() == []
-
-
-def test_a_server_that_answers_nonsense_costs_a_warning(tmp_path, authority, caplog):
-    caplog.set_level(logging.WARNING, "fedif_flower")
-    replayed: list[bytes] = []
-
-    def replay(query: bytes) -> bytes:
-        replayed.append(replayed[0] if replayed else stamp(authority.parent, query))
-        return replayed[-1]
-
-    folder = RunFolder(tmp_path)
-    answers = (lambda _: b"nonsense", lambda _: bytes(100_000), replay)
-    for number, answer in enumerate(answers, start=1):
-        with serving(answer) as url:
-            stamped(folder, tree(2 if answer is replay else 1), url)
-        assert caplog.text.count("no time stamp for") == number
-    assert len(list(folder.time_stamps.glob("*"))) == 1  # The true one, of the replayed.
-
-
-def test_a_server_that_is_not_there_costs_a_warning(tmp_path, caplog):
-    caplog.set_level(logging.WARNING, "fedif_flower")
-    with serving(lambda _: b"") as url:
-        pass
-    stamped(RunFolder(tmp_path), tree(1), url, seconds=1.0)
-    assert "no time stamp for 1 lines of receipts" in caplog.text
-
-
-def test_rounds_do_not_wait_and_the_last_head_is_stamped(tmp_path, monkeypatch):
-    """While one stamp is waited for, others are left out: the next one covers them."""
-    import threading
-
-    go, asked = threading.Event(), []
-
-    def ask(_, content: bytes) -> bytes:
-        asked.append(content)
-        assert go.wait(30)
-        return b"stamp"
-
-    monkeypatch.setattr(TimeStamps, "_ask", ask)
-    heads = [head for _, head in tree(5).heads]
-    stamps = TimeStamps(RunFolder(tmp_path), "http://127.0.0.1/")
-    for head in heads:
-        stamps.on_head(head)  # Returns at once.
-    go.set()
-    stamps.close()
-    assert asked == [heads[0].to_bytes(), heads[-1].to_bytes()]
-
-
-def test_without_the_library_it_says_what_to_install(tmp_path, monkeypatch):
-    def missing(name):
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(module, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'fedif-flower\[timestamps\]'"):
-        TimeStamps(RunFolder(tmp_path), "http://127.0.0.1/")
 
 
 def test_a_wrong_address_is_refused(tmp_path):

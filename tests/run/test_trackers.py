@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
-
 import pytest
 
 from fedif_flower import FedIF
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.run.federation import run_federation
-from fedif_flower.run.trackers import TRACKERS, Tracker, build_trackers
+from fedif_flower.run.trackers import Tracker
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from tests.strategies.lines import Movers, Threshold, threshold_validation
@@ -34,11 +31,6 @@ def play(*callbacks: Tracker) -> FedIF:
     return strategy
 
 
-@pytest.fixture
-def no_mlflow_server(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-
 def curves_of_tensorboard(directory) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -48,15 +40,6 @@ def curves_of_tensorboard(directory) -> dict[str, list[tuple[int, float]]]:
         name: [(event.step, event.value) for event in events.Scalars(name)]
         for name in events.Tags()["scalars"]
     }
-
-
-def curves_of_mlflow(uri: str, run_id: str) -> dict[str, list[tuple[int, float]]]:
-    import mlflow
-
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    names = client.get_run(run_id).data.metrics
-    histories = {name: client.get_metric_history(run_id, name) for name in names}
-    return {name: [(m.step, m.value) for m in history] for name, history in histories.items()}
 
 
 def check(curves: dict[str, list[tuple[int, float]]], strategy: FedIF) -> None:
@@ -74,20 +57,6 @@ def test_tensorboard_has_each_round_and_member(tmp_path):
 
     strategy = play(TensorBoardTracker(tmp_path / "board"))
     check(curves_of_tensorboard(tmp_path / "board"), strategy)
-
-
-def test_mlflow_has_each_round_and_member(tmp_path):
-    import mlflow
-
-    from fedif_flower.run.trackers.mlflow import MLflowTracker
-
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    tracker = MLflowTracker(uri, run_name="three", params={"gamma": 0.3, "long": "x" * 200})
-    strategy = play(tracker)
-    check(curves_of_mlflow(uri, tracker.run_id), strategy)
-    run = mlflow.MlflowClient(tracking_uri=uri).get_run(tracker.run_id)
-    assert (run.info.run_name, run.info.status) == ("three", "FINISHED")
-    assert run.data.params["gamma"] == "0.3"
 
 
 class Broken(Tracker):
@@ -116,40 +85,6 @@ def run_config(tmp_path, **overrides) -> RunConfig:
     return RunConfig.from_run_config(default_run_config() | short | place | overrides)
 
 
-def test_a_run_config_names_trackers(tmp_path, no_mlflow_server):
-    from client_app import app as client_app
-
-    config = run_config(tmp_path, trackers="tensorboard, mlflow", overwrite=True)
-    for _ in range(2):  # A second run replaces the first one's curves.
-        run_federation(LocalGrid(client_app, 4), config)
-    curves = curves_of_tensorboard(tmp_path / "run" / "tensorboard")
-    assert [step for step, _ in curves["round/test-accuracy"]] == [0, 1]
-    assert (tmp_path / "mlflow.db").exists()
-    assert config.digest() == run_config(tmp_path).digest()
-
-
 def test_an_unknown_tracker_is_named_before_anything_begins(tmp_path):
     with pytest.raises(ConfigError, match=r"trackers = 'tensorboard, wandb'; allowed: tensorboard"):
         run_config(tmp_path, trackers="tensorboard, wandb")
-
-
-@pytest.mark.parametrize("name", TRACKERS)
-def test_a_package_that_is_missing_is_named(name, tmp_path, monkeypatch):
-    package = {"tensorboard": "torch.utils.tensorboard"}.get(name, name)
-    real = builtins.__import__
-
-    def without(wanted, *arguments):
-        if wanted == package:
-            raise ImportError(f"No module named {name!r}")
-        return real(wanted, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.delitem(__import__("sys").modules, f"fedif_flower.run.trackers.{name}", False)
-    with pytest.raises(ConfigError, match=rf"pip install 'fedif-flower\[{name}\]'"):
-        build_trackers(name, tmp_path, {}, resumed=False)
-
-
-def test_a_place_that_cannot_be_reached_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
-    with pytest.raises(ConfigError, match="trackers = 'mlflow': mlflow cannot begin"):
-        build_trackers("mlflow", tmp_path, {}, resumed=False)

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from torch import nn
 
 from client_app import app as client_app
 from fedif_flower import cli
@@ -17,8 +16,6 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.unlearning import unlearn_run
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.valuation import Validation
-from fedif_flower.valuation.trigger_inversion import held_out_images
 from tests.run import points
 
 
@@ -49,6 +46,7 @@ def success(folder: RunFolder, path) -> float:
     return loaded.triggered.accuracy(params.detach())
 
 
+@pytest.mark.all
 def test_the_backdoor_goes_and_the_model_stays_of_use(backdoored, monkeypatch, capsys):
     given = backdoored.model.read_bytes()
     monkeypatch.setattr(sys, "argv", ["fedif", "unlearn", str(backdoored.path)])
@@ -68,15 +66,6 @@ def test_the_backdoor_goes_and_the_model_stays_of_use(backdoored, monkeypatch, c
     assert again.found[0].label == 0
 
 
-def test_a_model_without_a_backdoor_is_left_alone(tmp_path):
-    folder = run(tmp_path, num_server_rounds=10)
-    done = unlearn_run(folder.path)
-    assert done.path is None
-    assert len(done.found) == 1
-    assert done.test[0] == done.test[1]
-    assert not folder.unlearned.exists()
-
-
 def test_what_cannot_be_unlearned_is_named(tmp_path):
     with pytest.raises(ConfigError, match="holds no complete run"):
         unlearn_run(tmp_path)
@@ -85,29 +74,3 @@ def test_what_cannot_be_unlearned_is_named(tmp_path):
         unlearn_run(run_dir)
     with pytest.raises(ConfigError, match="unlearning needs a validation set of images"):
         unlearn_run(run_dir, points.regression())
-
-
-class Named(nn.Module):
-    """A classifier whose batches have names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.layer(x.flatten(1))
-
-
-def test_images_are_pairs_of_tensors_or_lists_of_them():
-    images, classes = torch.rand(6, 1, 2, 2), torch.tensor([0, 1] * 3)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    found = held_out_images(Validation(model, [[images, classes]]), "it")
-    assert torch.equal(found[0], images)
-    assert torch.equal(found[1], classes)
-    named = Validation(Named(), [{"x": images, "labels": classes}], batch_loss=loss_of_named)
-    with pytest.raises(ConfigError, match="it needs a validation set of images"):
-        held_out_images(named, "it")
-
-
-def loss_of_named(model, batch):
-    return nn.functional.cross_entropy(model(batch["x"]), batch["labels"]), len(batch["labels"])

@@ -11,19 +11,10 @@ import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-import h11
 import pytest
 from flwr.proto.fleet_pb2 import PullMessagesRequest
-from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from fedif_flower.runtime import bounded_http, guarded_superlink
-from fedif_flower.runtime.bounded_http import (
-    MAX_HEADER_BYTES,
-    UnboundedParserError,
-    check_bounded,
-    is_this_host,
-)
 from fedif_flower.runtime.guard_limits import GuardLimits
 from fedif_flower.runtime.guarded_superlink import guarded_server
 from fedif_flower.runtime.reply_guard import ReplyGuard
@@ -122,16 +113,6 @@ def all_of(connection: socket.socket) -> bytes:
     return found
 
 
-def until(connection: socket.socket, *endings: bytes) -> bytes:
-    """Return what comes up to one of some endings."""
-    found = b""
-    while not found.endswith(endings):
-        piece = connection.recv(65536)
-        assert piece, found
-        found += piece
-    return found
-
-
 def request(name: str, body: bytes = b"", signed: bool = True, **more: str) -> bytes:
     lines = {
         "Host": "a",
@@ -179,11 +160,6 @@ def test_a_node_s_request_arrives_and_a_stranger_s_does_not(server):
     assert server.app.paths == [FLEET + "pull-messages"]
 
 
-def test_a_key_that_is_not_registered_may_ask_to_be_let_in(server):
-    assert status(server.ask(request("activate-node", b"x" * 100, signed=False))) == 200
-    assert status(server.ask(request("activate-node", b"x" * 5000, signed=False))) == 413
-
-
 def header(asked: bytes) -> bytes:
     """Return a request without the body that it announces."""
     return asked[: asked.index(b"\r\n\r\n") + 4]
@@ -225,11 +201,6 @@ def test_what_is_refused_by_its_header_reaches_nobody(server, asked, found):
     assert server.app.paths == []
 
 
-def test_this_host_reaches_everything(server):
-    asked = b"GET /v1/control/x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-    assert status(server.ask(asked, HOST)) == 200
-
-
 def test_a_body_is_read_once_its_signature_is_known(server):
     asked = request("push-object", signed=False).replace(
         b"Content-Length: 0", b"Content-Length: 5000000"
@@ -239,125 +210,6 @@ def test_a_body_is_read_once_its_signature_is_known(server):
         assert status(all_of(connection)) == 401
 
 
-@pytest.mark.parametrize("piece", [b"x" * 4096, b"X-Header: value\r\n" * 256])
-def test_a_header_without_end_is_ended(server, piece):
-    with server.encrypted() as connection:
-        connection.sendall(b"POST / HTTP/1.1\r\nX: ")
-        sent = 0
-        with contextlib.suppress(OSError):
-            while sent < 100 * 2**20:
-                connection.sendall(piece)
-                sent += len(piece)
-    # What fits into the sockets' buffers counts as sent.
-    assert sent < 100 * 2**20
-
-
-def test_several_requests_on_a_connection(server):
-    body = PushObjectRequest(object_content=b"x" * 300_000).SerializeToString()
-    one = request("push-object", body).replace(b"Connection: close\r\n", b"")
-    with server.encrypted() as connection:
-        for _ in range(2):
-            for start in range(0, len(one), 50_000):
-                connection.sendall(one[start : start + 50_000])
-            until(connection, str(len(body)).encode())
-        connection.sendall(request("pull-messages"))
-        assert status(all_of(connection)) == 200
-    assert len(server.app.paths) == 3
-
-
-@pytest.mark.parametrize("lines", [40, 100])
-def test_a_header_has_so_many_lines(server, lines):
-    asked = request("pull-messages").replace(b"Host: a\r\n", b"Host: a\r\n" + b"x:\r\n" * lines)
-    assert bool(server.ask(asked)) == (lines == 40)
-    assert len(server.app.paths) == (lines == 40)
-
-
-def test_a_request_may_come_before_the_server_knows_that_the_last_one_is_answered(server):
-    server.app.pause = 0.2
-    one = request("pull-messages", b"x" * 30).replace(b"Connection: close\r\n", b"")
-    with server.encrypted() as connection:
-        for _ in range(3):
-            connection.sendall(one)
-            until(connection, b"\r\n\r\n30")
-
-
-def test_a_request_in_another_s_wake_ends_the_connection(server):
-    one = request("pull-messages").replace(b"Connection: close\r\n", b"")
-    assert server.ask(one + one) == b""
-
-
-@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
-def test_half_open_connections_make_room_for_nodes(server, begun):
-    held = [server.connect() for _ in range(5 * LIMITS.stranger_connections)]
-    for connection in held:
-        with contextlib.suppress(OSError):
-            connection.sendall(begun)
-    assert status(server.ask(request("pull-messages"), "127.0.0.3")) == 200
-    for connection in held:
-        connection.close()
-
-
-@pytest.mark.parametrize(
-    "begun", [b"", b"POST", request("activate-node", signed=False, Content_Length="9")]
-)
-def test_a_stranger_who_is_too_slow_is_cut_off(certificate, monkeypatch, begun):
-    monkeypatch.setattr(bounded_http, "STRANGER_SECONDS", 0.5)
-    with Server(certificate, LIMITS) as found, found.encrypted() as connection:
-        connection.sendall(begun)
-        assert all_of(connection) == b""
-
-
-@pytest.mark.parametrize(("source", "answered"), [(HOST, True), (STRANGER, False)])
-def test_this_host_alone_may_wait_for_an_answer_as_long_as_it_takes(
-    certificate, monkeypatch, source, answered
-):
-    monkeypatch.setattr(bounded_http, "STRANGER_SECONDS", 0.3)
-    with Server(certificate, LIMITS) as found:
-        found.app.thinks = 0.6
-        assert bool(found.ask(request("activate-node", signed=False), source)) is answered
-
-
-def test_a_handshake_that_is_too_slow_is_cut_off(certificate, monkeypatch):
-    monkeypatch.setattr(bounded_http, "HANDSHAKE_SECONDS", 0.5)
-    with Server(certificate, LIMITS) as found, found.connect() as connection:
-        connection.sendall(b"\x16")
-        assert all_of(connection) == b""
-
-
-def test_a_node_that_is_slow_has_its_own_time(certificate, monkeypatch):
-    monkeypatch.setattr(bounded_http, "STRANGER_SECONDS", 2.0)
-    body = PushObjectRequest(object_content=b"x").SerializeToString()
-    one = request("push-object", body)
-    with Server(certificate, LIMITS) as found, found.encrypted() as connection:
-        connection.sendall(one[: -len(body)])
-        threading.Event().wait(3.0)
-        connection.sendall(body)
-        assert status(all_of(connection)) == 200
-
-
-def test_a_node_that_floods_is_slowed_then_refused_and_named(certificate, monkeypatch, caplog):
-    monkeypatch.setattr(guarded_superlink, "REFUSED_SECONDS", 0.01)
-    limits = LIMITS.replace(node_requests=1.0)
-    one = request("pull-messages").replace(b"Connection: close\r\n", b"")
-    found: list[int] = []
-
-    def flood() -> None:
-        with server.encrypted() as connection, contextlib.suppress(OSError):
-            while 429 not in found:
-                connection.sendall(one)
-                found.append(status(until(connection, b"\r\n\r\n0", b"may send.")))
-
-    with Server(certificate, limits) as server:
-        threads = [threading.Thread(target=flood) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert set(found) == {200, 429}
-    said = [record.getMessage() for record in caplog.records]
-    assert any(f"node {NODE} (hospital-a): more requests" in message for message in said)
-
-
 def test_without_tls_it_serves_all_the_same(certificate):
     with (
         Server(certificate, LIMITS, ssl_certfile=None, ssl_keyfile=None) as found,
@@ -365,29 +217,3 @@ def test_without_tls_it_serves_all_the_same(certificate):
     ):
         connection.sendall(request("pull-messages"))
         assert status(all_of(connection)) == 200
-
-
-@pytest.mark.parametrize("parser", ["httptools", "some.module:Protocol", object])
-def test_a_parser_without_a_bound_is_refused(certificate, parser):
-    with pytest.raises(UnboundedParserError, match=r"http=.*allowed: 'h11'"):
-        Server(certificate, LIMITS, http=parser)
-
-
-def test_a_parser_is_tried_before_anything_is_served():
-    check_bounded(h11.Connection(h11.SERVER, MAX_HEADER_BYTES))
-
-    class Patient:
-        def receive_data(self, data: bytes) -> None: ...
-
-        def next_event(self) -> None: ...
-
-    with pytest.raises(UnboundedParserError, match="needed: h11"):
-        check_bounded(Patient())
-
-
-def test_this_host_is_known_by_both_addresses():
-    assert is_this_host(("127.0.0.1", 1), ("10.0.0.1", 2))
-    assert is_this_host(("::1", 1), ("::1", 2))
-    assert is_this_host(("10.0.0.1", 1), ("10.0.0.1", 2))
-    assert not is_this_host(("10.0.0.5", 1), ("10.0.0.1", 2))
-    assert not is_this_host(None, ("10.0.0.1", 2))

@@ -6,12 +6,10 @@ import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedif_flower.run.logs import LOGGER, about
+from fedif_flower.run.logs import LOGGER
 from fedif_flower.runtime import client_log
 from fedif_flower.runtime.client_log import RECORD, ClientLog, LoggedApp
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.ray_grid import RayGrid
-from tests.runtime.test_ray_grid import Threads, messages
 
 
 @pytest.fixture
@@ -73,24 +71,3 @@ def test_what_a_failed_call_warned_of_comes_with_the_next_reply(collector):
     app = LoggedApp(make_app())
     assert not ask(app, MessageType.QUERY).state
     assert "no memory" in str(ask(app).state[RECORD]["log"])
-
-
-def test_an_actor_stops_to_collect_what_never_repeats(collector):
-    for number in range(1000):
-        collector.handle(logging.LogRecord(LOGGER, 30, "", 0, f"{number}", (), None))
-    assert len(collector.take()) == client_log.MAX_MESSAGES
-    assert collector.take() == []
-
-
-def test_the_cell_that_asks_is_named(collector, shown_logs, capsys):
-    app = LoggedApp(make_app())
-
-    def work(message: Message, context: Context) -> Message:
-        return app(message, context)
-
-    grid = RayGrid(app, 2, Threads(work))
-    with about(cell="fedif_seed0"):
-        assert len(list(grid.send_and_receive(messages(1000, 1001)))) == 2
-    grid.close()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines.count("fedif WARNING: [fedif_seed0] in a client: cifar10 is damaged") == 1

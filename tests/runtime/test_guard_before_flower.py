@@ -22,7 +22,6 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.exceptions import HTTPException
 
-from fedif_flower.runtime import reply_guard
 from fedif_flower.runtime.reply_guard import ReplyGuard
 from tests.integration.protocol import packed
 
@@ -158,51 +157,3 @@ def test_ten_thousand_guesses_are_refused_one_and_all(superlink):
             refused += error.status_code == 403
     assert refused == 10_000
     assert link.pull(message) == []
-
-
-@pytest.mark.parametrize("guarded", [False, True])
-def test_a_reply_is_handed_on_once_it_is_whole(superlink, guarded):
-    link = superlink(guarded)
-    sender, message = link.nodes[0], link.messages[0]
-    missing, session, contents = link.announce(sender, reply_to(message, VICTIM_STEP))
-    for object_id in missing:
-        if not guarded:
-            assert len(link.pull(message)) == 1  # Flower's ServerApp now waits for its objects.
-            return
-        assert link.pull(message) == []
-        assert link.upload(sender, session, object_id, contents[object_id])
-    assert len(link.pull(message)) == 1
-
-
-def test_float64_for_float32_is_refused_with_what_to_do(superlink, caplog):
-    link = superlink()
-    sender, message = link.nodes[0], link.messages[0]
-    arrays = ArrayRecord({"w": Array(np.ones(100_000))})
-    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
-    missing, session, contents = link.announce(sender, Message(content, reply_to=message))
-
-    def upload() -> None:
-        for object_id in missing:
-            link.upload(sender, session, object_id, contents[object_id])
-
-    with pytest.raises(HTTPException, match=r"float64.*FEDIF_REPLY_BUDGET=2"):
-        upload()
-    (said,) = [r.getMessage() for r in caplog.records if r.name == reply_guard.__name__]
-    assert f"node {sender}" in said
-    assert "FEDIF_REPLY_BUDGET=2" in said
-
-
-def test_a_reply_that_weighs_too_much_is_an_error_at_once(superlink):
-    link = superlink()
-    sender, message = link.nodes[0], link.messages[0]
-    missing, session, contents = link.announce(sender, reply_to(message, 1.0, size=1_000_000))
-
-    def upload() -> None:
-        for object_id in missing:
-            link.upload(sender, session, object_id, contents[object_id])
-
-    with pytest.raises(HTTPException, match="413"):
-        upload()
-    (found,) = link.pull(message)
-    assert found.HasField("error")
-    assert link.pull(link.messages[1]) == []  # Nobody else is concerned.

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-
 import httpx
 import pytest
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.runtime.guarded_superlink import _online
 from fedif_flower.runtime.health import serving_health
-from tests.integration.deployed import free_port, wait_for
-from tests.runtime.keeping import Keeping
+from tests.integration.deployed import free_port
 
 
 def health(address: str) -> httpx.Response | None:
@@ -22,17 +15,6 @@ def health(address: str) -> httpx.Response | None:
         return httpx.get(f"http://{address}/health", trust_env=False, timeout=30)
     except httpx.TransportError:
         return None
-
-
-def test_no_address_no_port():
-    with serving_health("node", ""):
-        pass
-
-
-@pytest.mark.parametrize("address", ["9096", ":9096", "host:", "host:70000", "host:x"])
-def test_what_is_no_address_is_refused_by_name(address):
-    with pytest.raises(ConfigError, match=rf"FEDIF_HEALTH_ADDRESS = '{address}'; allowed: HOST"):
-        serving_health("node", address).__enter__()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
@@ -59,19 +41,3 @@ def test_a_superlink_says_how_many_nodes_are_online():
                 state = State
 
     assert _online(App) == {"members-online": 3}
-
-
-def test_a_keeper_that_is_started_answers(tmp_path):
-    keeping = Keeping(tmp_path)
-    file, address = keeping.write(), f"127.0.0.1:{free_port()}"
-    file.write_text(f'health-address = "{address}"\nlog-format = "json"\n{file.read_text()}')
-    code = "from fedif_flower.cli import main; main()"
-    command = [sys.executable, "-c", code, "keeper", "--policy", str(file)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as keeper:
-        try:
-            answer = wait_for("health", lambda: health(address))
-            assert answer.json().items() >= {"status": "ok", "part": "keeper", "members": 5}.items()
-        finally:
-            keeper.send_signal(signal.SIGTERM)
-            lines = keeper.communicate(timeout=60)[1].splitlines()
-    assert any('"message": "Members\' keeper-key:' in line for line in lines)

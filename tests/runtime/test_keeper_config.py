@@ -64,15 +64,3 @@ def test_what_is_wrong_is_named_with_the_file(keeping, old, new, reason):
     pattern = reason if ".*" in reason else re.escape(reason)
     with pytest.raises(ConfigError, match=f"^{re.escape(str(file))}: .*{pattern}"):
         read_keeper_config(file)
-
-
-def test_sections_are_sections(tmp_path):
-    file = tmp_path / "keeper.toml"
-    file.write_text("members = 5")
-    with pytest.raises(ConfigError, match=r"members = 5; allowed: a section, \[members\]"):
-        read_keeper_config(file)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.toml"):
-        read_keeper_config(tmp_path / "none.toml")

@@ -90,11 +90,6 @@ def test_a_whole_round(keeping, served, opened):
         served.sketches(RUN, server_round)
 
 
-def test_the_policy_is_known_before_a_run(served):
-    assert served.policy().sketch_share == 0.0625
-    assert served.policy().vectors == 4
-
-
 # -- a server that attacks ------------------------------------------------------------------------
 
 
@@ -158,13 +153,6 @@ def test_invented_members_and_boxes_that_are_not_this_rounds(keeping, served, tm
         served.open_round(RUN, server_round, 1000, boxes(masked))
     with pytest.raises(RefusedByPolicyError, match="least-members = 3; asked: 0 in the round"):
         served.open_round(RUN, next(ROUNDS), 1000, boxes(masked))
-
-
-def test_a_round_of_strangers_only_is_not_opened(served, tmp_path):
-    stranger = Keeping(tmp_path)
-    number = next(ROUNDS)
-    with pytest.raises(RefusedByPolicyError, match="least-members = 3; asked: 0 in the round"):
-        served.open_round(RUN, number, 1000, boxes(stranger.mask_all(UPDATES, number)))
 
 
 # -- others, and requests that are none -----------------------------------------------------------
@@ -252,6 +240,7 @@ def test_only_the_owner_can_read_what_is_kept_and_seeds_go_with_the_round(keepin
     assert not list(folder.glob("basis-*"))
 
 
+@pytest.mark.all
 def test_a_keeper_that_is_killed_in_the_middle_of_a_round_goes_on(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -313,22 +302,6 @@ def test_the_end_of_a_log_that_was_torn_off_is_written_over(tmp_path, caplog):
     file.write_text(whole.replace("least", "most"))
     with pytest.raises(EvidenceError, match="line 1 of the keeper's log"):
         keeping.store.log()
-
-
-def test_a_direction_that_could_not_be_saved_is_written_anew(tmp_path):
-    keeping = Keeping(tmp_path)
-    keeper, folder = keeping.keeper(), keeping.store.folder
-    keeper.open_round(RUN, 1, 1000, boxes(keeping.mask_all(UPDATES)))
-    one, _ = encode_vectors(DIRECTIONS)
-    (folder / "state.json").unlink()
-    (folder / "state.json").mkdir()  # Nothing can take its place.
-    with pytest.raises(StorageError):
-        keeper.products(RUN, 1, one[:1])
-    (folder / "state.json").rmdir()
-    keeper.products(RUN, 1, one[1:2])
-    (kept,) = keeping.store.load().rounds.values()
-    found = kept.basis @ one[1].view(np.int64)
-    assert found == pytest.approx([np.linalg.norm(one[1].view(np.int64))], rel=0.1)
 
 
 def test_one_keeper_at_a_time_has_a_folder(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink, _environment, _toml
+from fedif_flower.runtime.local_superlink import LaunchError, LocalSuperLink, _toml
 
 
 @pytest.fixture
@@ -70,23 +70,6 @@ def test_refused_run_ends_the_cli_with_its_reason_last(log: IO[bytes], tmp_path:
         words = superlink.last_words()
         assert words.startswith("Failed to load Flower App configuration")
         assert str(app / "pyproject.toml") in words.replace(" ", "")
-
-
-def test_environment_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "example.org")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    environment = _environment(Path("/short"))
-    assert environment["FLWR_HOME"] == environment["RAY_TMPDIR"] == "/short"
-    assert environment["NO_PROXY"] == "example.org,127.0.0.1"
-    assert "RAY_TMPDIR" not in _environment(Path("/") / ("long" * 10))
-
-
-def test_environment_leaves_a_named_ray_cluster_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    environment = _environment(Path("/short"))
-    assert environment["RAY_ADDRESS"] == "10.0.0.1:6379"
-    assert "RAY_TMPDIR" not in environment
 
 
 @given(

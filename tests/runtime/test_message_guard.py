@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 
-import httpx
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
@@ -306,34 +305,6 @@ def test_objects_that_are_not_what_they_are_called_start_no_app(start):
     assert member.tasks == 0
 
 
-def failing(status):
-    request = httpx.Request("POST", "https://host/v1/fleet/pull-messages")
-    response = httpx.Response(status, request=request)
-    return httpx.HTTPStatusError("it fails", request=request, response=response)
-
-
-def test_a_superlink_that_fails_for_a_moment_is_asked_again(start, caplog):
-    member = start()
-    member.inbox.append(failing(500))
-    assert member.pull() is None
-    assert "is asked again: it fails" in caplog.text
-    assert member.ask() is not None
-    member.inbox.append(failing(401))
-    with pytest.raises(httpx.HTTPStatusError):
-        member.pull()
-
-
-def test_rounds_and_days_are_counted(start):
-    member = start("[runs]\nmost-rounds = 1\nlast-day = 2026-01-06")
-    member.answer(Message(UPDATE, reply_to=member.ask()))
-    assert member.ask() is None
-    assert "at most 1 rounds of a run" in member.error
-    assert member.ask("evaluate") is not None
-    member.today = date(2026, 1, 7)
-    assert member.ask("evaluate") is None
-    assert "until 2026-01-06" in member.error
-
-
 def test_metadata_that_the_app_made_up_do_not_leave(start):
     member = start()
     asked = member.ask()
@@ -419,12 +390,3 @@ def test_a_reply_that_is_not_all_there_does_not_wait_forever(start, monkeypatch)
     monkeypatch.setattr(runtime_handlers, "push_object", lambda *_: SimpleNamespace(stored=True))
     member.answer(Message(UPDATE, reply_to=asked))
     assert "did not send all of its reply" in member.error
-
-
-def test_messages_that_no_app_answers_do_not_fill_the_memory(start):
-    member = start()
-    asked = [member.ask() for _ in range(6)]
-    member.answer(Message(UPDATE, reply_to=asked[0]))
-    assert member.sent == []
-    member.answer(Message(UPDATE, reply_to=asked[5]))
-    assert member.reply.content == UPDATE

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from fedif_flower.runtime.node_rates import (
     LEAST_SECONDS_AT_ONCE,
-    LOG_PAUSE,
     PATIENCE,
     ROUND_SECONDS,
     ROUNDS_AT_ONCE,
     Bucket,
-    Complaints,
     NodeRates,
 )
 
@@ -74,47 +70,9 @@ def test_what_many_connections_ask_for_at_once_is_refused_beyond_the_patience(cl
     assert waits[-1] is None
 
 
-def test_bytes_count_up_and_down(clock):
-    found = rates(clock)
-    assert found.wait(1, 1.0, 4000) == 0.0
-    found.charge(1, 0.0, 1100)  # An answer: a hundred bytes more than there were.
-    assert found.wait(1, 1.0, 0) == pytest.approx(0.1)
-
-
-def test_an_error_s_answer_costs_requests(clock):
-    found = rates(clock)
-    assert found.wait(1, 1.0, 0) == 0.0
-    found.charge(1, 50.0, 0)
-    assert found.wait(1, 1.0, 0) == pytest.approx(0.1)
-
-
 def test_a_heavy_run_has_what_its_rounds_take(clock):
     found = rates(clock, needs=(500.0, 1e6))
     at_once = 500.0 * ROUNDS_AT_ONCE
     assert served(found, clock, 1000.0) == pytest.approx(
         (500 / ROUND_SECONDS) + at_once / 1000, 0.01
     )
-
-
-def test_a_run_that_begins_raises_the_rate_of_a_node_that_is_there(clock):
-    needs = [(0.0, 0.0)]
-    found = NodeRates(10.0, 1000.0, lambda: needs[0], clock)
-    while found.wait(1, 1.0, 0) is not None:
-        pass
-    needs[0] = (500.0, 0.0)
-    clock.now += 2.0
-    assert found.wait(1, 1.0, 0) == 0.0
-
-
-def test_a_complaint_is_logged_once_a_minute_with_its_count_and_a_name(clock, caplog):
-    complaints = Complaints(clock)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(5):
-            complaints.add("node 7", "too fast", lambda subject: f"{subject} (hospital-a)")
-        clock.now += LOG_PAUSE
-        complaints.add("node 7", "too fast", str)
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
-        "node 7 (hospital-a): too fast (1 since last said)",
-        "node 7: too fast (5 since last said)",
-    ]

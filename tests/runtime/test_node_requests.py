@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import Message, ObjectTree, PushObjectRequest
+from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.date import now
@@ -19,13 +18,10 @@ from hypothesis import strategies as st
 
 from fedif_flower.runtime.node_requests import (
     KEY_HEADER,
-    MAX_REQUEST_BYTES,
     PATHS,
     PUBLIC_PATH,
-    SMALL,
     UnknownSignerError,
     is_plain,
-    most_bytes,
     signer,
 )
 
@@ -83,12 +79,6 @@ def test_the_requests_are_those_of_flower():
     assert {PUBLIC_PATH + name for name in PATHS} == flower
 
 
-def test_how_long_each_request_may_be():
-    assert most_bytes("push-object", 7) == MAX_REQUEST_BYTES
-    assert most_bytes("push-messages", 7) == 7
-    assert {most_bytes(name, 7) for name in PATHS - {"push-object", "push-messages"}} == {SMALL}
-
-
 @given(st.binary(max_size=3000), st.integers(0, 2**64 - 1), st.text(max_size=64))
 def test_an_object_s_upload_is_plain(content, number, text):
     request = PushObjectRequest(
@@ -99,19 +89,6 @@ def test_an_object_s_upload_is_plain(content, number, text):
         session_id=text,
     )
     assert is_plain("push-object", request.SerializeToString())
-
-
-@given(st.lists(st.text(max_size=64), max_size=50))
-def test_an_announcement_is_plain(ids):
-    request = PushMessagesRequest(
-        node=Node(node_id=1),
-        messages_list=[Message()],
-        message_object_trees=[
-            ObjectTree(object_id="root", children=[ObjectTree(object_id=i) for i in ids])
-        ],
-        clientapp_runtime_list=[0.5],
-    )
-    assert is_plain("push-messages", request.SerializeToString())
 
 
 @pytest.mark.parametrize("name", ["push-object", "push-messages"])
@@ -128,14 +105,6 @@ def test_an_announcement_is_plain(ids):
 )
 def test_what_would_cost_more_than_its_bytes_is_not_plain(name, body):
     assert not is_plain(name, body)
-
-
-def test_what_is_around_an_object_is_small():
-    deep = b"\x08\x01" * SMALL  # A node's fields, over and over.
-    request = PushObjectRequest(object_content=b"x").SerializeToString()
-    length = bytes([len(deep) & 127 | 128, len(deep) >> 7])
-    assert not is_plain("push-object", request + b"\x0a" + length + deep)
-    assert is_plain("push-object", PushObjectRequest(object_content=deep).SerializeToString())
 
 
 @given(st.binary(max_size=200))

@@ -10,17 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.runtime.processes import MarkedProcesses, StopRequest, available_cpus
+from fedif_flower.runtime.processes import MarkedProcesses, StopRequest
 
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "print(flush=True); time.sleep(60)"
-)
-# As Ray names its workers; it writes over the environment that /proc shows.
-RENAMED = (
-    "import time; from ray._raylet import setproctitle; "
-    "setproctitle('ray::DashboardAgent'); print(flush=True); time.sleep(60)"
 )
 # Starts a detached grandchild, prints its id and ends: nothing but the mark links it to us.
 ORPHAN = (
@@ -65,14 +60,6 @@ def test_process_that_ignores_sigterm_is_killed(marked: MarkedProcesses, tmp_pat
     assert process.wait(timeout=30) == -signal.SIGKILL
 
 
-def test_process_that_names_itself_as_ray_does_is_found(
-    marked: MarkedProcesses, tmp_path: Path
-) -> None:
-    process = start(marked, RENAMED, tmp_path / "output")
-    wait_for_output(tmp_path / "output")
-    assert marked.alive() == [process.pid]
-
-
 def test_others_are_left_alone(marked: MarkedProcesses, tmp_path: Path) -> None:
     other = MarkedProcesses(os.environ)
     process = start(other, SLEEP, tmp_path / "output")
@@ -91,33 +78,3 @@ def test_stop_request_remembers_the_signal_and_restores_handlers() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal_number == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_command_is_named_as_it_was_typed(tmp_path) -> None:
-    code = (
-        "from fedif_flower.runtime.processes import own_command as o; print(o('-c', 'a=\"b c\"'))"
-    )
-    script = tmp_path / "tool"
-    script.write_text(f"#!{sys.executable}\n{code}\n")
-    script.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": "."}
-
-    def said(*command: str) -> str:
-        return subprocess.check_output(command, env=environment, text=True).strip()
-
-    more = """-c 'a="b c"'"""
-    assert said("tool", "one") == f"tool one {more}"
-    elsewhere = script.rename(tmp_path.parent / "tool")
-    assert said(str(elsewhere), "one") == f"{elsewhere} one {more}"
-    assert said(sys.executable, "-c", code, "x y").endswith(f" 'x y' {more}")
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity here")
-def test_available_cpus_respects_affinity() -> None:
-    allowed = os.sched_getaffinity(0)
-    assert 1 <= available_cpus() <= len(allowed)
-    try:
-        os.sched_setaffinity(0, {min(allowed)})
-        assert available_cpus() == 1
-    finally:
-        os.sched_setaffinity(0, allowed)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from copy import deepcopy
 from threading import Barrier, Event
 
@@ -10,11 +9,7 @@ from flwr.clientapp.client_app import ClientAppException
 from flwr.server.superlink.fleet.vce.backend import Backend
 
 from client_app import app as client_app
-from fedif_flower.errors import ConfigError
-from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.ray_grid import RayGrid
-from fedif_flower.runtime.simulation import run_on_ray
-from fedif_flower.strategies.nodes import identify_clients
 
 
 class Threads(Backend):
@@ -66,19 +61,6 @@ def test_each_node_answers_for_its_partition_and_keeps_its_state():
     grid.close()
 
 
-def test_replies_can_be_pulled_one_by_one_and_once():
-    grid = RayGrid(client_app, 2, Threads(answer))
-    first, second = grid.push_messages(messages(1000, 1001))
-    deadline = time.monotonic() + 10
-    while not (found := grid.pull_messages([second])):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert read(found) == [(1001, 1, 1)]
-    assert grid.pull_messages([second]) == []
-    grid.close()
-    assert first != second
-
-
 @pytest.mark.parametrize(
     ("error", "code", "reason"),
     [(ClientAppException("no data"), 2, "no data"), (OSError("actor died"), 0, "actor died")],
@@ -115,21 +97,6 @@ def test_who_has_not_begun_when_time_is_over_is_not_asked():
     grid.close()
 
 
-def test_replies_come_as_they_are_ready():
-    go = Event()
-
-    def work(message, context) -> Message:
-        assert message.metadata.dst_node_id == 1001 or go.wait(10)
-        return answer(message, context)
-
-    grid = RayGrid(client_app, 2, Threads(work))
-    replies = iter(grid.send_and_receive(messages(1000, 1001)))
-    assert read([next(replies)]) == [(1001, 1, 1)]
-    go.set()
-    assert read(replies) == [(1000, 0, 1)]
-    grid.close()
-
-
 def test_closing_interrupts_those_at_work_and_waits_for_them():
     begun, interrupted = Event(), Event()
 
@@ -144,22 +111,6 @@ def test_closing_interrupts_those_at_work_and_waits_for_them():
     grid.close(interrupted.set)
     assert interrupted.is_set()
     assert len(message_ids) == 3
-
-
-def test_nodes_are_known_by_their_partitions_without_asking():
-    def work(_message, _context) -> Message:
-        raise AssertionError("nobody is to be asked")
-
-    grid = RayGrid(client_app, 12, Threads(work))
-    assert identify_clients(grid, [1010, 1002]) == [ClientNode(2, 1002), ClientNode(10, 1010)]
-    grid.close()
-
-
-@pytest.mark.ray
-@pytest.mark.all
-def test_clients_for_whom_no_machine_has_room():
-    with pytest.raises(ConfigError, match="cpus_per_client = 100000"):
-        run_on_ray(lambda _: None, client_app, num_clients=2, cpus_per_client=100_000)
 
 
 def test_two_runs_at_a_time_on_one_node_both_keep_what_they_left_there():
@@ -184,24 +135,4 @@ def test_two_runs_at_a_time_on_one_node_both_keep_what_they_left_there():
     ]
     assert len(list(grid.send_and_receive(sent))) == 2
     assert set(grid.contexts[1000].state) == {"a", "b"}
-    grid.close()
-
-
-def test_who_took_longest_begins_after_those_who_were_never_asked():
-    begun = []
-
-    def work(message, context) -> Message:
-        begun.append(message.metadata.dst_node_id)
-        time.sleep({1001: 0.2, 1002: 0.1}.get(begun[-1], 0.0))
-        return answer(message, context)
-
-    backend = Threads(work)
-    backend.num_workers = 1
-    grid = RayGrid(client_app, 4, backend)
-    list(grid.send_and_receive(messages(1000, 1001, 1002)))
-    assert begun == [1000, 1001, 1002]
-    begun.clear()
-    replies = list(grid.send_and_receive(messages(1000, 1002, 1001, 1003)))
-    assert begun == [1003, 1001, 1002, 1000]
-    assert len(read(replies)) == 4
     grid.close()

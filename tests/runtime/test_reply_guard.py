@@ -195,20 +195,6 @@ def test_a_reply_that_weighs_too_much_is_refused_at_once(message, budget, spoil)
     assert flower.deleted == {message.metadata.message_id}
 
 
-def test_a_larger_budget_takes_float64(message):
-    large = Message(RecordDict({"arrays": model(100_000)}), MEMBER, "train")
-    large.metadata.__dict__["_message_id"] = large.object_id
-    reply = answer(large, arrays=model(100_000, np.float64))
-    for budget, taken in ((1, False), (2, True)):
-        flower = Flower(budget)
-        flower.send(large)
-        if taken:
-            assert flower.reply(reply)
-        else:
-            with pytest.raises(HTTPException, match="413"):
-                flower.reply(reply)
-
-
 def test_too_many_objects_are_refused_before_flower_sees_them(message):
     flower = Flower()
     flower.send(message)
@@ -282,12 +268,3 @@ def test_objects_are_those_of_the_reply(message):
     reply, _, _ = packed(answer(message))
     with pytest.raises(HTTPException, match="400"):
         flower.announce(reply, ObjectTree(object_id="b" * 64))
-
-
-def test_an_upload_that_stopped_is_forgotten_when_flower_forgets_it(message, monkeypatch):
-    flower = Flower()
-    flower.send(message)
-    reply, tree, _ = packed(answer(message))
-    flower.announce(reply, tree)
-    monkeypatch.setattr("fedif_flower.runtime.reply_guard.OBJECT_PUSH_SESSION_TTL_SECONDS", 0.0)
-    assert flower.pull(message.metadata.message_id) == [message.metadata.message_id]

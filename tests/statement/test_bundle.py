@@ -7,15 +7,11 @@ import pytest
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import RESULT_FILES
-from fedif_flower.statement.account import settle
 from fedif_flower.statement.bundle import (
-    account_json,
     make_statement,
     parse_budget,
-    read_account,
 )
 from fedif_flower.statement.manifest import read_signed
-from fedif_flower.statement.records import read_run
 from tests.statement.runs import make_run
 
 ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}] * 6
@@ -49,12 +45,6 @@ def test_every_file_of_results_is_signed(tmp_path, key):
     assert {name for name in signed if "/" not in name} == set(RESULT_FILES) - {"names.csv"}
 
 
-def test_an_account_is_read_back_as_it_was(tmp_path):
-    records = read_run(make_run(tmp_path / "run", ROUNDS, names={1: "hospital-2"}, by_class=3))
-    account = settle(records, 12_34)
-    assert read_account(account_json(account, records)) == (account, {1: "hospital-2"})
-
-
 def test_a_name_that_a_spreadsheet_would_execute_is_quoted(tmp_path, key):
     run_dir = make_run(tmp_path / "run", ROUNDS, names={0: "=1+1"})
     folder = make_statement(run_dir, key)
@@ -73,15 +63,6 @@ def test_an_earlier_statement_is_refused_or_kept(tmp_path, key):
     assert (run_dir / "statement-1" / "manifest.intoto.json").read_bytes() == first
     assert (run_dir / "statement-2" / "manifest.intoto.json").is_file()
     assert json.loads((folder / "statement.json").read_text())["budget_cents"] == 5
-
-
-def test_a_folder_that_is_no_statement_is_not_replaced(tmp_path, key):
-    run_dir = make_run(tmp_path / "run", ROUNDS)
-    folder = make_statement(run_dir, key)
-    (folder / "manifest.intoto.json").unlink()
-    with pytest.raises(StorageError, match="is no statement"):
-        make_statement(run_dir, key)
-    assert (folder / "statement.html").exists()
 
 
 def test_nothing_is_left_of_a_statement_that_cannot_be_made(tmp_path, key, monkeypatch):
@@ -108,11 +89,3 @@ def test_budgets_are_amounts(text, cents):
 def test_what_is_no_amount_is_refused(text):
     with pytest.raises(ConfigError, match="budget = "):
         parse_budget(text)
-
-
-@pytest.mark.parametrize("contact", ["A" * 201, "Ada\nHolm"])
-def test_a_contact_that_fits_no_page_is_refused(tmp_path, key, contact):
-    run_dir = make_run(tmp_path / "run", [{0: 0.5}])
-    with pytest.raises(ConfigError, match="allowed: at most 200 printable"):
-        make_statement(run_dir, key, contact=contact)
-    assert not (run_dir / "statement").exists()

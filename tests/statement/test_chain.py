@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedif_flower.statement.chain import chain, to_csv
+from fedif_flower.statement.chain import chain
 from fedif_flower.statement.records import read_run
 from tests.statement.runs import make_run
 
@@ -27,7 +27,3 @@ def test_the_first_hash_is_of_what_the_run_depends_on(tmp_path):
     provenance = run_dir / "provenance.json"
     provenance.write_text(provenance.read_text().replace("bb", "dd"))
     assert not set(before) & set(chain(read_run(run_dir)))
-
-
-def test_hashes_are_a_table():
-    assert to_csv(["aa", "bb"]) == "round,sha256\n0,aa\n1,bb\n"

@@ -8,13 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from typer.testing import CliRunner
 
 from client_app import app as client_app
-from fedif_flower.cli import cli
-from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.errors import StatementError
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.statement.bundle import make_statement
@@ -68,23 +65,6 @@ def test_each_members_own_updates_give_its_lines(folder, who):
     assert found.not_there == ()
 
 
-def test_the_command_says_so(folder):
-    result = CliRunner().invoke(
-        cli, ["verify", str(folder / "run"), "--mine", str(folder / "own" / "2")]
-    )
-    assert result.exit_code == 0
-    assert f"As your own updates give: {ROUNDS} rounds" in result.stdout
-
-
-def test_the_statement_says_who_kept_the_masks(folder):
-    page = (folder / "run" / "statement" / "statement.html").read_text()
-    assert "Who kept the masks: beside the server, for trial." in page
-    said = RunFolder(folder / "run").masking.read()
-    assert said["log"] in page
-    assert "masking.json" in verify(folder / "run").manifest.files
-    assert "vectors/vectors.csv" in verify(folder / "run").manifest.files
-
-
 @pytest.mark.parametrize(
     ("name", "column", "what"),
     [("attribution.csv", "contribution", "contribution"), ("clients.csv", "score", "score")],
@@ -106,37 +86,3 @@ def test_a_changed_vector_is_found(copy):
         check_own(copy / "run", copy / "own" / "0")
     with pytest.raises(StatementError, match=r"round-000002-attribution\.npz was changed"):
         verify(copy / "run")
-
-
-def test_a_damaged_vector_is_named(copy):
-    (copy / "run" / "vectors" / "round-000001-attribution.npz").write_bytes(b"x")
-    with pytest.raises(StatementError, match=r"round-000001-attribution\.npz is no kept vector"):
-        check_own(copy / "run", copy / "own" / "0")
-
-
-def test_vectors_that_are_not_here_have_to_be_asked_for(copy):
-    for path in (copy / "run" / "vectors").glob("*.npz"):
-        path.unlink()
-    with pytest.raises(ConfigError, match="the vectors of round 1 are not here: ask for them"):
-        check_own(copy / "run", copy / "own" / "0")
-    assert "vectors/round-000001-scores.npz" in verify(copy / "run").not_here
-
-
-def test_a_round_in_which_a_member_does_not_count_is_said(copy):
-    path = copy / "run" / "attribution.csv"
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("2,0,")]
-    path.write_text("\n".join(lines) + "\n")
-    assert check_own(copy / "run", copy / "own" / "0").not_there == (2,)
-
-
-def test_what_is_no_masked_run_or_no_update_of_it_is_said(copy, tmp_path):
-    with pytest.raises(ConfigError, match="holds no update of this run"):
-        check_own(copy / "run", tmp_path / "nothing")
-    own = next((copy / "own" / "0").rglob("round-000001.npz"))
-    own.write_bytes(b"x")
-    with pytest.raises(ConfigError, match="holds no update: "):
-        check_own(copy / "run", copy / "own" / "0")
-    (copy / "run" / "masking.json").unlink()  # As a plain run in the same place leaves it.
-    assert not any("vectors" in name for name in RunFolder(copy / "run").results())
-    with pytest.raises(ConfigError, match="is no masked run"):
-        check_own(copy / "run", copy / "own" / "0")

@@ -70,15 +70,6 @@ def test_a_node_that_is_away_gets_its_page_the_next_time_once(tmp_path, run_dir)
     assert (len(pages(tmp_path, 0)), len(pages(tmp_path, 1))) == (1, 1)
 
 
-def test_a_run_without_attribution_brings_what_earlier_ones_left(tmp_path, run_dir):
-    state_and_deliver(grid(tmp_path, silent=[0, 1, 2]), config(), run_dir)
-    later = run_dir.parent / "later"
-    later.mkdir()
-    state_and_deliver(grid(tmp_path), config(), later)
-    assert len(pages(tmp_path, 0)) == 1
-    assert not (later / "statement").exists()
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -104,17 +95,4 @@ def test_a_run_without_a_statement_says_why_and_goes_on(tmp_path, run_dir, caplo
     (run_dir / "attribution_rounds.csv").write_text("")
     state_and_deliver(grid(tmp_path), config(), run_dir)
     assert "the run has no statement" in caplog.text
-    assert not (run_dir / "statement").exists()
-
-
-def test_pages_that_are_gone_are_named_and_stop_nothing(tmp_path, run_dir, caplog):
-    (run_dir / "undelivered.json").write_text('{"1000": "members/001.html"}')
-    deliver(grid(tmp_path), run_dir.parent)
-    assert "statements cannot be delivered" in caplog.text
-
-
-def test_simulated_clients_get_nothing(tmp_path, run_dir):
-    simulated = grid(tmp_path)
-    simulated.simulated = True
-    state_and_deliver(simulated, config(), run_dir)
     assert not (run_dir / "statement").exists()

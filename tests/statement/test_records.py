@@ -36,17 +36,6 @@ def test_what_is_missing_is_named(run_dir, missing, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("first", [0, 3, -1])
-def test_rounds_that_there_are_not_cannot_be_the_first(run_dir, first):
-    with pytest.raises(ConfigError, match=f"from-round = {first}; allowed: 1 to 2"):
-        read_run(run_dir).since(first)
-
-
-def test_no_folder_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="is no directory"):
-        read_run(tmp_path / "nowhere")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -111,9 +100,3 @@ def test_names_that_will_not_do_are_named(tmp_path, text, said):
     with pytest.raises(ConfigError) as caught:
         read_names(path)
     assert said in str(caught.value)
-
-
-def test_names_in_any_language_are_read(tmp_path):
-    path = tmp_path / "names.csv"
-    path.write_text("client_id,name\n18446744073709551615,Hôpital Saint-Louis\n", encoding="utf-8")
-    assert read_names(path) == {2**64 - 1: "Hôpital Saint-Louis"}

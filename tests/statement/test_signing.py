@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.evidence.keys import is_signed, public_der
-from fedif_flower.statement.signing import default_key_path, load_key, load_or_make_key
+from fedif_flower.statement.signing import load_key, load_or_make_key
 
 
 def test_a_key_is_made_once_for_its_owner_alone(tmp_path):
@@ -33,11 +33,6 @@ def test_a_member_s_key_is_read_and_none_is_made(tmp_path):
     path.write_bytes(own.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     path.chmod(0o600)
     assert public_der(load_key(path).public_key()) == public_der(own.public_key())
-
-
-def test_the_default_key_does_not_lie_with_results(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert default_key_path() == tmp_path / "fedif-flower" / "statement-key.pem"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")

@@ -7,7 +7,7 @@ from torch import nn
 from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation import Validation
 from fedif_studies import backdoors
-from fedif_studies.backdoors import CRFL, by, by_votes, last_features, prune, share_right, table
+from fedif_studies.backdoors import CRFL, by, by_votes, last_features, prune, table
 
 
 def test_the_model_is_shortened_and_has_noise_but_in_the_last_round():
@@ -17,19 +17,6 @@ def test_the_model_is_shortened_and_has_noise_but_in_the_last_round():
     assert not torch.equal(first, torch.tensor([0.6, 0.8]))
     assert (first - torch.tensor([0.6, 0.8])).norm() < 1.0  # five standard deviations and more
     assert stage.advance(torch.zeros(2), after).tolist() == pytest.approx([0.6, 0.8])
-
-
-def test_a_short_model_keeps_its_length():
-    after = torch.tensor([0.3, 0.4])
-    assert torch.equal(CRFL(bound=1.0, std=0.0, rounds=1).advance(after, after), after)
-
-
-def test_a_run_that_is_resumed_knows_its_round():
-    stage, other = CRFL(1.0, 0.1, 2), CRFL(1.0, 0.1, 2)
-    stage.advance(torch.zeros(2), torch.ones(2))
-    other.load_state_dict(stage.state_dict())
-    after = torch.tensor([3.0, 4.0])
-    assert torch.equal(stage.advance(after, after), other.advance(after, after))
 
 
 def two_features() -> nn.Sequential:
@@ -55,13 +42,6 @@ def test_the_unit_that_no_held_out_example_excites_is_pruned():
     assert by(model)(inputs).tolist() == [0, 1]
 
 
-def test_pruning_may_lose_what_it_is_allowed_to():
-    model = two_features()
-    held_out = Validation(model, torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
-    assert prune(model, held_out, most_lost=0.5) == 2
-    assert share_right(by(model), held_out) == 0.5
-
-
 def test_votes_of_copies_without_noise_are_the_answers():
     model, inputs = two_features(), torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     assert by_votes(model, 0.0, votes=3)(inputs).tolist() == by(model)(inputs).tolist()
@@ -70,13 +50,7 @@ def test_votes_of_copies_without_noise_are_the_answers():
     assert len(set(map(tuple, drowned))) > 1
 
 
-def test_a_convolution_is_pruned_by_channels():
-    model = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
-    held_out = Validation(model, torch.rand(4, 1, 2, 2), torch.tensor([0, 1, 0, 1]))
-    assert prune(model, held_out, most_lost=1.0) == 3
-    assert not model[0].weight.any()
-
-
+@pytest.mark.all
 def test_a_method_of_the_study(tmp_path, monkeypatch):
     """Two rounds: figures are shares, and what is there is not measured again."""
     monkeypatch.setattr(backdoors, "OUTPUT", tmp_path / "rows.csv")

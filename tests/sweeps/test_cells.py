@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.sweeps.cells import by_num_clients, distinct, find_result
+from fedif_flower.sweeps.cells import by_num_clients, find_result
 from tests.sweeps.small import small_cell
 
 
@@ -41,28 +40,6 @@ def test_settings_that_cannot_change_a_result_do_not(tmp_path):
     assert patient.digest == small_cell(tmp_path).digest
 
 
-def test_other_pixels_are_another_cell(tmp_path):
-    from PIL import Image
-
-    digests = []
-    for colour in (0, 128):
-        folder = tmp_path / str(colour)
-        for split in ("train", "test"):
-            for name in ("cat", "dog"):
-                (folder / split / name).mkdir(parents=True)
-                for number in range(5):
-                    image = Image.new("RGB", (8, 8), (colour, number, 0))
-                    image.save(folder / split / name / f"{number}.png")
-        cell = small_cell(tmp_path, dataset="image-folder", data_dir=str(folder), model="mlp")
-        digests.append(cell.digest)
-    assert digests[0] != digests[1]
-
-
-def test_wrong_settings_are_refused_before_anything_runs(tmp_path):
-    with pytest.raises(ConfigError, match=r"fedif\.gamma = 2"):
-        small_cell(tmp_path, **{"fedif.gamma": 2.0})
-
-
 def test_complete_means_a_readable_summary(tmp_path):
     cell = small_cell(tmp_path)
     run_dir = cell.config.run_dir
@@ -88,22 +65,7 @@ def test_a_result_of_the_same_settings_in_another_table_counts(tmp_path):
     assert find_result(other) is None
 
 
-def test_a_cell_that_two_tables_share_is_run_once_and_first(tmp_path):
-    a, b, c = (
-        small_cell(tmp_path, name, seed=seed) for name, seed in (("a", 0), ("b", 1), ("c", 0))
-    )
-    assert distinct([a, b, c]) == [a, b]
-
-
 def test_a_simulation_for_each_number_of_clients(tmp_path):
     five, six = small_cell(tmp_path), small_cell(tmp_path, num_clients=6)
     again = small_cell(tmp_path, seed=1)
     assert by_num_clients([five, six, again]) == [[five, again], [six]]
-
-
-def test_the_label_says_what_the_settings_do_not(tmp_path):
-    cell = small_cell(tmp_path, "name")
-    cell.config.run_dir.mkdir(parents=True)
-    cell.label()
-    label = json.loads((cell.config.run_dir / "cell.json").read_text())
-    assert label == {"group": "group", "name": "name", "data": "digits"}

@@ -16,13 +16,3 @@ def test_cifar10_as_jpeg_files_is_found_and_called_so(image_folder):
         found, title = find_data("cifar10", str(data_dir))
         assert found == {"dataset": "image-folder", "data-dir": str(image_folder / "cifar10")}
         assert title == "CIFAR-10 (JPEG)"
-
-
-def test_other_folders_are_not_taken_for_cifar10(image_folder):
-    (image_folder / "cifar10" / "train" / "zebra").mkdir()
-    found, title = find_data("cifar10", str(image_folder))
-    assert (found["dataset"], title) == ("cifar10", "CIFAR-10")
-    assert find_data("fashion-mnist", "") == (
-        {"dataset": "fashion-mnist", "data-dir": ""},
-        "Fashion-MNIST",
-    )

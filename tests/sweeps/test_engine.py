@@ -65,14 +65,6 @@ def test_cells_side_by_side_give_the_bits_of_a_cell_alone(tmp_path):
         assert run("together", 2) == run("one-by-one", 1)
 
 
-def test_only_the_changed_cell_is_run(tmp_path):
-    assert run_cells([small_cell(tmp_path)], Launches(), silent_console())
-    launches = Launches()
-    cells = [small_cell(tmp_path), small_cell(tmp_path, **{"fedif.gamma": 0.9})]
-    assert run_cells(cells, launches, silent_console())
-    assert launches.grids[0].trained == 2 * 2
-
-
 def test_a_failed_cell_is_named_and_stops_no_other(tmp_path):
     good, bad = small_cell(tmp_path, "good"), small_cell(tmp_path, "bad", seed=1)
     bad.config.run_dir.parent.mkdir(parents=True)
@@ -116,37 +108,6 @@ def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path):
     assert launches.grids[0].trained == 3 * 2
 
 
-def test_a_cell_goes_on_from_its_last_round(tmp_path):
-    class Later(InterruptedGrid):
-        pressed_after = 6
-
-    cell = small_cell(tmp_path, num_server_rounds=5)
-    with pytest.raises(GridInterrupted):
-        run_cells([cell], Launches(Later), silent_console())
-    assert rounds(cell.config.run_dir) == ["0", "1", "2", "3"]
-    launches = Launches()
-    assert run_cells([cell], launches, silent_console())
-    assert launches.grids[0].trained == 2 * 2
-    assert rounds(cell.config.run_dir) == ["0", "1", "2", "3", "4", "5"]
-    assert json.loads((cell.config.run_dir / "cell.json").read_text())["name"] == "cell"
-
-
-def test_a_simulation_for_each_number_of_clients(tmp_path):
-    launches = Launches()
-    cells = [small_cell(tmp_path, "five"), small_cell(tmp_path, "six", num_clients=6)]
-    assert run_cells(cells, launches, silent_console())
-    assert [len(grid.get_node_ids()) for grid in launches.grids] == [5, 6]
-
-
-def test_as_many_cells_at_a_time_as_keep_the_actors_busy(tmp_path):
-    cells = [small_cell(tmp_path, num_clients=100, fraction_train=0.1, seed=s) for s in range(20)]
-    assert default_jobs(cells, actors=2) == 2
-    assert default_jobs(cells, actors=10) == 2
-    assert default_jobs(cells, actors=16) == 3
-    assert default_jobs(cells, actors=64) == 8
-    assert default_jobs(cells[:1], actors=64) == 1
-
-
 def test_memory_limits_the_number_of_cells(tmp_path, monkeypatch):
     cells = [small_cell(tmp_path, seed=seed) for seed in range(9)]
     # 4,810 parameters of 4 bytes; 2 clients in a round.
@@ -170,13 +131,6 @@ def test_a_shared_grid_waits_no_longer_than_it_was_told():
         SharedGrid(Mute(), lambda: True).send_and_receive([], timeout=None)
 
 
-def test_a_warning_is_shown_with_the_name_of_its_cell(tmp_path, shown_logs, capsys):
-    cell = small_cell(tmp_path, "krum_seed0", strategy="krum", malicious_fraction=0.5)
-    assert run_cells([cell], Launches(), silent_console())
-    lines = capsys.readouterr().err.splitlines()
-    assert any(line.startswith("fedif WARNING: [krum_seed0] Krum assumes") for line in lines)
-
-
 class LastRoundFails(CountingGrid):
     """Every client is gone when the second round begins."""
 
@@ -191,12 +145,3 @@ def test_a_cell_whose_last_round_failed_is_named_every_time(tmp_path):
         assert not run_cells([cell], launches, console, jobs=1)
         assert "failed: cell: the last round failed, as 1 of 2 did" in printed(console)
     assert RunFolder(cell.config.run_dir).is_complete()
-
-
-def test_a_label_that_cannot_be_written_is_one_sentence(tmp_path):
-    cell, console = small_cell(tmp_path), silent_console()
-    in_the_way = cell.config.run_dir / "cell.json"
-    in_the_way.mkdir(parents=True)
-    assert not run_cells([cell], Launches(), console)
-    assert f"failed: cell: cannot write {in_the_way}: Is a directory" in printed(console)
-    assert "Traceback" not in printed(console)

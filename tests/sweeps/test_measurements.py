@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
-from dataclasses import replace
 
 import pytest
 
@@ -47,10 +45,6 @@ def test_a_run_is_read_without_its_initial_model(tmp_path):
     assert measurement.curve("test") == [(0, 0.1), (1, 0.6), (2, 0.5)]
 
 
-def test_a_run_without_a_label_is_called_by_its_data_set(tmp_path):
-    assert read_measurement(write_result(tmp_path / "run", {}, [0.6])).data == "digits"
-
-
 def test_a_run_that_never_evaluated_is_left_out(tmp_path):
     assert read_measurement(write_result(tmp_path / "run", {}, [])) is None
 
@@ -84,19 +78,6 @@ def test_a_row_keeps_everything_but_paths(tmp_path):
     assert read.curve("test") == []
 
 
-def test_rows_may_have_different_columns(tmp_path):
-    write_csv(tmp_path / "rows.csv", [{"a": "1"}, {"a": "2", "b": "x,y"}])
-    assert (tmp_path / "rows.csv").read_text() == 'a,b\n1,\n2,"x,y"\n'
-
-
-def test_the_machine_in_words(tmp_path):
-    run_dir = write_result(tmp_path / "run", {}, [0.5])
-    summary = json.loads((run_dir / "summary.json").read_text())
-    summary["machine"] = {"cores": 16, "processor": "x86_64", "gpu": "H200", "torch": "2.15"}
-    (run_dir / "summary.json").write_text(json.dumps(summary))
-    assert read_measurement(run_dir).machine == "16 cores, x86_64, H200, torch 2.15"
-
-
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
     run = write_result(tmp_path / "runs" / "a", {"strategy": "krum"}, [0.5, 0.6])
     (tmp_path / "file").touch()
@@ -105,47 +86,3 @@ def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
         report_sweep("sweep", measured, tmp_path / "file", silent_console())
     with pytest.raises(StorageError, match=r"^cannot write .*file: File exists$"):
         write_csv(tmp_path / "file" / "rows.csv", [])
-
-
-def write_regression(run_dir, seed: int, errors: list[float]):
-    """Write a complete run's directory as one about a regression leaves it."""
-    write_result(run_dir, {"task": "m:t", "seed": seed}, [])
-    lines = ["round,test_accuracy,test_mean_absolute_error,validation_mean_absolute_error"]
-    lines += [f"{number},,{error},{error + 1}" for number, error in enumerate([9.0, *errors])]
-    (run_dir / "rounds.csv").write_text("\n".join(lines) + "\n")
-    summary = json.loads((run_dir / "summary.json").read_text())
-    own = {"mean absolute error": {"higher_is_better": False}}
-    (run_dir / "summary.json").write_text(
-        json.dumps({**summary, "test_accuracy": None, "metrics": own})
-    )
-    return run_dir
-
-
-def test_a_sweep_of_regressions_is_reported_by_their_own_metric(tmp_path):
-    runs = [write_regression(tmp_path / str(s), s, [3.0, 0.5 + s, 1.0 + s]) for s in (0, 1)]
-    measured = [read_measurement(run_dir) for run_dir in runs]
-    assert measured[0].test == Accuracy(last=1.0, last_ten=1.5, best=0.5)
-    assert measured[0].data == "t"
-    again = from_row(to_row(measured[1]))
-    assert (again.metric, again.higher_is_better) == ("mean absolute error", False)
-    console = silent_console()
-    folder = report_sweep("grid", measured, tmp_path / "report", console)
-    table = (folder / "table.md").read_text()
-    assert "Test mean absolute error; lower is better." in table
-    assert "| 2 | 1.5 ± 0.7071 | 1.833 ± 0.4714 | 1 ± 0.7071 | - |" in table
-    assert "accuracies" not in table
-    assert "![mean absolute error over rounds](accuracy.png)" in table
-
-
-def test_a_sweep_shows_what_was_swept_and_not_what_follows_from_it(tmp_path):
-    runs = [write_regression(tmp_path / str(s), s, [3.0, 1.0]) for s in (0, 1)]
-    measured = [
-        replace(found, config={**found.config, "strategy": name, "update-clipping": clipping})
-        for found, name, clipping in zip(
-            map(read_measurement, runs), ("fedif", "rfa"), (1.0, 2.0), strict=True
-        )
-    ]
-    folder = report_sweep("grid", measured, tmp_path / "report", silent_console(), {"strategy"})
-    assert "| strategy | seeds |" in (folder / "table.md").read_text()
-    folder = report_sweep("grid", measured, tmp_path / "report", silent_console())
-    assert "| strategy | update-clipping | seeds |" in (folder / "table.md").read_text()

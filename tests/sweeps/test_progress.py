@@ -3,7 +3,6 @@
 import pytest
 
 from fedif_flower.run.rows import RoundRow
-from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.sweeps.federations import Outcome
 from fedif_flower.sweeps.progress import GridProgress
 from tests.sweeps.small import printed, silent_console, small_cell
@@ -51,42 +50,6 @@ def test_the_time_left_follows_from_the_rounds_that_ran(show):
     show.end(0)
     assert show.lines[0] == "3 cells, 2 at a time over 2 actors"
     assert show.lines[-1] == "[1/3] cell-0: done after 660 s; about 22 min left"
-
-
-def test_rounds_from_before_a_resume_are_neither_left_nor_counted_as_fast(show):
-    show.progress.on_start(show.cells[0])
-    show.run(0, [9, 10], seconds=60)
-    show.end(0)
-    assert show.lines[-1] == "[1/3] cell-0: done after 120 s; about 20 min left"
-
-
-def test_the_rounds_of_a_failed_cell_are_not_left(show):
-    for cell in show.cells[:2]:
-        show.progress.on_start(cell)
-    show.run(0, [1, 2], seconds=60)
-    show.end(0, ValueError("no data"))
-    assert show.lines[-1] == "[1/3] cell-0: failed: no data after 120 s; about 20 min left"
-
-
-def test_the_last_cell_leaves_nothing(show):
-    for index, cell in enumerate(show.cells):
-        show.progress.on_start(cell)
-        show.run(index, [10], seconds=60)
-        show.end(index)
-    assert show.lines[-1] == "[3/3] cell-2: done after 60 s"
-
-
-def test_where_nothing_ran_nothing_is_foretold(show):
-    show.end(0, ValueError("no data"))
-    assert show.lines[-1] == "[1/3] cell-0: failed: no data after 0 s"
-
-
-def test_a_cell_that_was_called_off_is_not_said_to_have_ended(show):
-    show.progress.on_start(show.cells[0])
-    show.run(0, [1], seconds=60)
-    before = show.lines
-    show.end(0, GridInterrupted("stopped"))
-    assert show.lines == before
 
 
 def test_without_a_terminal_a_line_comes_at_least_every_half_minute(show):

@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import io
-
-import pytest
-from rich.console import Console
-
 from fedif_flower.sweeps.tables import MeanStd, ResultTable
 
 TABLE = ResultTable(
@@ -40,12 +35,3 @@ def test_rows_are_whole_and_columns_of_the_same_name_told_apart():
     assert rows[1]["column"] == "clean"
     assert rows[1]["last"] == "63.00 ± 1.41"
     assert (rows[1]["last, paper"], rows[1]["best, paper"]) == ("63", "65")
-
-
-@pytest.mark.parametrize("width", [10, 80])
-def test_nothing_is_shortened_on_a_narrow_terminal(width):
-    output = io.StringIO()
-    TABLE.print(Console(file=output, width=width))
-    assert "63.00 ± 1.41" in output.getvalue()
-    assert "…" not in output.getvalue()
-    assert len({len(line) for line in output.getvalue().splitlines()}) <= 2  # title, table

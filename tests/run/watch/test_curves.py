@@ -30,22 +30,6 @@ def parsed(picture: str) -> ElementTree.Element:
     return ElementTree.fromstring(str(picture))
 
 
-def test_a_picture_says_what_it_shows():
-    lines = {"test": [(0, 0.0), (5, 0.5), (10, 1.0)], "validation": [(0, 0.5)]}
-    picture = parsed(curve("accu<racy", lines, 20, percent=True))
-    assert picture.attrib["role"] == "img"
-    assert picture.find("title").text == "accu<racy over the rounds"
-    assert (
-        picture.find("desc").text
-        == "test: 100.0 % after round 10; validation: 50.0 % after round 0"
-    )
-    points = picture.find("polyline").attrib["points"].split()
-    # A half of the axis: 20 rounds are 640 - 66 - 12 = 562 wide, 100 % are 240 - 12 - 26 high.
-    assert points == ["66.0,214.0", "206.5,113.0", "347.0,12.0"]
-    marks = [text.text for text in picture.findall("text")]
-    assert marks == ["0 %", "50 %", "100 %", "0", "10", "20"]
-
-
 @settings(max_examples=100)
 @given(values=st.lists(st.floats(), max_size=20), rounds=st.integers(0, 10**6))
 def test_whatever_was_recorded_is_a_picture_of_finite_numbers(values, rounds):

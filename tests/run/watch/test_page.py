@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fedif_flower.run.watch.page import lasting, moment, render, render_file
+from fedif_flower.run.watch.page import render
 from fedif_flower.run.watch.reader import RunReader
 from fedif_flower.run.watch.state import Watched
 from tests.run.watch.made import NOW, asked, client, make_folder
@@ -80,20 +80,6 @@ def test_a_page_tells_how_the_run_is(run):
     assert ("a", {"href": "report.md"}) in outline.tags
 
 
-def test_tables_have_headers_and_pictures_have_titles(run):
-    page = render(run)
-    tags = [tag for tag, _ in Outline(page).tags]
-    assert tags.count("table") == tags.count("caption") == 4
-    assert all(
-        f'<th scope="{scope}"' in table
-        for table in re.findall(r"<table.*?</table>", page, re.DOTALL)
-        for scope in ("row", *(["col"] if "<thead>" in table else []))
-    )
-    assert tags.count("svg") == len(re.findall(r"<svg[^>]*><title>", page)) == 2
-    assert [tag for tag in tags if tag in ("h1", "h2")][:2] == ["h1", "h2"]
-    assert ("html", {"lang": "en"}) in Outline(page).tags
-
-
 def test_what_members_and_operators_wrote_is_text(tmp_path):
     folder = make_folder(
         tmp_path / "<b>run",
@@ -122,40 +108,3 @@ def test_a_file_runs_nothing_and_fetches_nothing(run):
     assert not re.search(r"https?:|//", re.sub(r'xmlns="[^"]*"', "", page))
     assert "style=" not in page  # The policy would not let it be.
     assert "<script>" in render(run, served=True)
-
-
-def test_a_file_elsewhere_links_to_the_folder(run, tmp_path):
-    folder = tmp_path / "october"
-
-    def link(file) -> str:
-        return re.findall(r'href="([^"]*)"', render_file(run, folder, file))[0]
-
-    assert link(folder / "watch.html") == "report.md"
-    assert link(tmp_path / "watch.html") == "october/report.md"
-    assert link(tmp_path / "pages" / "a.html") == "../october/report.md"
-
-
-def test_a_large_federation_s_page_stays_small(tmp_path):
-    lines = [client(1, 1000 + i) for i in range(3000)]
-    accuracies = [0.5 + t % 7 / 100 for t in range(3000)]
-    folder = make_folder(tmp_path, lines, accuracies=accuracies, num_rounds=3000)
-    page = render(watched(folder))
-    assert len(page) < 800_000
-    assert max(len(p.split()) for p in re.findall(r'points="([^"]*)"', page)) <= 300
-    assert page.index("1,960 more members") < page.index("1,000 more are not on this page")
-    assert page.count("<details") == 3
-
-
-def test_a_folder_with_next_to_nothing_has_a_page(tmp_path):
-    folder = make_folder(tmp_path / "new")
-    assert "no round is over yet" in render(watched(folder))
-    folder.config.path.unlink()
-    assert "<h1>new</h1>" in render(watched(folder))
-
-
-def test_times_in_words():
-    assert [lasting(s) for s in (0.4, 119, 120, 7_199, 7_200, 172_800)] == [
-        *("0 s", "119 s", "2 min", "120 min", "2 hours", "2 days")
-    ]
-    assert moment(0.0) == "1970-01-01 00:00:00 UTC"
-    assert moment(1e300) == moment(float("nan")) == "at no time"

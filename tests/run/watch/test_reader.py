@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.watch.reader import STATUSES, MemberTotals, RunReader
 from tests.run.watch.made import client, make_folder
 
@@ -106,11 +105,6 @@ def test_tables_that_were_replaced_are_read_from_their_beginning(tmp_path):
     assert reader.read().members[7].asked == 0  # What it contributed is still there.
 
 
-def test_a_folder_without_anything_says_nothing(tmp_path):
-    found = RunReader(RunFolder(tmp_path)).read()
-    assert (found.rounds, found.members, found.config, found.changed) == ([], {}, {}, 0.0)
-
-
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
@@ -127,13 +121,3 @@ def test_a_file_that_is_not_what_it_should_be_is_named(tmp_path, file, content, 
     (tmp_path / file).write_text(content)
     with pytest.raises(ConfigError, match=named):
         RunReader(folder).read()
-
-
-def test_report_and_statement_are_linked_once_they_are_there(tmp_path):
-    folder = make_folder(tmp_path)
-    assert RunReader(folder).read().links == {}
-    folder.report.write_text("# a report\n")
-    folder.statement.mkdir()
-    (folder.statement / "statement.html").write_text("")
-    links = {"Report": "report.md", "Statement": "statement/statement.html"}
-    assert RunReader(folder).read().links == links

@@ -37,12 +37,6 @@ def test_why_a_run_does_not_go_on(tmp_path, live, now, said):
     assert "resume" in remark.todo
 
 
-def test_a_complete_run_whose_last_round_failed(tmp_path):
-    folder = make_folder(tmp_path, HONEST, accuracies=ACCURACIES)
-    folder.summary.write({"last_round_failed": True})
-    assert ["its last round failed" in text for text in told(folder)] == [True]
-
-
 @pytest.mark.parametrize(
     ("verdict", "levels"),
     [("complete", []), ("complete with gaps", ["look"]), ("incomplete", ["bad"])],
@@ -55,45 +49,10 @@ def test_what_a_run_that_ended_lacks(tmp_path, verdict, levels):
     assert all(verdict in remark.text and "ada was away." in remark.text for remark in found)
 
 
-def test_a_run_that_wrote_nothing_yet(tmp_path):
-    folder = make_folder(tmp_path)
-    for file in (folder.rounds, folder.clients):
-        file.path.unlink()
-    assert ["not written anything yet" in text for text in told(folder)] == [True]
-
-
-@pytest.mark.parametrize(("last", "level"), [(2, "bad"), (1, "look")])
-def test_rounds_that_left_the_model_as_it_was(tmp_path, last, level):
-    failed = [number == last for number in range(3)]
-    reasons = ["", "too few", "too few"]
-    folder = make_folder(
-        tmp_path, HONEST, accuracies=ACCURACIES, live=LIVE, round_failed=failed, reason=reasons
-    )
-    (remark,) = remarks(watched(folder))
-    assert remark.level == level
-    assert remark.text.startswith("1 round left the model as it was")
-    assert f"round {last}: too few" in remark.text
-
-
 def test_a_round_in_which_most_replies_do_not_count(tmp_path):
     lines = [client(2, 1), client(2, 2, "refused"), client(2, 3, "refused")]
     folder = make_folder(tmp_path, lines, accuracies=ACCURACIES, live=LIVE)
     assert "In round 2 only 1 of 3 replies counted." in told(folder)
-
-
-def test_an_accuracy_that_fell(tmp_path):
-    def said(last: float) -> list[str]:
-        accuracies = [0.1, 0.5, 0.9, 0.8, 0.8, 0.8, last]
-        return told(make_folder(tmp_path, accuracies=accuracies, live=LIVE))
-
-    assert said(0.86) == []
-    assert said(0.84) == ["The test accuracy is 6.0 points below that of round 2."]
-
-
-def test_a_model_that_diverged(tmp_path):
-    losses = [1.0, 2.0, float("nan")]
-    folder = make_folder(tmp_path, accuracies=ACCURACIES, live=LIVE, test_loss=losses)
-    assert told(folder) == ["The test loss is not finite: the model has diverged."]
 
 
 def test_a_round_that_takes_far_longer_than_usual_names_who_is_waited_for(tmp_path):
@@ -159,13 +118,3 @@ def test_one_member_with_far_more_weight_than_its_share(tmp_path, rounds, percen
     folder = make_folder(tmp_path, lines, accuracies=[0.5] * (len(rounds) + 1), live=LIVE)
     said = [text for text in told(folder) if "weight" in text]
     assert said == ([f"client 1 has {percent} % of all weight so far."] if percent else [])
-
-
-def test_members_that_raised_the_loss(tmp_path):
-    lines = [client(t, i) for t in range(1, 6) for i in range(1, 9)]
-    parts = {(5, i): -0.1 if i < 8 else 0.1 for i in range(1, 9)}
-    accuracies = [0.1, *[0.5] * 5]
-    folder = make_folder(tmp_path, lines, accuracies=accuracies, contributions=parts, live=LIVE)
-    (text,) = told(folder)
-    named = ", ".join(f"client {i}" for i in range(1, 6))
-    assert text == f"The updates of {named} and 2 others raised the validation loss on the whole."

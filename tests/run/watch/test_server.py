@@ -131,20 +131,6 @@ async def test_nothing_else_is_there(folder, path):
     assert "secret" not in answer.text
 
 
-async def test_a_page_can_only_be_read(folder):
-    async with visitor(WatchServer(folder)) as browser:
-        assert (await browser.post("/")).status_code == 405
-
-
-async def test_records_that_cannot_be_read_are_named(folder):
-    folder.config.path.write_text("{")
-    async with visitor(WatchServer(folder)) as browser:
-        answer = await browser.get("/")
-    assert answer.status_code == 500
-    assert "config.json is no JSON object" in answer.text
-    assert answer.headers["content-type"].startswith("text/plain")
-
-
 def test_a_port_that_is_taken_is_named(folder):
     server = WatchServer(folder)
     with pytest.raises(ConfigError, match=f"port {server.port}"):
@@ -158,11 +144,3 @@ def test_what_only_this_machine_reaches():
         assert is_loopback(host)
     for host in ("0.0.0.0", "::", "192.168.0.1", "example.org", "", "127.0.0.1.example.org"):
         assert not is_loopback(host)
-
-
-def test_it_serves_beside_a_run_and_ends_with_it(folder):
-    server = WatchServer(folder)
-    with server.in_background():
-        assert httpx.get(server.url).status_code == 200
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(server.url)

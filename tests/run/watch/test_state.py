@@ -33,12 +33,6 @@ def test_a_run_is_running_while_it_gives_signs_of_life(tmp_path):
     assert watched(folder, NOW + 100 + SILENCE + 1).state == "stopped"
 
 
-def test_without_its_own_word_the_tables_tell_whether_it_runs(tmp_path):
-    folder = make_folder(tmp_path, accuracies=[0.1, 0.5], round_seconds=[0.0, 100.0])
-    assert watched(folder, NOW + 3 * 101 - 1).state == "running"
-    assert watched(folder, NOW + 3 * 101 + 1).state == "stopped"
-
-
 @pytest.mark.parametrize(
     ("phase", "summary", "state"),
     [
@@ -57,11 +51,6 @@ def test_how_a_run_ended(tmp_path, phase, summary, state):
     assert watched(folder).state == state
 
 
-def test_a_run_that_wrote_nothing_is_about_to_begin(tmp_path):
-    run = watched(RunFolder(tmp_path))
-    assert (run.state, run.end, run.figure, run.members) == ("running", None, "", [])
-
-
 def test_the_end_is_estimated_by_the_last_rounds(tmp_path):
     accuracies = [0.1, *[None] * 4]
     live = {"round": 5, "since": NOW - 1, "time": NOW}
@@ -71,15 +60,6 @@ def test_the_end_is_estimated_by_the_last_rounds(tmp_path):
     assert watched(folder, NOW + 30).end == NOW + 30  # It is overdue.
     folder.summary.write({"rounds": 4})
     assert watched(folder).end is None
-
-
-def test_figures_and_their_curves(tmp_path):
-    folder = make_folder(tmp_path, accuracies=[0.1, None, 0.75, None])
-    run = watched(folder)
-    assert run.series("test_accuracy") == [(0, 0.1), (2, 0.75)]
-    assert run.figure == "test loss 0.25"  # What was measured last.
-    assert run.measures == {"accuracy": ["test_accuracy"], "loss": ["test_loss"]}
-    assert run.last_round == 3
 
 
 def test_each_member_has_one_state_while_a_round_goes_on(tmp_path):
@@ -117,30 +97,6 @@ def test_each_member_has_one_state_while_a_round_goes_on(tmp_path):
     assert run.count("training", "answered") == 3
 
 
-def test_after_the_run_a_state_is_what_became_of_the_member(tmp_path):
-    lines = [client(1, 1), client(1, 2), client(2, 2), client(2, 3, "away"), client(2, 4, "late")]
-    live = {"phase": "finished", "time": NOW, "round": 2, "asked": asked(2, 3), "online": [2]}
-    folder = make_folder(tmp_path, lines, accuracies=[0.1, 0.2, 0.3], live=live)
-    folder.summary.write({"rounds": 2})
-    assert states(watched(folder)) == {1: "idle", 2: "answered", 3: "away", 4: "late"}
-
-
-def test_members_are_called_as_the_operator_calls_them(tmp_path):
-    lines = [client(1, 7), client(1, 2**40, partition_id=-1), client(1, 8)]
-    live = {"time": NOW, "asked": asked(9, name="new here")}
-    folder = make_folder(tmp_path, lines, names={7: "Köln"}, live=live)
-    labels = {m.id: m.label for m in watched(folder).members}
-    assert labels == {7: "Köln", 8: "client 8", 9: "new here", 2**40: "node 10995116.."}
-
-
-def test_weights_are_shares_of_all_that_was_given(tmp_path):
-    lines = [client(1, 1, weight=0.75), client(1, 2, weight=0.25), client(2, 1, weight=1.0)]
-    shares = {m.id: m.share for m in watched(make_folder(tmp_path, lines)).members}
-    assert shares == {1: 0.875, 2: 0.125}
-    none = make_folder(tmp_path, [client(1, 1, "refused")])
-    assert [m.share for m in watched(none).members] == [None]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -155,10 +111,3 @@ def test_a_state_that_no_run_writes_is_named(tmp_path, wrong):
     folder = make_folder(tmp_path, live=wrong)
     with pytest.raises(ConfigError, match=r"state\.json"):
         _ = Watched(RunReader(folder).read(), time.time()).state
-
-
-def test_a_line_of_rounds_that_cannot_be_read_is_named(tmp_path):
-    folder = make_folder(tmp_path)
-    folder.rounds.path.write_text("round,test_accuracy,test_loss\n1,high,\n")
-    with pytest.raises(ConfigError, match=r"rounds\.csv"):
-        _ = Watched(RunReader(folder).read(), NOW).points

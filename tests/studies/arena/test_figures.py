@@ -4,15 +4,11 @@ import json
 
 import pytest
 
-from fedif_flower.run.config import default_run_config
-from fedif_studies.arena import figures
-from fedif_studies.arena.experiments import Experiment, arena_cells, experiments, find_setup
 from fedif_studies.arena.figures import (
     Figures,
     attackers_gain,
     by_client,
     low_means_auc,
-    measured,
     read_figures,
 )
 
@@ -71,36 +67,3 @@ def test_a_runs_figures_are_read_from_its_files(decrease, remainder, gain, tmp_p
         attackers_gain=gain,
         aggregation_seconds=0.003,
     )
-
-
-def test_a_bout_counts_once_all_of_its_seeds_are_there(tmp_path, monkeypatch):
-    wanted = experiments(["FedAvg"], ["sign flip"], [0.2])
-    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_setup())
-    assert measured(cells) == {}
-    done = {
-        cell.name
-        for (experiment, seed), cell in cells.items()
-        if seed == 0 or experiment.share == 0
-    }
-    monkeypatch.setattr(figures, "find_result", lambda c: tmp_path if c.name in done else None)
-    monkeypatch.setattr(figures, "read_figures", lambda _: Figures(0.5, malicious_weight=0.2))
-    assert measured(cells) == {
-        Experiment("FedAvg", "none", 0.0): Figures(
-            0.5, malicious_weight=0.2, accuracy_deviation=0.0
-        )
-    }
-
-
-@pytest.mark.parametrize("values", [(0.2, 0.4), (None, 0.4)])
-def test_figures_are_means_over_the_seeds(values, monkeypatch, tmp_path):
-    wanted = experiments(["FedAvg"], [], [])
-    cells = arena_cells(wanted, 2, default_run_config(), tmp_path, find_setup())
-    ready = iter(Figures(a, malicious_weight=w) for a, w in zip((0.5, 0.7), values, strict=True))
-    monkeypatch.setattr(figures, "find_result", lambda _: tmp_path)
-    monkeypatch.setattr(figures, "read_figures", lambda _: next(ready))
-    (found,) = measured(cells).values()
-    assert found.accuracy == pytest.approx(0.6)
-    expected = None if None in values else pytest.approx(0.3)
-    assert found.malicious_weight == expected
-    assert found.accuracy_deviation == pytest.approx(0.2 / 2**0.5)
-    assert found.attack_success_deviation is None

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from io import StringIO
-from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from fedif_flower.errors import ConfigError
-from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES
-from fedif_studies.audit.federation import STRATEGIES, federate, vector_of
-from fedif_studies.audit.findings import Values, curve, findings, random_curve
+from fedif_studies.audit.federation import federate
+from fedif_studies.audit.findings import Values, findings
 from fedif_studies.audit.measure import (
     Measurements,
     RetrainedLine,
     ValueLine,
-    coalition_utilities,
     measure,
 )
 from fedif_studies.audit.members import AuditTask
@@ -69,12 +65,6 @@ def test_coalitions_side_by_side_are_those_trained_alone(task):
         assert_same_step(params, alone, start, rounding(torch.float32, ROUNDS))
 
 
-def test_a_model_with_dropout_is_not_trained_side_by_side():
-    task = AuditTask(run_config(model="resnet18"))
-    with pytest.raises(ConfigError, match="model = 'resnet18' has buffers or dropout"):
-        train_coalitions(task, task.members, all_coalitions(MEMBERS), seed=0)
-
-
 def test_path_attribution_is_the_exact_value_within_the_run(task):
     found = watched(task, HONEST, "path attribution (simpson)", EXACT)
     path, exact = found.values()
@@ -98,28 +88,6 @@ def test_who_returns_the_model_contributes_exactly_nothing(task):
     assert found["path attribution (simpson)"][marked].tolist() == [0.0]
 
 
-@pytest.mark.parametrize("name", ["FedIF", "influence descent"])
-def test_a_strategy_keeps_its_bounds_in_an_audit(task, name):
-    """One update is a hundred times as long as the others: clipping shortens it to twice."""
-    params = vector_of(task.new_model(0))
-    rows = -0.01 * torch.stack([task.server.validation.gradient(params)] * MEMBERS)
-    rows[0] *= 100
-    updates = RoundUpdates(
-        server_round=1,
-        client_ids=tuple(range(MEMBERS)),
-        num_examples=torch.ones(MEMBERS, dtype=torch.float64),
-        model=ModelVectors(params, params.new_zeros(0)),
-        client_updates=rows,
-        squared_norms=rows.double().square().sum(dim=1),
-        buffer_updates=rows.new_zeros(MEMBERS, 0),
-        counters=({},) * MEMBERS,
-    )
-    found = STRATEGIES[name](task.server.validation)(updates, task.server.validation)
-    assert found.applied is not None
-    assert found.weights[0] > 0
-    assert float(found.applied[0] / found.weights[0]) == pytest.approx(0.02, rel=1e-3)
-
-
 def line(member: int, value: float, *, case=HONEST, valuation="v", marked=0, seed=0, rule="FedAvg"):
     return ValueLine(case, rule, seed, valuation, member, marked, value)
 
@@ -138,27 +106,6 @@ def test_detection_by_hand():
     assert figures(lines)["detection, ROC-AUC", "label noise", "v"] == pytest.approx(0.5)
 
 
-def test_manipulation_by_hand():
-    # Member 0 has 1 of 4 before; its identities 3 of 6 after, negative values counting as nothing.
-    before = [line(0, 1.0), line(1, 3.0), line(2, -5.0)]
-    after = [
-        line(member, value, case="five identities", marked=marked)
-        for member, (value, marked) in enumerate([(3.0, 0), (-1.0, 0), (2.0, 1), (1.0, 1)])
-    ]
-    found = figures(before + after)
-    assert found["share after / before", "five identities", "v"] == pytest.approx(2.0)
-
-
-def test_stability_by_hand():
-    first = [line(0, 1.0), line(1, 2.0), line(2, 3.0)]
-    second = [line(0, 3.0, seed=1), line(1, 2.0, seed=1), line(2, 1.0, seed=1)]
-    other = [line(0, 1.0, rule="RFA"), line(1, 20.0, rule="RFA"), line(2, 30.0, rule="RFA")]
-    found = figures(first + second + other)
-    question = "stability, Spearman"
-    assert found[question, "between seeds", "v"] == pytest.approx(-1.0)
-    assert found[question, "between aggregation rules", "v"] == pytest.approx(1.0)
-
-
 def test_agreement_with_retraining_by_hand():
     # An additive game: member i is worth 1, 2 and 4; so are its Shapley values.
     retrained = [RetrainedLine(HONEST, 0, c, -float(c), c / 10, 0.0) for c in range(8)]
@@ -170,17 +117,7 @@ def test_agreement_with_retraining_by_hand():
     assert area == pytest.approx(((0.6 - 0.3) + (0.4 - 0.1)) / 2)
 
 
-def test_removal_curves_by_hand():
-    accuracy = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
-    assert curve(torch.tensor([3.0, 1.0, 2.0]), accuracy).tolist() == pytest.approx([0.5, 0.1])
-    assert random_curve(accuracy).tolist() == pytest.approx([1.4 / 3, 0.7 / 3])
-
-
-def test_half_a_table_of_coalitions_is_none():
-    lines = [RetrainedLine(HONEST, 0, c, 0.0, 0.0, 0.0) for c in range(7)]
-    assert coalition_utilities(lines, "test_loss") == {}
-
-
+@pytest.mark.all
 def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path):
     told = StringIO()
     measurements = Measurements(tmp_path, task.config)
@@ -202,17 +139,3 @@ def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path):
     gain = figures["share after / before", "five identities", "path attribution (simpson)"]
     assert gain == pytest.approx(1.0, abs=0.01)
     assert figures["share after / before", "five identities", "FedIF Omega"] > 1.5
-
-
-def test_an_audit_of_other_settings_is_not_mixed_in(tmp_path):
-    Measurements(tmp_path, run_config())
-    Measurements(tmp_path, run_config())
-    with pytest.raises(ConfigError, match="holds an audit of other settings"):
-        Measurements(tmp_path, run_config(**{"local-epochs": 2}))
-
-
-def test_too_many_members_are_refused(tmp_path):
-    task = AuditTask(run_config(**{"num-clients": 13}))
-    measurements = Measurements(Path(tmp_path), task.config)
-    with pytest.raises(ConfigError, match="num-clients = 13; allowed: at most 12"):
-        measure(task, measurements, Console(file=StringIO()))
