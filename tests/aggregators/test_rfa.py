@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -48,7 +48,6 @@ def test_equals_the_direct_form(origin: float, iterations: int) -> None:
     assert float(weights.sum()) == pytest.approx(1.0)
 
 
-@settings(max_examples=30)
 @given(st.lists(st.integers(-100, 100), min_size=3, max_size=7, unique=True))
 def test_on_a_line_it_tends_to_the_median(values: list[int]) -> None:
     points = torch.tensor(values[: len(values) // 2 * 2 - 1]).float()[:, None]  # an odd number

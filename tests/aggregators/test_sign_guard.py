@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from fedif_flower.aggregators import SignGuard, sign_guard_coefficients
 from fedif_flower.aggregators.sign_guard import sign_shares
-from fedif_flower.errors import ConfigError
 from fedif_flower.strategies import RobustRule, Setup
 from tests.strategies.lines import Movers, column, play, point
 
@@ -57,10 +56,3 @@ def test_a_round_of_it():
     weights = column(report, "weight")
     assert weights[:2] == pytest.approx([1 / 3, 1 / 3])
     assert weights[3] == 0
-
-
-@pytest.mark.parametrize("settings", [{"shortest": -1.0}, {"longest": 0.0}, {"share": 2.0}])
-def test_what_is_out_of_range_is_refused(settings):
-    (name,) = settings
-    with pytest.raises(ConfigError, match=f"{name} = "):
-        SignGuard(**settings)

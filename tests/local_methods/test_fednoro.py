@@ -275,6 +275,7 @@ def test_a_run_is_the_published_algorithm(tmp_path, caplog):
     assert max(weights[i] for i in NOISY) < min(weights[i] for i in set(weights) - NOISY)
 
 
+@pytest.mark.all
 def test_noisy_members_of_a_run_on_digits_are_found_where_a_share_is_drawn(tmp_path, caplog):
     config = RunConfig.from_run_config(
         {

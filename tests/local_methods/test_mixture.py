@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.local_methods.mixture import in_higher, on_one_scale
@@ -32,7 +32,6 @@ def test_an_absurd_figure_does_not_hide_the_differences_of_others():
     )
 
 
-@settings(max_examples=15, deadline=None)
 @given(
     st.lists(
         st.lists(st.floats(0, 1e15) | st.just(NAN), min_size=3, max_size=3), min_size=2, max_size=6

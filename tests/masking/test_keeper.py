@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.errors import KeeperError, RefusedByPolicyError, StorageError
@@ -27,7 +27,6 @@ from tests.masking.parties import OPEN, RUN, Parties, Server, opened
 UPDATES = np.random.default_rng(0).normal(size=(5, 200)).astype(np.float32)
 
 
-@settings(max_examples=25)
 @given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 2**32))
 def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
     rng = np.random.default_rng(seed)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.errors import MaskingError
@@ -93,7 +93,6 @@ def test_a_length_by_hand():
     assert estimated_lengths(SignSketch(SEED, 2, 3).of(vector)) == 5.0
 
 
-@settings(max_examples=20)
 @given(st.integers(1, 200), st.integers(1, 50))
 def test_a_vector_of_another_length_is_refused(length, other):
     sketch = SignSketch(SEED, 1, length)

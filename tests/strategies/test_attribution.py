@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedif_flower import FedAvg, FedIF, Krum, PathAttribution, RobustRule, Validation
+from fedif_flower import FedAvg, FedIF, Krum, Median, PathAttribution, RobustRule, Validation
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, NearestNeighbours
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.flower_rule import FlowerRule
-from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.attributing import (
     ROUNDING,
@@ -151,20 +149,15 @@ def test_krum_attributes_to_the_one_it_chose():
 
 
 def test_a_rule_without_coefficients_is_refused_before_any_client_works():
-    from flwr.serverapp.strategy import FedMedian
-
     asked: list[int] = []
 
     def count(message, context):
         asked.append(1)
         return step_reply(message, 1.0)
 
-    with pytest.raises(ConfigError, match="FlowerRule combines coordinate by coordinate"):
+    with pytest.raises(ConfigError, match="RobustRule combines coordinate by coordinate"):
         attributed(
-            lambda v, **base: FlowerRule(
-                FedMedian(),
-                **base | {"setup": replace(base["setup"], trainable_keys=v.parameter_names)},
-            ),
+            lambda v, **base: RobustRule(Median(), **base),
             Clients(dict.fromkeys(range(3), count)),
         )
     assert not asked
@@ -268,10 +261,3 @@ def test_neighbour_mixing_is_undone():
     (found,) = callback.rounds
     assert sum(c.coefficient for c in found.clients) == pytest.approx(1.0)
     assert found.attributed == pytest.approx(found.decrease, rel=ROUNDING)
-
-
-def test_every_strategy_says_whether_it_combines_updates():
-    for name in ("fedmedian", "fedtrimmedavg", "bulyan", "multikrum"):
-        assert name in STRATEGIES
-    assert not FlowerRule.combines_updates
-    assert FedAvg.combines_updates

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedif_flower import Validation
-from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.errors import ValuationError
 from fedif_flower.strategies import AutoBant, Setup, TrialSettings
 from fedif_flower.valuation.auto_bant import auto_bant_weights
 from tests.strategies.lines import Movers, column, play, point
@@ -100,19 +100,3 @@ def test_a_loss_that_is_never_finite_gives_no_weights():
 
     with pytest.raises(ValuationError, match="the trial loss is finite at none"):
         auto_bant_weights(torch.zeros(2), torch.ones(1, 2), [batch])
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"examples": -1}, "examples = -1; allowed: an integer >= 0"),
-        ({"batch": 0}, "batch = 0; allowed: an integer >= 1"),
-        ({"steps": 0}, "steps = 0; allowed: an integer >= 1"),
-        ({"step_size": 0.0}, "step_size = 0.0; allowed: a number > 0"),
-        ({"momentum": 1.5}, "momentum = 1.5; allowed: a number > 0 and <= 1"),
-        ({"least": -0.1}, "least = -0.1; allowed: a number >= 0 and <= 1"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        TrialSettings(**settings)

@@ -14,7 +14,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip
 from fedif_flower.strategies import FlowerRule, Setup
 from tests.strategies.hostile import Clients, step_reply
-from tests.strategies.test_registry import Spoiler, config, run
+from tests.strategies.named import Spoiler, config, run
 
 
 def test_parameters_and_buffers_by_hand():
@@ -36,10 +36,10 @@ def test_parameters_and_buffers_by_hand():
     assert after["1.running_var"].numpy() - before["1.running_var"] == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize(("strategy", "multiple"), [("fedavg", 1.0), ("fedif", 3.0)])
+@pytest.mark.parametrize(("strategy", "multiple"), [("fedavg", 1.0)])
 def test_learns_beside_a_client_that_sends_the_largest_values(tmp_path, strategy, multiple):
-    settings = {"fraction-train": 1.0, "num-server-rounds": 8, "attack": "none"}
-    spoiler = Spoiler(9e14)
+    settings = {"fraction-train": 1.0, "num-server-rounds": 6, "attack": "none"}
+    spoiler = Spoiler({1: 9e14})
     off = config(tmp_path / "off", strategy, **settings, **{"update-clipping": 0.0})
     unclipped, _, _ = run(off, spoiler)
     clipped, model, _ = run(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.serverapp import strategy as flower
 from torch import nn
 
 from fedif_flower import (
@@ -29,7 +28,6 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import ServerMomentum
 from fedif_flower.strategies import CentredClipping, RobustRule, RootTraining, Setup, Weighting
-from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import Clients, step_reply
 
@@ -141,9 +139,6 @@ AGAIN = {
     "FedIF": lambda: FedIF(judge(), weighting=Weighting(smooth_update=False), **BASE),
     "momentum": lambda: FedAvg(stages=[ServerMomentum(0.9)], **BASE),
     "last step": lambda: RobustRule(CentredClipping(), **BASE),
-    "optimiser": lambda: FlowerRule(
-        flower.FedAdam(), **BASE | {"setup": Setup(trainable_keys=["weight", "bias"], device="cpu")}
-    ),
 }
 
 
@@ -195,9 +190,6 @@ def test_with_a_model_of_other_arrays_a_strategy_is_not_used_again(other, words)
 
 IN_HALF = {
     "FedIF": lambda judge, **base: FedIF(judge, **base),
-    "streaming": lambda judge, **base: FedIF(
-        judge, stages=(), **base | {"setup": replace(base["setup"], aggregation="streaming")}
-    ),
     "InfluenceDescent": lambda judge, **base: InfluenceDescent(judge, **base),
     "AFedSV": lambda judge, **base: AFedSV(ShapleyValuation(judge, utility="loss"), **base),
     "ShapFed": lambda judge, **base: ShapFed(net().bfloat16(), **base),
@@ -205,7 +197,6 @@ IN_HALF = {
         RootTraining(net().bfloat16(), ROWS.bfloat16(), LABELS), **base
     ),
     "PathAttribution": lambda judge, **base: FedAvg(callbacks=[PathAttribution(judge)], **base),
-    "FedMedian": lambda judge, **base: FlowerRule(flower.FedMedian(), **base),
 }
 
 

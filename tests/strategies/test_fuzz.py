@@ -30,7 +30,7 @@ from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.hostile import Clients, honest_parts
-from tests.strategies.test_registry import config, run
+from tests.strategies.named import config, run
 
 HOSTILE = 1
 
@@ -126,13 +126,12 @@ def build(rule: str, reports: list[RoundReport]):
 
 
 @pytest.mark.parametrize("rule", ["fedavg", "fedif", "krum"])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_no_reply_stops_the_server_or_gets_weight_that_is_not_due(rule, data):
     reports: list[RoundReport] = []
     clients = Clients({HOSTILE: lambda message, _: data.draw(replies(message))})
-    result = build(rule, reports).start(LocalGrid(clients, 4), model_arrays(model()), num_rounds=3)
-    assert len(reports) == 3
+    result = build(rule, reports).start(LocalGrid(clients, 4), model_arrays(model()), num_rounds=2)
+    assert len(reports) == 2
     for report in reports:
         # Four are asked, or three while the hostile one is paused.
         assert report.num_accepted + report.num_rejected + report.num_failed in (3, 4)
@@ -147,7 +146,7 @@ def test_no_reply_stops_the_server_or_gets_weight_that_is_not_due(rule, data):
         assert np.isfinite(array.numpy()).all()
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples // 5, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), strategy=st.sampled_from(["fedif", "afedsv", "fedavg", "fltrust"]))
 def test_no_reply_stops_a_run_or_spoils_what_it_writes(tmp_path_factory, data, strategy):
     def clients(message: Message, context: Context) -> Message:
@@ -156,9 +155,9 @@ def test_no_reply_stops_a_run_or_spoils_what_it_writes(tmp_path_factory, data, s
             return data.draw(replies(message))
         return client_app(message, context)
 
-    chosen = {"fraction-train": 1.0, "num-server-rounds": 3, "local-epochs": 1}
+    chosen = {"fraction-train": 1.0, "num-server-rounds": 2}
     summary, model, rows = run(config(tmp_path_factory.mktemp("run"), strategy, **chosen), clients)
-    assert summary["rounds"] == 3
-    assert 29 <= len(rows) <= 30  # nine, where the hostile one is paused
+    assert summary["rounds"] == 2
+    assert len(rows) == 20
     assert all(torch.isfinite(value).all() for value in model.values())
     assert all(row["partition_id"] == str(HOSTILE) for row in rows if row["rejection"])

@@ -107,6 +107,7 @@ def test_a_round_in_which_a_callback_fails_does_not_end():
     assert counting.told == [(0, {}), 0, (1, {}), "end"]
 
 
+@pytest.mark.all
 def test_pandas_is_imported_by_to_pandas_alone():
     program = (
         "import sys; from fedif_flower.strategies.history import History; "

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import nn
 
 from fedif_flower import Krum
-from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -53,11 +51,6 @@ def test_counts_of_steps_hide_them_where_they_are_taken_along():
     assert aggregation.weights.tolist() == [0.0, 0.0, 1.0, 0.0]
     assert aggregation.scores is not None
     assert aggregation.scores.tolist()[2:] == [-289.0, -289.0]
-
-
-def test_anything_else_is_refused_by_name():
-    with pytest.raises(ConfigError, match="distances = 'models'; allowed: parameters, state"):
-        Krum(distances="models")  # type: ignore[arg-type]
 
 
 def test_a_missing_guarantee_is_said_once_not_every_round(caplog):

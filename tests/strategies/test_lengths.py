@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_flower.strategies.config import default_clipping
-from fedif_flower.strategies.registry import STRATEGIES
 from fedif_studies.lengths import Cell, measure
 
-BOUNDED = {
-    *("fedif", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed"),
-    "influence-descent",
-    "autobant",
-}
 
-
-def test_contribution_strategies_bound_lengths_by_default():
-    assert {name for name in STRATEGIES if default_clipping(name)} == BOUNDED
-
-
+@pytest.mark.all
 @pytest.mark.parametrize(
     "cell",
     [

@@ -206,11 +206,6 @@ def test_a_model_that_no_mask_covers_is_refused(arrays, reason):
         strategy.start(LocalGrid(Members(), MEMBERS), arrays, num_rounds=1)
 
 
-def test_streaming_is_refused():
-    with pytest.raises(ConfigError, match="'streaming' sums updates as they come"):
-        play(FedAvg, Members(), setup=Setup(aggregation="streaming", max_examples_ratio=0.0))
-
-
 # -- members
 
 ILL = 2  # The member that spoils what it sends.

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.serverapp import strategy as flower
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -29,10 +28,8 @@ from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import RootTraining, Setup
 from fedif_flower.strategies.callbacks import OnRound
-from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.tasks.modules import tied_names
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
-from tests.strategies.hostile import step_reply
 
 TOKENS = torch.tensor([0, 1, 2, 3, 0, 1])
 NEXT = torch.tensor([1, 2, 3, 0, 1, 2])
@@ -97,10 +94,6 @@ RULES = {
     "FedAvg": FedAvg,
     "Krum": lambda **base: RobustRule(Krum(), **base),
     "Krum on states": lambda **base: RobustRule(Krum(distances="state"), **base),
-    "FedMedian": lambda **base: FlowerRule(flower.FedMedian(), **base),
-    "FedTrimmedAvg": lambda **base: FlowerRule(flower.FedTrimmedAvg(), **base),
-    "MultiKrum": lambda **base: FlowerRule(flower.MultiKrum(), **base),
-    "Bulyan": lambda **base: FlowerRule(flower.Bulyan(num_malicious_nodes=0), **base),
 }
 
 
@@ -130,27 +123,6 @@ def test_tied_parameters_and_odd_buffers_go_through_a_round(name):
     for key in before.keys() - {"head.weight", "head.bias", "embedding.weight"}:
         assert torch.equal(state[key], before[key]), key
         assert state[key].dtype == before[key].dtype, key
-
-
-def test_distances_do_not_see_a_mask_of_infinity():
-    class Masked(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(1, 1)
-            self.register_buffer("mask", torch.tensor([-torch.inf]))
-
-    def outlier_first(message: Message, context: Context) -> Message:
-        step = 10.0 if context.node_config["partition-id"] == 0 else 1.0
-        return step_reply(message, step)
-
-    arrays = model_arrays(Masked())
-    strategy = FlowerRule(
-        flower.MultiKrum(num_malicious_nodes=1, num_nodes_to_select=1),
-        fraction_evaluate=0.0,
-        setup=Setup(device="cpu"),
-    )
-    result = strategy.start(LocalGrid(outlier_first, 5), arrays, num_rounds=1)
-    moved = result.arrays["bias"].numpy() - arrays["bias"].numpy()
-    assert moved.tolist() == pytest.approx([1.0])
 
 
 def test_a_model_that_cannot_be_averaged_is_refused_before_anybody_is_waited_for():

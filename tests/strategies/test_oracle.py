@@ -12,7 +12,7 @@ from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.lines import Movers, column, play, point
-from tests.strategies.test_registry import config, run
+from tests.strategies.named import config, run
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 

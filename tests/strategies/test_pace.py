@@ -175,19 +175,6 @@ def test_a_quorum_works_in_any_simulation():
     assert [statuses(report)[2] for report in reports] == ["late", "late"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"quorum": 1.5}, "quorum = 1.5; allowed: 0, a share below 1, or a whole number"),
-        ({"grace": -1.0}, "grace = -1.0; allowed: a number >= 0"),
-        ({"ask_more": 0.5}, "ask_more = 0.5; allowed: a number >= 1"),
-    ],
-)
-def test_settings_out_of_range_are_named(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        Pace(**settings)
-
-
 def test_the_run_config_has_them():
     config = RunConfig(
         **{"round-quorum": 0.8, "round-grace": 5.0, "ask-more": 1.3, "late-rounds": 3}

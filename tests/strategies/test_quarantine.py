@@ -43,6 +43,7 @@ def test_worth_is_per_unit_of_the_coefficient_and_relative_to_the_round():
         ClientAttribution(0, 0, 0.5, 0.2),  # 0.4 a unit
         ClientAttribution(1, 1, 0.1, -0.02),  # -0.2 a unit
         ClientAttribution(2, 2, 0.0, 0.0),  # no weight: says nothing
+        ClientAttribution(3, 3, -0.5, -0.4),  # taken away from the step: nor does that
     )
     worths = relative_worths(RoundAttribution(1, 1.0, 0.8, clients))
     assert worths == pytest.approx({0: 0.4 / 0.3, 1: -0.2 / 0.3})

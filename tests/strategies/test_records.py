@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from fedif_flower import FedAvg, strategies
-from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -111,12 +110,6 @@ def test_a_claim_of_examples_weighs_ten_medians_at_most(caplog):
     assert result.arrays["w"].numpy().item() == pytest.approx(1.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("ratio", [-1.0, 0.5, math.nan])
-def test_a_bound_below_the_median_is_refused(ratio):
-    with pytest.raises(ConfigError, match="max_examples_ratio"):
-        FedAvg(setup=Setup(max_examples_ratio=ratio))
-
-
 def test_nobody_trained_longer_than_the_round_took():
     clients = Clients({0: add(1.0, m=MetricRecord({"num-examples": 9, "train-seconds": 1e6}))})
     result, reports = run(clients)
@@ -129,49 +122,31 @@ FLOWERS = (0.5, 0.0, 1, 1, 1, "n", "model", "settings", None, None)
 
 
 @pytest.mark.parametrize(
-    "build",
+    ("kind", "first"),
     [
-        lambda *flower: strategies.FedAvg(*flower, setup=Setup(device="cpu")),
-        lambda *flower: strategies.FedProx(*flower, setup=Setup(device="cpu")),
-        lambda *flower: strategies.RobustRule(
-            strategies.Krum(), *flower, setup=Setup(device="cpu")
+        (strategies.FedAvg, ()),
+        (strategies.FedProx, ()),
+        (strategies.RobustRule, (strategies.Krum(),)),
+        *(
+            (kind, (threshold_validation(),))
+            for kind in (strategies.FedIF, strategies.AFedSV, strategies.LeaveOneOut)
         ),
-        lambda *flower: strategies.RobustRule(strategies.RFA(), *flower, setup=Setup(device="cpu")),
-        lambda *flower: strategies.RobustRule(
-            strategies.FedAdp(), *flower, setup=Setup(device="cpu")
+        (
+            strategies.FLTrust,
+            (RootTraining(Threshold(), torch.ones(4, 1), torch.ones(4, dtype=torch.int64)),),
         ),
-        lambda *flower: strategies.FedIF(
-            threshold_validation(), *flower, setup=Setup(device="cpu")
-        ),
-        lambda *flower: strategies.AFedSV(
-            threshold_validation(), *flower, setup=Setup(device="cpu")
-        ),
-        lambda *flower: strategies.FedSV(
-            threshold_validation(), *flower, setup=Setup(device="cpu")
-        ),
-        lambda *flower: strategies.SFedAvg(
-            threshold_validation(), *flower, setup=Setup(device="cpu")
-        ),
-        lambda *flower: strategies.LeaveOneOut(
-            threshold_validation(), *flower, setup=Setup(device="cpu")
-        ),
-        lambda *flower: strategies.FLTrust(
-            RootTraining(Threshold(), torch.ones(4, 1), torch.ones(4, dtype=torch.int64)),
-            *flower,
-            setup=Setup(device="cpu"),
-        ),
-        lambda *flower: strategies.FlowerRule(FlowerFedAvg(), *flower, setup=Setup(device="cpu")),
     ],
 )
-def test_flowers_arguments_in_flowers_order(build):
-    strategy, flowers = build(*FLOWERS), FlowerFedAvg(*FLOWERS)
+def test_flowers_arguments_in_flowers_order(kind, first):
+    setup = Setup(device="cpu")
+    strategy, flowers = kind(*first, *FLOWERS, setup=setup), FlowerFedAvg(*FLOWERS)
     for name in (
         *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes"),
         *("min_available_nodes", "weighted_by_key", "arrayrecord_key", "configrecord_key"),
     ):
         assert getattr(strategy, name) == getattr(flowers, name)
     with pytest.raises(TypeError):
-        build(*FLOWERS, "one too many", "two too many")
+        kind(*first, *FLOWERS, "one too many", "two too many", setup=setup)
 
 
 def test_evaluation_does_not_ask_those_who_trained():

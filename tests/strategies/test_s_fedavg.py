@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fedif_flower import AFedSV, FedSV, SFedAvg
-from fedif_flower.errors import ConfigError
+from fedif_flower import SFedAvg
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.strategies import Setup
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -70,9 +69,3 @@ def test_s_fedavg_remembers_relevance_over_a_restart():
     assert [first.select(nodes, r) for r in range(2, 9)] == [
         second.select(nodes, r) for r in range(2, 9)
     ]
-
-
-@pytest.mark.parametrize("kind", [AFedSV, FedSV, SFedAvg])
-def test_unknown_settings_are_named(kind):
-    with pytest.raises(ConfigError, match="estimator = 'guess'"):
-        kind(ShapleyValuation(threshold_validation(), estimator="guess"))

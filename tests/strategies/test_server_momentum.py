@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.serverapp.strategy import FedMedian
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, LossBound, ServerMomentum
-from fedif_flower.strategies import FlowerRule, Setup
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
-from fedif_flower.strategies.registry import STRATEGIES
-from tests.run import test_resume as resume
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.lines import Movers, Threshold, play, point, threshold_validation
-from tests.strategies.test_registry import config, run
+from tests.strategies.named import config, run
 from tests.strategies.test_take_back import HUGE, SilentInRound, line, one_more, validation
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
-@pytest.mark.parametrize("build", [FedAvg, lambda **k: FlowerRule(FedMedian(), **k)])
-def test_three_rounds_by_hand(build):
+def test_three_rounds_by_hand():
     # The step is (4, 8) in every round: the means are 1/2, 3/4 and 7/8 of it.
-    strategy = build(stages=[ServerMomentum(0.5)], **BASE)
+    strategy = FedAvg(stages=[ServerMomentum(0.5)], **BASE)
     params, _ = play(strategy, point(), Movers([[4.0, 8.0]] * 3), rounds=3)
     assert params.tolist() == pytest.approx([4 * 2.125, 8 * 2.125])
 
@@ -77,31 +73,15 @@ def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alo
     assert momentum.mean.tolist() == pytest.approx([0.5])
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedif", "fedmedian"])
-def test_off_is_as_before_and_on_is_not(tmp_path, strategy):
-    models = [
-        run(config(tmp_path / str(beta), strategy, **{"server-momentum": beta}))[1]
+def test_off_is_as_before_and_on_is_not(tmp_path):
+    settings = {"num-server-rounds": 1}
+    off, on = (
+        run(config(tmp_path / str(beta), "fedif", **settings, **{"server-momentum": beta}))[1]
         for beta in (0.0, 0.5)
-    ]
-    assert config(tmp_path, strategy, **{"server-momentum": 0.0}).digest() == (
-        config(tmp_path, strategy).digest()
     )
-    assert "server-momentum" not in config(tmp_path, strategy).identity()
-    assert config(tmp_path, strategy, **{"server-momentum": 0.5}).identity()["server-momentum"]
-    assert not all(torch.equal(models[0][name], models[1][name]) for name in models[0])
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_takes_it(tmp_path, strategy):
-    summary, model, _ = run(config(tmp_path, strategy, **{"server-momentum": 0.5}))
-    assert summary["failed_rounds"] == 0
-    assert all(torch.isfinite(value).all() for value in model.values())
-
-
-@pytest.mark.parametrize("strategy", ["influence-descent", "fedmedian"])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, strategy):
-    settings = {"strategy": strategy, "server_momentum": 0.5}
-    whole = resume.run(resume.run_config(tmp_path / "whole", **settings))
-    resumed = resume.run_config(tmp_path / "resumed", resume="auto", **settings)
-    resume.run(resumed, kill_at=4)
-    resume.assert_same(resume.run(resumed), whole)
+    plain = config(tmp_path, "fedif", **settings)
+    assert config(tmp_path, "fedif", **settings, **{"server-momentum": 0.0}).digest() == (
+        plain.digest()
+    )
+    assert "server-momentum" not in plain.identity()
+    assert not all(torch.equal(off[name], on[name]) for name in off)

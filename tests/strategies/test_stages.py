@@ -12,7 +12,7 @@ from fedif_flower.stages import LossBound, MaxLength, Stage
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.config import configured_stages
 from tests.strategies.lines import Movers, Threshold, play, point, threshold_validation
-from tests.strategies.test_registry import config
+from tests.strategies.named import config
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
@@ -36,11 +36,8 @@ class Warmup(Stage):
         self.seen = state["seen"]
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_a_stage_of_ones_own_goes_through_real_rounds(streams):
-    mode = "streaming" if streams else "stacked"
-    setup = Setup(device="cpu", aggregation=mode, max_examples_ratio=0)
-    strategy = FedAvg(stages=[Warmup(2)], fraction_evaluate=0.0, setup=setup)
+def test_a_stage_of_ones_own_goes_through_real_rounds():
+    strategy = FedAvg(stages=[Warmup(2)], **BASE)
     params, reports = play(strategy, point(), Movers([[4.0, 8.0]] * 3), rounds=3)
     # Half of the first step, then all of it.
     assert params.tolist() == pytest.approx([4 * 2.5, 8 * 2.5])

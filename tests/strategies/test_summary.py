@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
@@ -79,12 +77,6 @@ def test_values_are_those_in_force(caplog):
     assert "trainable_keys = ['weight']" in lines
 
 
-def test_flowers_own_rule_is_told_too(caplog):
-    lines = told(built(strategies.FlowerRule), caplog)
-    assert "inner = FedMedian" in lines
-    assert any("Fraction: train" in line for line in lines)
-
-
 def test_positional_arguments_and_those_of_a_users_own_subclass():
     class Own(strategies.FedProx):
         def __init__(self, first, second=2, **base):
@@ -123,9 +115,3 @@ def test_a_strategy_names_what_it_was_called_with():
     assert repr(strategies.FedSV(threshold_validation())).startswith(
         f"FedSV(validation={validation}"
     )
-
-
-def test_a_plain_script_shows_it():
-    code = "from fedif_flower import FedAvg; FedAvg(fraction_train=0.25).summary()"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "fraction_train = 0.25" in shown.stdout + shown.stderr

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -269,7 +269,6 @@ def signed(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs[:, 0] - outputs[:, 1]).mean() + 0 * targets.sum()
 
 
-@settings(max_examples=50)
 @given(
     loss_fn=st.sampled_from([smooth, squared, signed]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError
@@ -189,7 +189,6 @@ def test_what_is_negative_counts_whole():
     st.lists(st.floats(-3, 3), min_size=12, max_size=12),
     st.lists(st.floats(-5, 5), min_size=4, max_size=4),
 )
-@settings(max_examples=50, deadline=None)
 def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
     updates = torch.tensor(entries).reshape(4, 3)
     found = geometry(updates, torch.tensor([0.0, 1.0, 0.0]), weights=HALVES)
@@ -205,7 +204,6 @@ def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
 
 
 @given(st.floats(0.1, 10.0))
-@settings(max_examples=20, deadline=None)
 def test_bounds_do_not_depend_on_the_unit(scale):
     generator = torch.Generator().manual_seed(1)
     updates, last = torch.randn(9, 20, generator=generator), torch.randn(20, generator=generator)

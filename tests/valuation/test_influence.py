@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.errors import ValuationError
@@ -83,7 +83,6 @@ def psi(updates: torch.Tensor, gradient: torch.Tensor) -> list[float]:
     lengths=st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=5),
     orthogonal=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
 def test_ties_and_near_ties_have_the_same_scores(dtype, d, seed, lengths, orthogonal):
     generator = torch.Generator().manual_seed(seed)
     gradient, update = torch.randn(2, d, generator=generator, dtype=torch.float64)

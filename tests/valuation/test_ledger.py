@@ -131,6 +131,13 @@ def test_population_weights_by_hand():
     assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4 / 1.5, 1.2 / 1.5])
 
 
+def test_population_weights_are_shares_of_bias_corrected_scores():
+    ledger = ScoreLedger(0.3, bias_correction=True)
+    ledger.update([1, 2, 3], vector(0.2, 0.6, 0.2))
+    # One round: the scores are those of the round, and sum to 1; a_i = Omega_i * 3 / 2.
+    assert ledger.population_weights([1, 2], 3).tolist() == pytest.approx([0.3, 0.9])
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=10), st.floats(0.01, 1))
 def test_weights_sum_to_one(scores, gamma):
     ledger = ScoreLedger(gamma)

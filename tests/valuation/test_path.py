@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,7 +23,6 @@ from tests.tolerance import rounding
 RULES = list(QUADRATURES)
 CUBIC_RULES = [name for name, rule in QUADRATURES.items() if rule.degree >= 2]
 TIGHT = rounding(torch.float64)
-FEW = settings(max_examples=15)
 SEEDS = st.integers(0, 10_000)
 
 
@@ -92,7 +91,6 @@ def test_the_cubic_by_hand():
     assert coarse.item() == pytest.approx(-1.5)
 
 
-@FEW
 @given(seed=SEEDS)
 @pytest.mark.parametrize("rule", RULES)
 def test_contributions_sum_to_the_decrease_of_a_quadratic(rule, seed):
@@ -102,7 +100,6 @@ def test_contributions_sum_to_the_decrease_of_a_quadratic(rule, seed):
     close(found.sum(), expected)
 
 
-@FEW
 @given(seed=SEEDS)
 @pytest.mark.parametrize("rule", CUBIC_RULES)
 def test_contributions_sum_to_the_decrease_of_a_cubic(rule, seed):
@@ -129,7 +126,6 @@ def test_the_remainder_shrinks_with_the_order_of_the_rule(rule):
     assert remainder(0.5) / remainder(0.25) == pytest.approx(2.0**order, rel=0.25)
 
 
-@FEW
 @given(seed=SEEDS, who=st.integers(0, 3), zero_weight=st.booleans())
 @pytest.mark.parametrize("rule", RULES)
 def test_a_zero_update_or_a_zero_weight_gives_exactly_nothing(rule, seed, who, zero_weight):
@@ -143,7 +139,6 @@ def test_a_zero_update_or_a_zero_weight_gives_exactly_nothing(rule, seed, who, z
     close(found[others], without)
 
 
-@FEW
 @given(seed=SEEDS, identities=st.integers(2, 6))
 @pytest.mark.parametrize("rule", RULES)
 def test_splitting_a_client_into_identities_leaves_their_sum(rule, seed, identities):
@@ -157,7 +152,6 @@ def test_splitting_a_client_into_identities_leaves_their_sum(rule, seed, identit
     close(torch.cat([split[:3], split[3:].sum(dim=0, keepdim=True)]), whole)
 
 
-@FEW
 @given(seed=SEEDS, order=st.permutations(range(4)))
 @pytest.mark.parametrize("rule", RULES)
 def test_equal_clients_get_equal_values_in_any_order(rule, seed, order):
@@ -171,7 +165,6 @@ def test_equal_clients_get_equal_values_in_any_order(rule, seed, order):
     close(permuted, found[list(order)])
 
 
-@FEW
 @given(seed=SEEDS)
 @pytest.mark.parametrize("rule", RULES)
 def test_it_is_the_shapley_value_of_a_quadratic(rule, seed):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,7 +15,6 @@ def generator(seed: int) -> torch.Generator:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data(), st.integers(0, 2**31))
-@settings(max_examples=50)
 def test_every_class_gives_its_share(labels, data, seed):
     count = data.draw(st.integers(1, len(labels)))
     rows = draw_rows(torch.tensor(labels), count, generator(seed)).tolist()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 # They share what one process found out.
-pytestmark = pytest.mark.xdist_group("cache processes")
+pytestmark = [pytest.mark.xdist_group("cache processes"), pytest.mark.all]
 
 REPOSITORY = Path(__file__).parents[3]
 # Three scenarios, each a print of a JSON line, in one fresh process that forks.

@@ -80,6 +80,7 @@ def test_partitions_are_shuffled_within(digits: Dataset, cache: Path) -> None:
     assert set(digits.train.labels[everything[:60]]) == set(range(10))
 
 
+@pytest.mark.all
 def test_second_process_reads_without_the_partitioner(digits: Dataset, cache: Path) -> None:
     expected = dirichlet_partition(digits, 10, 1.0, 5, cache_dir=cache)
     code = (
