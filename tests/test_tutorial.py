@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from client_app import app as client_app
+from fedif_flower import FedIF
 from fedif_flower.devices import torch_threads
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
@@ -23,6 +25,8 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import parse_overrides
 from fedif_flower.statement.account import settle
 from fedif_flower.statement.records import read_run
+from fedif_flower.strategies import Setup
+from tests.strategies.lines import Movers, Threshold, threshold_validation
 
 pytestmark = pytest.mark.all
 REPOSITORY = Path(__file__).parents[1]
@@ -68,6 +72,30 @@ def test_own_model_finds_the_clients_with_wrong_labels(tmp_path, monkeypatch):
     assert said in (REPOSITORY / "docs" / "tutorial" / "own-model.md").read_text()
     assert all((score < 0.15) == (node_id < 1003) for node_id, score in scores.items())
     assert all((score > 0.4) == (node_id >= 1003) for node_id, score in scores.items())
+
+
+def test_curves_have_each_round_and_member():
+    page = (REPOSITORY / "docs" / "tutorial" / "own-model.md").read_text()
+    names: dict = {"__name__": "documentation"}
+    [code] = re.findall(r"^```python\n((?:(?!```).)*class Curves.*?)^```", page, re.DOTALL | re.M)
+    exec(compile(code, "own-model.md", "exec"), names)
+    logged: dict[str, dict[int, float]] = {}
+    strategy = FedIF(
+        threshold_validation(),
+        fraction_evaluate=0.0,
+        callbacks=[names["Curves"](lambda name, y, x: logged.setdefault(name, {}).update({x: y}))],
+        setup=Setup(device="cpu"),
+    )
+    strategy.start(
+        LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3),
+        model_arrays(Threshold()),
+        num_rounds=2,
+        evaluate_fn=lambda server_round, arrays: {"half": server_round / 2},
+    )
+    assert logged["round/half"] == {0: 0.0, 1: 0.5, 2: 1.0}
+    for client_id, score in strategy.ledger.scores.items():
+        curve = logged[f"members/{client_id}/weight_score"]
+        assert (set(curve), curve[2]) == ({1, 2}, score)
 
 
 def test_own_federation_finds_the_malicious_half(tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from fedif_flower.run.collusion import needs_collusion
 from fedif_flower.run.completeness import CompletenessRule
 from fedif_flower.run.logs import FORMATS
 from fedif_flower.run.masking_config import MASKABLE, MaskingConfig
-from fedif_flower.run.trackers import TRACKERS, tracker_names
 from fedif_flower.sections import setting_of
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
@@ -53,13 +52,6 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         "`auto`: strategy, data set, attack and a hash of the settings",
         pattern=r"^([^/\\\x00]*[^/\\\x00.][^/\\\x00]*|\.{3,})$",
         allowed="a folder's name, or 'auto'",
-        changes_result=False,
-    )
-    trackers: str = setting(
-        "",
-        "where curves of each round and member go beside the run's files: `tensorboard` (into the "
-        "run's folder), `mlflow` (to `MLFLOW_TRACKING_URI`, else into `output-dir/mlflow.db`)",
-        allowed="tensorboard, mlflow, or both with a comma; empty: nowhere",
         changes_result=False,
     )
     metrics_port: int = setting(
@@ -239,8 +231,6 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")
         _refuse_unmaskable(self)
-        if not set(tracker_names(self.trackers)) <= set(TRACKERS):
-            raise RefusedValueError("trackers", f"{', '.join(TRACKERS)}, or both with a comma")
         return self
 
     @property

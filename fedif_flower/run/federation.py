@@ -54,7 +54,6 @@ from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, payi
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.signatures import SignatureRecords
 from fedif_flower.run.time_stamps import TimeStamps, clear_time_stamps, rfc3161
-from fedif_flower.run.trackers import build_trackers
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
@@ -201,7 +200,7 @@ def run_federation(
     on_row : callable, optional
         Called after each round with its line of ``rounds.csv``.
     callbacks : sequence of Callback
-        Told of each round and model after the run's own records: trackers, early stopping ...
+        Told of each round and model after the run's own records: curves, early stopping ...
     task : Task, optional
         What it is about; else the task that the run config names.
     again : callable, optional
@@ -305,9 +304,6 @@ def _run_federation(
     # What it refuses is said before anything is written.
     strategy = build_strategy(loaded, identify=members, witness=witness)
     members.ask(grid, loaded, resumed=checkpoint is not None)
-    trackers = build_trackers(
-        config.trackers, config.run_dir, config.to_mapping(), resumed=checkpoint is not None
-    )
     metrics = loaded.task.metrics
 
     def tell(row: RoundRow) -> None:
@@ -394,7 +390,7 @@ def _run_federation(
     if config.publish_gradients:
         own.append(PublishedGradients(loaded.validation))
     live = LiveState(recorder.folder)
-    strategy.callbacks += [live, *own, *trackers, *callbacks, run]
+    strategy.callbacks += [live, *own, *callbacks, run]
     with live:
         try:
             result = strategy.start(
