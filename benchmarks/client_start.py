@@ -22,7 +22,7 @@ from benchmarks.workload import PROJECT
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.tasks.data import dirichlet_partition, load_dataset
-from fedif_flower.tasks.data.export import export_partitions
+from fedif_flower.tasks.data.export import export_split
 from fedif_flower.tasks.models import default_model
 from fedif_flower.tasks.registry import build_task
 
@@ -87,7 +87,7 @@ def main(
         loaded = load_dataset(config.dataset, config.data_dir)
         config = config.replace(model=default_model(loaded.image_shape))
         parts = dirichlet_partition(loaded, 4, config.dirichlet_alpha, config.seed)
-        export_partitions(loaded, parts[:1], Path(folder) / "own")
+        export_split(loaded, loaded.train, parts[0], Path(folder) / "own" / "train")
         figures = [
             measure(
                 f"{dataset}, shared",
@@ -98,7 +98,7 @@ def main(
             measure(
                 f"{dataset}, own folder",
                 config,
-                NodeConfig(partition_id=0, data_dir=f"{folder}/own/partition-0"),
+                NodeConfig(partition_id=0, data_dir=f"{folder}/own"),
                 times,
             ),
         ]

@@ -121,7 +121,12 @@ local_ports=("$local0" "$local1" "$local2" "$local3")
 address="127.0.0.1:$port"
 
 step "data: four folders, one per member"
-"${fedif[@]}" export-partitions "$home/data" -c "num-clients=4"
+python -c 'import sys, pathlib
+from fedif_flower.tasks.data import dirichlet_partition, load_dataset
+from fedif_flower.tasks.data.export import export_split
+digits = load_dataset("digits")
+for i, part in enumerate(dirichlet_partition(digits, 4, 1.0, 0)):
+    export_split(digits, digits.train, part, pathlib.Path(sys.argv[1], f"partition-{i}", "train"))' "$home/data"
 
 step "the operator: keys, certificates, an invitation for each hospital"
 "${fedif[@]}" federation init demo localhost --listen "$address" --in "$server"

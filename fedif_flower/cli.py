@@ -153,22 +153,6 @@ def new_app(
         )
 
 
-@cli.command("export-partitions")
-def export(
-    folder: Annotated[Path, typer.Argument(help="gets a folder for each client")],
-    config: Config = None,
-) -> None:
-    """Write a data set's partitions as folders of images, one for each SuperNode."""
-    parsed = parse_config(config, {})
-    from fedif_flower.tasks.data import dirichlet_partition, load_dataset
-    from fedif_flower.tasks.data.export import export_partitions
-
-    dataset = load_dataset(parsed.dataset, parsed.data_dir)
-    parts = dirichlet_partition(dataset, parsed.num_clients, parsed.dirichlet_alpha, parsed.seed)
-    export_partitions(dataset, parts, folder)
-    Console().print(f"{len(parts)} folders in {folder.absolute()}", soft_wrap=True)
-
-
 @cli.command()
 def sweep(
     spec: Annotated[Path, typer.Argument(help="TOML: settings; lists are axes")],

@@ -16,7 +16,7 @@ from fedif_flower.run.federation import load_task, run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.data import dirichlet_partition, load_dataset
-from fedif_flower.tasks.data.export import export_partitions
+from fedif_flower.tasks.data.export import export_split
 
 
 def run_config(output_dir: Path, **overrides) -> RunConfig:
@@ -116,8 +116,12 @@ def test_clients_that_always_fail_end_the_run_with_an_error(tmp_path):
 def folders(tmp_path: Path) -> Path:
     """The partitions of ``digits`` as folders of images, one per client."""
     dataset = load_dataset("digits")
-    export_partitions(dataset, dirichlet_partition(dataset, 10, 1.0, 0), tmp_path / "folders")
-    return tmp_path / "folders"
+    folders = tmp_path / "folders"
+    for i, part in enumerate(dirichlet_partition(dataset, 10, 1.0, 0)):
+        export_split(
+            dataset, dataset.train, part, tmp_path / "folders" / f"partition-{i}" / "train"
+        )
+    return folders
 
 
 def test_a_node_whose_classes_differ_is_refused_by_its_own_client(tmp_path, folders):

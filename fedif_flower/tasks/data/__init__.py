@@ -1,7 +1,6 @@
-"""Data: sets by name in a shared cache, partitions, the server's split, pixels and export."""
+"""Data: sets by name in a shared cache, partitions, the server's split, and pixels."""
 
 from fedif_flower.tasks.data.datasets import DATASETS, Dataset, Split, load_dataset
-from fedif_flower.tasks.data.export import export_partitions
 from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
 from fedif_flower.tasks.data.transforms import NORMALIZATIONS, Normalization, normalize, to_pixels
 
@@ -12,7 +11,6 @@ __all__ = [
     "Normalization",
     "Split",
     "dirichlet_partition",
-    "export_partitions",
     "load_dataset",
     "normalize",
     "split_test",

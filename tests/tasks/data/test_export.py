@@ -1,4 +1,4 @@
-"""Partitions as folders of images, and back."""
+"""Images as folders, and back."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedif_flower.errors import DataError
 from fedif_flower.tasks.data.datasets import Dataset, Split, load_dataset
-from fedif_flower.tasks.data.export import class_folders, export_partitions
+from fedif_flower.tasks.data.export import class_folders, export_split
 from fedif_flower.tasks.data.transforms import to_pixels
 
 
@@ -31,9 +30,9 @@ def sorted_by_label(dataset: Dataset, indices: np.ndarray) -> np.ndarray:
 def test_export_and_load_gives_the_same_pixels(tmp_path: Path, channels: int) -> None:
     dataset = small(channels)
     partitions = [np.array([11, 0, 4]), np.array([2, 5, 8, 1])]
-    export_partitions(dataset, partitions, tmp_path / "new" / "nodes")
     for i, indices in enumerate(partitions):
-        folder = tmp_path / "new" / "nodes" / f"partition-{i}"
+        folder = tmp_path / "nodes" / str(i)
+        export_split(dataset, dataset.train, indices, folder / "train")
         node = load_dataset("image-folder", folder, cache_dir=tmp_path, require_test=False)
         order = sorted_by_label(dataset, indices)
         assert np.array_equal(node.train.images, dataset.train.images[order])
@@ -42,20 +41,19 @@ def test_export_and_load_gives_the_same_pixels(tmp_path: Path, channels: int) ->
 
 
 def test_files_are_named_by_class_and_index(tmp_path: Path) -> None:
-    export_partitions(small(1), [np.array([2, 11])], tmp_path)
+    dataset = small(1)
+    export_split(dataset, dataset.train, np.array([2, 11]), tmp_path / "train")
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
-    assert files == ["partition-0/train/c/02.png", "partition-0/train/c/11.png"]
+    assert files == ["train/c/02.png", "train/c/11.png"]
     # The classes without examples are there, so that labels stay what they are.
-    assert sorted(p.name for p in (tmp_path / "partition-0/train").iterdir()) == ["a", "b", "c"]
+    assert sorted(p.name for p in (tmp_path / "train").iterdir()) == ["a", "b", "c"]
 
 
 def test_digits_come_back_up_to_rounding(tmp_path: Path) -> None:
     digits = load_dataset("digits", cache_dir=tmp_path)
     indices = np.arange(0, 1197, 40)
-    export_partitions(digits, [indices], tmp_path)
-    node = load_dataset(
-        "image-folder", tmp_path / "partition-0", cache_dir=tmp_path, require_test=False
-    )
+    export_split(digits, digits.train, indices, tmp_path / "train")
+    node = load_dataset("image-folder", tmp_path, cache_dir=tmp_path, require_test=False)
     order = sorted_by_label(digits, indices)
     expected = to_pixels(digits.train.images[order], digits.max_value)
     error = (to_pixels(node.train.images, node.max_value) - expected).abs().max()
@@ -65,10 +63,8 @@ def test_digits_come_back_up_to_rounding(tmp_path: Path) -> None:
 
 def test_labels_survive_names_that_sort_differently(tmp_path: Path) -> None:
     dataset = small(1, ("T-shirt/top", "Coat", "Bag"))
-    export_partitions(dataset, [np.arange(12)], tmp_path)
-    node = load_dataset(
-        "image-folder", tmp_path / "partition-0", cache_dir=tmp_path, require_test=False
-    )
+    export_split(dataset, dataset.train, np.arange(12), tmp_path / "train")
+    node = load_dataset("image-folder", tmp_path, cache_dir=tmp_path, require_test=False)
     assert node.classes == ("0-T-shirt_top", "1-Coat", "2-Bag")
     order = sorted_by_label(dataset, np.arange(12))
     assert np.array_equal(node.train.images, dataset.train.images[order])
@@ -89,25 +85,8 @@ def test_class_folders_keep_names_that_sort() -> None:
     assert class_folders([str(i) for i in range(11)])[1:3] == ["01-1", "02-2"]
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "partition-1").mkdir()
-    with pytest.raises(DataError, match="partition-1 exists already"):
-        export_partitions(small(1), [np.array([0]), np.array([1])], tmp_path)
-    assert not (tmp_path / "partition-0").exists()
-
-
-def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=str(tmp_path / "file")):
-        export_partitions(small(1), [np.array([0])], tmp_path / "file")
-
-
-def test_channels_that_png_lacks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="2 channels"):
-        export_partitions(small(2), [np.array([0])], tmp_path)
-
-
 def test_images_are_plain_greyscale_png(tmp_path: Path) -> None:
-    export_partitions(small(1), [np.array([0])], tmp_path)
-    with Image.open(tmp_path / "partition-0/train/a/00.png") as image:
+    dataset = small(1)
+    export_split(dataset, dataset.train, np.array([0]), tmp_path)
+    with Image.open(tmp_path / "a/00.png") as image:
         assert (image.format, image.mode, image.size) == ("PNG", "L", (4, 3))
