@@ -253,9 +253,6 @@ def verify(
         list[Path] | None,
         typer.Option(help="a member's receipts-dir; several: they are compared with each other"),
     ] = None,
-    time_stamps: Annotated[
-        Path | None, typer.Option(help="certificates (PEM) of the server for time stamps")
-    ] = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
     from fedif_flower.evidence.members import read_members
@@ -263,7 +260,7 @@ def verify(
     from fedif_flower.statement.verify import verify as check
 
     known = None if members is None else read_members(members)
-    found = check(path, key, known, receipts or (), time_stamps)
+    found = check(path, key, known, receipts or ())
     console = Console()
     console.print(f"Unchanged: {path}, made {found.manifest.made}", soft_wrap=True, highlight=False)
     print_signers(found.signed.signers, console)
@@ -275,8 +272,6 @@ def verify(
     for held in found.receipts:
         kept = f"{held.lines} lines, {held.heads} heads"
         console.print(f"As {held.name} was told: {kept}", highlight=False, markup=False)
-    for stamped in found.stamped:
-        console.print(f"Round {stamped.server_round} stamped: {stamped.time}", highlight=False)
     if found.redone:
         rounds = ", ".join(map(str, found.redone))
         console.print(f"Done again after the run was resumed: rounds {rounds}", highlight=False)

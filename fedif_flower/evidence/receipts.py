@@ -51,7 +51,7 @@ class SignedHead:
         return cls(run, size, root, public, key.sign(_signed(run, size, root)))
 
     def to_bytes(self) -> bytes:
-        """Return what is signed, and what a time stamp is of."""
+        """Return what is signed."""
         return _signed(self.run, self.size, self.root)
 
     def check(self) -> None:

@@ -139,14 +139,6 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         "`fedif inspect` on their own hosts ([what that gives away](methods/inspect.md))",
         changes_result=False,
     )
-    time_stamp_url: str = setting(
-        "",
-        "with `receipts`: a server for time stamps (RFC 3161), which stamps heads beside the "
-        "rounds; one that does not answer costs a warning. It needs the extra `timestamps`",
-        pattern=r"^(https?://\S+)?$",
-        allowed="a URL that begins with https:// or http://",
-        changes_result=False,
-    )
     statement_budget: str = setting(
         "",
         "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "
@@ -225,8 +217,6 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
             raise RefusedValueError("receipts", "false with attribution = 'off'")
         if self.publish_gradients and self.secret_validation:
             raise RefusedValueError("publish_gradients", "false with secret-validation")
-        if self.time_stamp_url and not self.receipts:
-            raise RefusedValueError("time_stamp_url", "empty without receipts")
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")

@@ -53,7 +53,6 @@ from fedif_flower.run.rows import RoundRow
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.signatures import SignatureRecords
-from fedif_flower.run.time_stamps import TimeStamps, clear_time_stamps, rfc3161
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
@@ -227,8 +226,6 @@ def run_federation(
         require_maskable(build_strategy(loaded), model_arrays(loaded.model))
     if loaded.config.receipts and (head_key is None or is_simulated(grid)):
         raise ConfigError("receipts = True; allowed: false where clients are simulated")
-    if loaded.config.time_stamp_url:
-        rfc3161()
     require_simulated(grid, loaded.config)
     warn_of_one(loaded.config)
     try_clients(grid, loaded)
@@ -349,13 +346,9 @@ def _run_federation(
     tables: dict[str, Kept] = {"signatures": signatures}
     own: list[Callback] = [_NotedRound(), recorder, signatures]
     on_attribution: list[Callable[[RoundAttribution], object]] = [recorder.folder.add_attribution]
-    stamps = None
     if config.receipts:
         assert head_key is not None  # run_federation
-        url = config.time_stamp_url
-        stamps = TimeStamps(recorder.folder, url) if url else None
-        on_head = stamps.on_head if stamps else None
-        book = tables["receipts"] = ReceiptBook(recorder.folder, witness, head_key, on_head)
+        book = tables["receipts"] = ReceiptBook(recorder.folder, witness, head_key)
         own.append(book)
         on_attribution.append(book.attributed)
     attribution = build_attribution(config, paying, on_attribution)
@@ -369,7 +362,6 @@ def _run_federation(
     )
     if checkpoint is None:
         checkpoints.begin()
-        clear_time_stamps(recorder.folder)
         if attribution is not None:
             recorder.folder.begin_attribution(attribution.num_classes)
     else:
@@ -413,8 +405,6 @@ def _run_federation(
             if again is not None:
                 logger.warning("%s", run.farewell(again))
             raise
-        if stamps is not None:
-            stamps.close()
         final = result.arrays if len(result.arrays) else arrays
         rounds = None if attribution is None else attribution.rounds
         summary = recorder.finish(final.to_torch_state_dict(), rounds)

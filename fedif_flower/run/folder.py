@@ -188,7 +188,6 @@ class RunFolder:
         self.signatures = Table(self.path / "signatures.csv", ("round", "client_id", *_SIGNED))
         self.receipts = Table(self.path / "receipts.csv", LEAF)
         self.tree_heads = Table(self.path / "tree_heads.csv", _HEAD)
-        self.time_stamps = self.path / "time_stamps"
         self.receipts_seen = JsonFile(self.path / "receipts_seen.json")
         self.names = Table(self.path / "names.csv", ("client_id", "name"))
         self.model = self.path / "model.pt"
@@ -234,7 +233,6 @@ class RunFolder:
         more = sorted(self.updates.glob("[rs]*"))
         if self.masking.path.is_file():  # Else vectors are of an earlier run in this place.
             more += sorted(self.vectors.glob("[rv]*"))
-        more += sorted(self.time_stamps.glob("*.tsr"))
         there = [name for name in RESULT_FILES if (self.path / name).is_file()]
         return there + [path.relative_to(self.path).as_posix() for path in more]
 

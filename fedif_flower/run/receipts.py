@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -47,18 +47,10 @@ class ReceiptBook(Callback):
         Has the digests of the round's replies.
     key : Ed25519PrivateKey
         Signs heads.
-    on_head : callable, optional
-        Told of each new head.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        witness: ReplyWitness,
-        key: Ed25519PrivateKey,
-        on_head: Callable[[SignedHead], object] | None = None,
-    ) -> None:
-        self._folder, self._witness, self._key, self._on_head = folder, witness, key, on_head
+    def __init__(self, folder: RunFolder, witness: ReplyWitness, key: Ed25519PrivateKey) -> None:
+        self._folder, self._witness, self._key = folder, witness, key
         self._earlier = _entries(folder)  # Of a process that was stopped, perhaps.
         self._tree = ReceiptTree()
         self._entries: list[dict[str, Any]] = []
@@ -97,8 +89,6 @@ class ReceiptBook(Callback):
         root = self._grown(leaves)
         head = SignedHead.by(self._key, self._witness.run, len(self._tree.leaves), root)
         self._add({"round": found.server_round, "leaves": leaves, **_head_cells(head)}, head)
-        if self._on_head is not None:
-            self._on_head(head)
 
     def on_end(self) -> None:
         """Remember which heads members saw, for the last receipts, which come later."""

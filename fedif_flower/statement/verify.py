@@ -38,7 +38,6 @@ from fedif_flower.statement.receipts import (
 )
 from fedif_flower.statement.records import RunRecords, read_names, read_run
 from fedif_flower.statement.signatures import SignedMember, check_signatures
-from fedif_flower.statement.time_stamps import Stamped, check_time_stamps
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 
@@ -59,8 +58,6 @@ class Verified:
         Whose receipts are as the records say.
     redone : tuple of int
         Rounds of which members have receipts twice: the run was resumed, and did them again.
-    stamped : tuple of Stamped
-        Rounds with a time stamp, and its time.
     """
 
     signed: Signed
@@ -68,7 +65,6 @@ class Verified:
     members: tuple[SignedMember, ...] = ()
     receipts: tuple[CheckedReceipts, ...] = ()
     redone: tuple[int, ...] = ()
-    stamped: tuple[Stamped, ...] = ()
 
     @property
     def manifest(self) -> Manifest:
@@ -86,7 +82,6 @@ def verify(
     key: str = "",
     members: Mapping[str, VerifyingKey] | None = None,
     receipts: Sequence[Path] = (),
-    time_stamps: Path | None = None,
 ) -> Verified:
     """Check a run's statement, or a single page of one.
 
@@ -103,9 +98,6 @@ def verify(
     receipts : sequence of Path
         Members' ``receipts-dir``, see
         :func:`~fedif_flower.statement.receipts.check_receipts`.
-    time_stamps : Path, optional
-        Certificates of stamping servers, see
-        :func:`~fedif_flower.statement.time_stamps.check_time_stamps`.
 
     Raises
     ------
@@ -117,10 +109,8 @@ def verify(
     if not path.exists():
         raise ConfigError(f"{str(path)!r} does not exist")
     is_page = path.is_file()
-    if is_page and (receipts or time_stamps is not None):
-        raise ConfigError(
-            f"{str(path)!r} is a page; receipts and time stamps are checked against a run's folder"
-        )
+    if is_page and receipts:
+        raise ConfigError(f"{str(path)!r} is a page; receipts are checked against a run's folder")
     run = RunFolder(path)
     folder = path.parent if is_page else run.statement
     if not is_page and not folder.is_dir():
@@ -145,7 +135,6 @@ def verify(
         members=signed,
         receipts=check_receipts(run, tree, receipts) if receipts else (),
         redone=tuple(redone_rounds(tree)) if tree else (),
-        stamped=check_time_stamps(run, tree, time_stamps) if tree and time_stamps else (),
     )
 
 
