@@ -25,7 +25,7 @@ from fedif_flower.commands.statement import Members, print_signers, statement_cl
 from fedif_flower.commands.watch import watch_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
-from fedif_flower.scaffold import DEFAULT, KINDS, not_installed, write_app
+from fedif_flower.scaffold import DEFAULT, KINDS, write_app
 
 if TYPE_CHECKING:
     from fedif_flower.run.config import RunConfig
@@ -144,13 +144,6 @@ def new_app(
     console = Console()
     for path in write_app(folder, template):
         console.print(str(path), soft_wrap=True, highlight=False)
-    if missing := not_installed(template):
-        console.print(
-            f"Not installed here: {', '.join(missing)}; `pip install -e .` in the new folder "
-            "brings them",
-            soft_wrap=True,
-            highlight=False,
-        )
 
 
 @cli.command()

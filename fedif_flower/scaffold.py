@@ -7,7 +7,6 @@ import keyword
 import re
 import shutil
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
@@ -21,16 +20,12 @@ class Kind(NamedTuple):
 
     about: str
     learning_rate: float = 0.1
-    requires: tuple[str, ...] = ()  # Distributions beside those that every app needs.
 
 
 # Each has its task in template/, as <name>.py.tmpl; all else is the same.
 KINDS = {
     "tabular": Kind("rows of numbers, sorted into classes"),
     "images": Kind("pictures, sorted into classes", 0.05),
-    "text": Kind("short texts, sorted into classes"),
-    "time-series": Kind("series of numbers, of which the next one is forecast", 0.05),
-    "language-model": Kind("adapters of a language model", 0.01, ("peft>=0.18", "transformers>=5")),
 }
 DEFAULT = "tabular"
 
@@ -79,7 +74,6 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
         "kind": kind,
         "output_dir": json.dumps(str(folder / "runs")),
         "learning_rate": str(KINDS[kind].learning_rate),
-        "requires": "".join(f', "{needed}"' for needed in KINDS[kind].requires),
     }
     templates = files("fedif_flower") / "template"
     targets = [target.format(**names) for target in _FILES]
@@ -100,9 +94,3 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return [folder / target for target in targets]
-
-
-def not_installed(kind: str) -> list[str]:
-    """Return what a kind of app needs that is not installed here."""
-    names = [re.split("[<>=]", needed)[0] for needed in KINDS[kind].requires]
-    return [name for name in names if find_spec(name) is None]

@@ -22,18 +22,11 @@ from fedif_flower.scaffold import DEFAULT, KINDS, write_app
 from fedif_flower.tasks.task import Task
 
 
-def needed(kind: str) -> None:
-    """Skip a test of a template whose packages are not installed."""
-    for requirement in KINDS[kind].requires:
-        pytest.importorskip(requirement.split(">=")[0])
-
-
 @pytest.mark.parametrize(
     "kind",
     [kind if kind == DEFAULT else pytest.param(kind, marks=pytest.mark.all) for kind in KINDS],
 )
 def test_an_app_imports_and_learns(kind, tmp_path, monkeypatch):
-    needed(kind)
     app, package = tmp_path / f"new-{kind}", f"new_{kind}".replace("-", "_")
     write_app(app, kind)
     monkeypatch.syspath_prepend(app)
@@ -54,8 +47,7 @@ def test_an_app_imports_and_learns(kind, tmp_path, monkeypatch):
     with torch_threads(1):
         own.test_two_clients_learn(tmp_path / "runs")
     [run_dir] = (tmp_path / "runs").iterdir()
-    accuracy = load(run_dir).lines("rounds")[-1]["test_accuracy"]
-    assert (accuracy or 1.0) > 0.5  # None where nothing is sorted into classes.
+    assert load(run_dir).lines("rounds")[-1]["test_accuracy"] > 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)
