@@ -62,7 +62,6 @@ def server_app(task: Task | None = None) -> ServerApp:
     from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.preflight import read_config
     from fedif_flower.run.report import require_complete
-    from fedif_flower.run.stale_superlink import require_own_code
     from fedif_flower.statement.page_delivery import deliver, state_and_deliver
     from fedif_flower.statement.signing import default_key_path, load_or_make_key
     from fedif_flower.strategies.nodes import is_simulated
@@ -76,9 +75,6 @@ def server_app(task: Task | None = None) -> ServerApp:
         show_logs(str(context.run_config.get("log-format", "")))
         own = {} if task is None else {"task": OWN + task.name}
         simulated = is_simulated(grid)
-        if simulated:
-            modules = ["client_app"] if task is None else [getattr(task.model, "__module__", "")]
-            require_own_code(["fedif_flower", *modules], Path.cwd())
         config = read_config(grid, {**context.run_config, **own})
         logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
         deliver(grid, config.run_dir.parent)  # To nodes that were away after earlier runs.
