@@ -1,20 +1,19 @@
 """What a member's node keeps: one line for each message in and out, chained by hashes.
 
-The lines lie in ``log-000001.txt``, ``log-000002.txt`` and so on. A file that is full ends with a
-line that says so, and the chain runs on in the next: a line or a file that is gone, and one that
-was cut short, are found by name. Who has written down a hash finds a cut at the end as well.
+The lines lie in ``log.txt``: one that is gone or was changed is found by its number. Who has
+written down a hash finds a cut at the end as well.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 from filelock import FileLock, Timeout
 
@@ -27,7 +26,7 @@ from fedif_flower.storage import append_line, cut_torn_line, make_folder
 logger = logging.getLogger(__name__)
 OWNER_ALONE = 0o600
 PRIVACY = "privacy"  # The kind of a line that says what noise has cost so far.
-_CLOSED: Mapping[str, object] = {"closed": True}  # The last line of a file that is full.
+FILE = "log.txt"
 
 Direction = Literal["in", "out"]
 Decision = Literal["passed", "refused"]
@@ -40,9 +39,6 @@ class LogSettings(Settings):
     folder: str = setting(
         "node-log", "Folder of the log, in the policy's `state` folder; made if it is not there."
     )
-    file_bytes: int = setting(
-        10 << 20, "A file of the log is followed by another when it is so long.", ge=1024
-    )
 
 
 class NodeLog:
@@ -52,8 +48,6 @@ class NodeLog:
     ----------
     folder : Path
         Made if it is not there; its owner alone can read it.
-    file_bytes : int
-        A file is followed by another when it is so long.
     now : callable
         Returns the time, with its zone.
 
@@ -62,17 +56,13 @@ class NodeLog:
     StorageError
         If another process holds it, or it cannot be written.
     EvidenceError
-        If a line of its last file was changed.
+        If a line was changed.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        file_bytes: int = 10 << 20,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        self, folder: Path, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        self.folder, self._file_bytes, self._now = folder, file_bytes, now
+        self.folder, self._path, self._now = folder, folder / FILE, now
         self._threads = threading.Lock()
         make_folder(folder)
         self._held = FileLock(folder / ".lock", timeout=0)
@@ -83,7 +73,7 @@ class NodeLog:
         except OSError as error:
             raise StorageError(f"cannot write {folder}: {error.strerror or error}") from error
         try:
-            self._open_last()
+            self._open()
         except BaseException:
             self.close()
             raise
@@ -148,8 +138,6 @@ class NodeLog:
             **more,
         }
         with self._threads:
-            if self._is_closed or self._path.stat().st_size >= self._file_bytes:
-                self._begin_next()
             self._chain.append(entry)
 
     def close(self) -> None:
@@ -162,35 +150,11 @@ class NodeLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open_last(self) -> None:
-        found = _files(self.folder) or [self.folder / _name(1)]
-        before = _last_hash(found[-2]) if len(found) > 1 else START
-        self._path = found[-1]
+    def _open(self) -> None:
         if cut_torn_line(self._path, OWNER_ALONE):
             logger.warning("The end of %s was torn off, and is written over.", self._path)
-        lines = _read_file(self._path, before)
-        self._is_closed = bool(lines) and lines[-1].entry == _CLOSED
-        self._chain = self._chained(lines[-1].hash if lines else before)
-
-    def _begin_next(self) -> None:
-        if not self._is_closed:
-            self._chain.append(_CLOSED)
-            self._is_closed = True
-        path = self.folder / _name(_number(self._path) + 1)
-        cut_torn_line(path, OWNER_ALONE)
-        self._path, self._is_closed = path, False
-        self._chain = self._chained(self._chain.head)
-
-    def _chained(self, head: str) -> ChainedLog:
-        return ChainedLog(head, partial(append_line, self._path))
-
-
-class NodeLine(NamedTuple):
-    """A line of a log: its file, its hash, and what it says."""
-
-    file: str
-    hash: str
-    entry: Entry
+        _, head = verified(_written(self._path), str(self._path))
+        self._chain = ChainedLog(head, partial(append_line, self._path))
 
 
 @dataclass(frozen=True)
@@ -199,13 +163,13 @@ class ReadLog:
 
     Attributes
     ----------
-    lines : list of NodeLine
-        One for each message, the oldest first.
+    entries : list of mapping of str to object
+        What each line says, the oldest first.
     hashes : list of str
         What was the last hash, from the start on.
     """
 
-    lines: list[NodeLine]
+    entries: Sequence[Entry]
     hashes: list[str]
 
     @property
@@ -237,55 +201,14 @@ def read_node_log(folder: Path) -> ReadLog:
     StorageError
         If it cannot be read.
     EvidenceError
-        Naming the file that is missing or was cut short, or the first line that was changed.
+        If it was cut short, or naming the first line that was changed.
     """
-    lines: list[NodeLine] = []
-    head, found = START, _files(folder)
-    if not found:
+    path = folder / FILE
+    if not path.is_file():
         raise StorageError(f"{folder} holds no log of a node")
-    for path in found:
-        own = _read_file(path, head)
-        if path != found[-1] and (not own or own[-1].entry != _CLOSED):
-            raise EvidenceError(f"{path} was cut short: its closing line is gone")
-        lines += own
-        head = own[-1].hash if own else head
-    following = folder / _name(len(found) + 1)
-    if lines and lines[-1].entry == _CLOSED and not following.exists():
-        raise EvidenceError(f"{following} is missing")
-    return ReadLog(
-        [line for line in lines if line.entry != _CLOSED], [START, *(line.hash for line in lines)]
-    )
-
-
-def _name(number: int) -> str:
-    return f"log-{number:06d}.txt"
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.removeprefix("log-"))
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return a log's files in their order; none may be missing."""
-    found = {path.name for path in folder.glob("log-*.txt")}
-    wanted = [_name(number) for number in range(1, len(found) + 1)]
-    if missing := [name for name in wanted if name not in found]:
-        raise EvidenceError(f"{folder / missing[0]} is missing")
-    return [folder / name for name in wanted]
-
-
-def _read_file(path: Path, head: str) -> list[NodeLine]:
-    """Return the lines of a file, which follow from ``head``."""
     written = _written(path)
-    entries, _ = verified(written, str(path), head)
-    return [NodeLine(path.name, *pair) for pair in zip(map(_hash, written), entries, strict=True)]
-
-
-def _last_hash(path: Path) -> str:
-    written = _written(path)
-    if not written:
-        raise EvidenceError(f"{path} was cut short: its closing line is gone")
-    return _hash(written[-1])
+    entries, _ = verified(written, str(path))
+    return ReadLog(entries, [START, *(line.partition(" ")[0] for line in written)])
 
 
 def _written(path: Path) -> list[str]:
@@ -297,7 +220,3 @@ def _written(path: Path) -> list[str]:
     if rest:
         raise EvidenceError(f"{path} ends in half a line: it was cut short")
     return lines
-
-
-def _hash(line: str) -> str:
-    return line.partition(" ")[0]

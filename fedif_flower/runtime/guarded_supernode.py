@@ -74,7 +74,7 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
     command: Any = import_module(COMMAND)
     loop: Any = import_module(_LOOP)
     counts = RoundCounts(policy.counts, policy.runs)
-    log = NodeLog(policy.log_folder, file_bytes=policy.log.file_bytes)
+    log = NodeLog(policy.log_folder)
     leaves = OutgoingPolicy(policy.leaves, log)
     start, connect = command.start_client_internal, loop.http_request_response
 

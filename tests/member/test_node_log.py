@@ -13,8 +13,8 @@ from fedif_flower.member.node_log import NodeLog, read_node_log
 NOON = datetime(2026, 11, 23, 12, 0, 0, tzinfo=UTC)
 
 
-def opened(folder, file_bytes=1024) -> NodeLog:
-    return NodeLog(folder, file_bytes=file_bytes, now=lambda: NOON)
+def opened(folder) -> NodeLog:
+    return NodeLog(folder, now=lambda: NOON)
 
 
 def add(log: NodeLog, run: int, **other) -> None:
@@ -23,7 +23,6 @@ def add(log: NodeLog, run: int, **other) -> None:
 
 
 def written(folder, lines=12):
-    """A log of three files: 1,024 bytes take five lines and the closing one."""
     with opened(folder) as log:
         for run in range(lines):
             add(log, run)
@@ -33,9 +32,8 @@ def written(folder, lines=12):
 def test_a_line_says_all_that_was_asked_for(tmp_path):
     with opened(tmp_path) as log:
         add(log, 3, direction="out", decision="refused", reason="no\nsuch", app="ä", epsilon=0.5)
-    (line,) = read_node_log(tmp_path).lines
-    assert line.file == "log-000001.txt"
-    assert line.entry == {
+    (entry,) = read_node_log(tmp_path).entries
+    assert entry == {
         "time": "2026-11-23T12:00:00+00:00",
         "direction": "out",
         "run": 3,
@@ -47,26 +45,20 @@ def test_a_line_says_all_that_was_asked_for(tmp_path):
         "reason": "no?such",
         "epsilon": 0.5,
     }
-    assert (tmp_path / "log-000001.txt").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "log.txt").stat().st_mode & 0o077 == 0
 
 
-def test_the_chain_runs_on_over_files_and_restarts(tmp_path):
+def test_the_chain_runs_on_over_restarts(tmp_path):
     head = START
     for run in range(12):
         with opened(tmp_path) as log:
             assert log.head == head
             add(log, run)
             head = log.head
-    names = [path.name for path in sorted(tmp_path.glob("log-*"))]
-    assert names == ["log-000001.txt", "log-000002.txt", "log-000003.txt"]
     found = read_node_log(tmp_path)
-    assert [line.entry["run"] for line in found.lines] == list(range(12))
+    assert [entry["run"] for entry in found.entries] == list(range(12))
     assert found.head == head
-    again = tmp_path / "again"
-    assert written(again) == head
-    assert [path.read_bytes() for path in sorted(again.glob("log-*"))] == [
-        path.read_bytes() for path in sorted(tmp_path.glob("log-*"))
-    ]
+    assert written(tmp_path / "again") == head
 
 
 def cut(path, lines):
@@ -82,45 +74,24 @@ def without(path, number):
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
+        pytest.param(lambda path: without(path, 3), "line 3 of .* does not", id="a line"),
+        pytest.param(lambda path: without(path, 1), "line 1 of .* does not", id="its first"),
         pytest.param(
-            lambda f: without(f / "log-000002.txt", 3), "line 3 of .*2.txt does not", id="a line"
-        ),
-        pytest.param(
-            lambda f: without(f / "log-000002.txt", 1), "line 1 of .*2.txt does not", id="its first"
-        ),
-        pytest.param(
-            lambda f: (f / "log-000001.txt").unlink(), "log-000001.txt is missing", id="first file"
-        ),
-        pytest.param(
-            lambda f: (f / "log-000002.txt").unlink(), "log-000002.txt is missing", id="one between"
-        ),
-        pytest.param(
-            lambda f: (f / "log-000003.txt").unlink(), "log-000003.txt is missing", id="the last"
-        ),
-        pytest.param(
-            lambda f: cut(f / "log-000001.txt", -1), "log-000001.txt was cut short", id="cut short"
-        ),
-        pytest.param(
-            lambda f: cut(f / "log-000002.txt", 0), "log-000002.txt was cut short", id="emptied"
-        ),
-        pytest.param(
-            lambda f: (f / "log-000003.txt").write_bytes((f / "log-000003.txt").read_bytes()[:-9]),
-            "log-000003.txt ends in half a line",
+            lambda path: path.write_bytes(path.read_bytes()[:-9]),
+            "log.txt ends in half a line",
             id="half a line",
         ),
         pytest.param(
-            lambda f: (f / "log-000003.txt").write_text(
-                (f / "log-000003.txt").read_text().replace('"bytes":9', '"bytes":8', 1)
-            ),
-            "line 1 of .*3.txt does not",
+            lambda path: path.write_text(path.read_text().replace('"bytes":9', '"bytes":8', 1)),
+            "line 1 of .* does not",
             id="a changed figure",
         ),
     ],
 )
 def test_what_was_removed_or_changed_is_named(tmp_path, damage, found):
     written(tmp_path)
-    assert len(read_node_log(tmp_path).lines) == 12
-    damage(tmp_path)
+    assert len(read_node_log(tmp_path).entries) == 12
+    damage(tmp_path / "log.txt")
     with pytest.raises(EvidenceError, match=found):
         read_node_log(tmp_path)
 
@@ -128,11 +99,11 @@ def test_what_was_removed_or_changed_is_named(tmp_path, damage, found):
 def test_a_hash_that_was_written_down_shows_a_cut_at_the_end(tmp_path):
     head = written(tmp_path)
     assert read_node_log(tmp_path).lines_after(head) == 0
-    assert read_node_log(tmp_path).lines_after(START) == 12 + 2  # and two closing lines
+    assert read_node_log(tmp_path).lines_after(START) == 12
     with opened(tmp_path) as log:
         add(log, 12)
     assert read_node_log(tmp_path).lines_after(head) == 1
-    cut(tmp_path / "log-000003.txt", 1)
+    cut(tmp_path / "log.txt", 11)
     found = read_node_log(tmp_path)  # A shorter log is a log too.
     with pytest.raises(EvidenceError, match=f"no line has the hash '{head}'"):
         found.lines_after(head)
@@ -140,18 +111,18 @@ def test_a_hash_that_was_written_down_shows_a_cut_at_the_end(tmp_path):
 
 def test_a_node_does_not_go_on_a_log_that_was_changed(tmp_path):
     written(tmp_path)
-    without(tmp_path / "log-000003.txt", 1)
+    without(tmp_path / "log.txt", 1)
     with pytest.raises(EvidenceError, match="line 1 of"):
         opened(tmp_path)
 
 
 def test_half_a_line_of_a_power_cut_is_written_over(tmp_path):
     written(tmp_path, 2)
-    path = tmp_path / "log-000001.txt"
+    path = tmp_path / "log.txt"
     path.write_bytes(path.read_bytes()[:-5])
     with opened(tmp_path) as log:
         add(log, 7)
-    assert [line.entry["run"] for line in read_node_log(tmp_path).lines] == [0, 7]
+    assert [entry["run"] for entry in read_node_log(tmp_path).entries] == [0, 7]
 
 
 def test_one_process_holds_a_log(tmp_path):
@@ -168,7 +139,7 @@ from fedif_flower.member.node_log import NodeLog
 line = dict(direction="in", app="a", kind="train", bytes=9, digest="00ff", decision="passed")
 log = NodeLog(Path(sys.argv[1]))
 log.append(run_id=0, **line)
-size = (log.folder / "log-000001.txt").stat().st_size
+size = (log.folder / "log.txt").stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, resource.RLIM_INFINITY))
 try:
     log.append(run_id=1, **line)
@@ -184,5 +155,5 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_line(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert f"cannot write {tmp_path / 'log-000001.txt'}" in done.stdout
-    assert [line.entry["run"] for line in read_node_log(tmp_path).lines] == [0, 2]
+    assert f"cannot write {tmp_path / 'log.txt'}" in done.stdout
+    assert [entry["run"] for entry in read_node_log(tmp_path).entries] == [0, 2]

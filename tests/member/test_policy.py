@@ -58,7 +58,6 @@ def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
         ("[runs.config]\nrate = []", "[runs.config] rate = []; allowed: a value, a list"),
         ("[leaves]\nclip-lengths = 1", "[leaves] unknown key 'clip-lengths'; did you mean clip-le"),
         ("[leaves]\nnoise-multiplier = 1.0", "[leaves] clip-length = 0.0; allowed: more than 0"),
-        ("[log]\nfile-bytes = 1", "[log] file-bytes = 1; allowed: an integer >= 1024"),
         ("[sign]\nwith-node-key = 1", "[sign] with-node-key = 1; allowed: true, false"),
     ],
 )

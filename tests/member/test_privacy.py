@@ -150,7 +150,7 @@ def test_a_reply_leaves_shortened_and_with_noise(log):
     assert values[1:].std() == pytest.approx(1.0, abs=7 / math.sqrt(2 * 999))
     again = policy.check(of(MODEL), of(MODEL + update), run_id=7)
     assert again != found
-    one, two = (line.entry for line in read_node_log(log.folder).lines)
+    one, two = read_node_log(log.folder).entries
     assert (one["kind"], one["run"], one["replies"], two["replies"]) == ("privacy", 7, 1, 2)
     assert one["epsilon"] == pytest.approx(epsilon_of({2.0: 1}, 1e-5))
 
@@ -160,7 +160,7 @@ def test_a_reply_without_an_update_costs_nothing(log):
     policy.check(of(MODEL), RecordDict({"metrics": MetricRecord({"loss": 1.0})}))
     with pytest.raises(RefusedByMemberError):
         policy.check(of(MODEL), RecordDict({**of(MODEL), "x": MetricRecord({"y": 1})}))
-    assert read_node_log(log.folder).lines == []
+    assert read_node_log(log.folder).entries == []
     assert not (log.folder / "privacy.json").exists()
 
 
