@@ -186,9 +186,8 @@ watcher=$!
   round-timeout=120.0 round-quorum=0.6 late-rounds=9 least-participation=0.2 receipts=true \
   "output-dir=\"$output\"" 'run-name="deploy-demo"' overwrite=true 'device="cpu"'
 
-step "what the operator sees, and a backup"
+step "what the operator sees"
 "${fedif[@]}" federation status --in "$server" || true # which is 1 if there is a warning
-"${fedif[@]}" federation backup --in "$server"
 
 step "the same report as in simulation"
 python -c 'import sys, pathlib

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 federation_cli = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="A federation on real hosts: its server's keys, members, SuperLink and backups.",
+    help="A federation on real hosts: its server's keys, members and SuperLink.",
 )
 
 Folder = Annotated[
@@ -148,31 +148,6 @@ def status(
     else:
         _show(seen)
     raise typer.Exit(1 if seen.warnings else 0)
-
-
-@federation_cli.command()
-def backup(
-    archive: Annotated[Path | None, typer.Argument(help="*.tar.gz; default: in backups/")] = None,
-    runs: Annotated[bool, typer.Option(help="with results of runs")] = True,
-    folder: Folder = _HERE,
-    dry_run: DryRun = False,
-) -> None:
-    """Write everything that cannot be made again into one archive, and read it again."""
-    from fedif_flower.federation.backup import back_up
-
-    back_up(_folder(folder), archive, _steps(dry_run), runs=runs)
-
-
-@federation_cli.command()
-def restore(
-    archive: Annotated[Path, typer.Argument(help="of `fedif federation backup`")],
-    folder: Folder = _HERE,
-    dry_run: DryRun = False,
-) -> None:
-    """Check a backup, and put its files into a folder that has none of them."""
-    from fedif_flower.federation.backup import restore as put_back
-
-    put_back(_folder(folder), archive, _steps(dry_run))
 
 
 @federation_cli.command("rotate-certificate")

@@ -141,11 +141,6 @@ class FederationFolder:
         return self.path / "runs"
 
     @property
-    def backups(self) -> Path:
-        """Where archives go if nobody says otherwise."""
-        return self.path / "backups"
-
-    @property
     def lock(self) -> Path:
         """Held while members' numbers are given out."""
         return self.path / ".lock"

@@ -95,7 +95,6 @@ def test_a_status_that_is_not_well_has_an_exit_status(server):
         (["federation", "invite", "../x"], "name = '../x'"),
         (["federation", "init", "a b", "localhost"], "name = 'a b'"),
         (["federation", "connect", "x", "a:1", "nowhere.crt"], r"nowhere\.crt"),
-        (["federation", "restore", "nowhere.tar.gz"], r"nowhere\.tar\.gz cannot be read"),
         (["node", "join", "nowhere.toml"], r"nowhere\.toml: No such file"),
         (["node", "start"], r"has no node\.toml"),
     ],
