@@ -122,8 +122,8 @@ config = {json.dumps([*LeavesSettings().config, "mask.box", "mask.length"])}
 KEEPER = """
 [policy]
 least-members = 2  # FedIF gives the lowest no weight.
-largest-share = 0.8
-least-effective-members = 1.2
+largest-share = 1.0
+least-effective-members = 1.0
 """
 
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -44,22 +45,24 @@ with socket.socket(socket.AF_UNIX) as asked:
 def warm(folder: Path, environment: Mapping[str, str]) -> Iterator[Path]:
     """Start the process; yield a folder with the programs, to be the first of a search path."""
     folder.mkdir()
-    address = str(folder / "socket")
+    # A socket's name has a hundred characters at most.
+    scratch = tempfile.TemporaryDirectory(prefix="fedif-")
+    address = f"{scratch.name}/socket"
     for name, entry in PROGRAMS.items():
         text = PROGRAM.format(python=sys.executable, address=address, entry=entry)
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     command = [sys.executable, "-m", __name__, address]
-    with socket.socket(socket.AF_UNIX) as server:
+    with scratch, socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen(64)
         given = {"stdin": server.fileno(), "env": dict(environment), "start_new_session": True}
         process = subprocess.Popen(command, cwd=Path(__file__).parents[2], **given)
-    try:
-        yield folder
-    finally:
-        process.kill()
-        process.wait()
+        try:
+            yield folder
+        finally:
+            process.kill()
+            process.wait()
 
 
 def main() -> None:
