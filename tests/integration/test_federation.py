@@ -340,7 +340,7 @@ def test_each_member_has_a_page_of_its_own_by_one_key(story: Story) -> None:
     fingerprints = {verify(story.run("credit").path).key}
     for name, other in (("ada", "bob"), ("bob", "ada"), ("dan", "ada")):
         folder = story.deployment.node_folder(name) / "statements"
-        [page] = folder.glob("*/statement.html")
+        page, *_ = sorted(folder.glob("*/statement.html"))  # The later one is of the masked run.
         assert f"{name}: your contribution" in page.read_text()
         assert not re.search(rf"\b{other}\b", page.read_text())
         fingerprints.add(verify(page).key)
@@ -459,11 +459,13 @@ def test_who_has_not_approved_an_app_refuses_and_the_others_go_on(story: Story) 
 
 
 def test_a_member_s_own_log_has_every_message_and_what_became_of_it(story: Story) -> None:
-    found = [(line.entry["direction"], line.entry["decision"]) for line in story.node_log("bob")]
-    refused = [decision for decision in found if decision == ("in", "refused")]
-    assert len(refused) == 1 + CHANGED["num-server-rounds"]
-    assert ("in", "passed") in found
-    assert ("out", "passed") in found
+    entries = [line.entry for line in story.node_log("bob") if line.entry["kind"] == "train"]
+    found = [(entry["direction"], entry["decision"]) for entry in entries]
+    assert found.count(("in", "refused")) == CHANGED["num-server-rounds"]
+    trained = CREDIT["num-server-rounds"] + MASKED["num-server-rounds"]
+    # The killed server may have asked for its last round, too.
+    assert trained <= found.count(("out", "passed")) <= found.count(("in", "passed"))
+    assert found.count(("in", "passed")) <= trained + 1
 
 
 def test_training_data_beside_the_model_do_not_leave(story: Story) -> None:
@@ -494,7 +496,7 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(story: Story) -> N
     *_, ended = story.rows("changed", "dan")
     assert (ended["round"], ended["status"]) == ("3", "revoked")
     assert ended["rejection"] == "the operator ended its registration"
-    assert "registration ended" in story.run("changed").report.read_text()
+    assert "registration ended" in " ".join(story.run("changed").report.read_text().split())
 
 
 # Run masked: the server sees no update.
