@@ -27,7 +27,6 @@ BENCHMARKS = {
     "training_step": True,
     "throughput": True,
     "scale": False,
-    "streaming": False,
     "cluster": False,
     "masking": False,
 }
@@ -38,7 +37,6 @@ QUOTED = {
     "client_start": "--dataset fashion-mnist --data-dir DIR --write",
     "round_latency": "--write",
     "rounds": "--full --bare --times 3 --write --data-dir DIR",
-    "streaming": "--full --rounds 3 --write",
     "valuation": "--threads 1 --data-dir DIR --fashion-mnist DIR --game GAMES/game --write",
 }
 MODULES = {"rounds": "throughput"}  # Of figures that another benchmark takes.

@@ -24,7 +24,6 @@ from torch import nn
 from benchmarks.common import Figure, report
 from benchmarks.memory import MemoryWatch
 from benchmarks.rounds import Cost, cost_of, measure_alone
-from benchmarks.streaming import app as lengthening
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
@@ -38,6 +37,19 @@ from fedif_flower.tasks.task import Task
 MILLION = 10**6
 MODULE = "benchmarks.scale"  # This one: its name is __main__ where it is run.
 app = ClientApp()
+
+
+@app.train()
+def lengthen(message: Message, _: Context) -> Message:
+    """Return the model a thousandth longer."""
+    arrays = {
+        name: pack_array(array.numpy() * array.numpy().dtype.type(1.001))
+        for name, array in message.content["arrays"].items()
+    }
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(
+        RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
+    )
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,7 @@ def measure_recorded(case: Case) -> Cost:
         def main(grid: Grid) -> None:
             run_federation(grid, config, lambda _: ends.append(time.perf_counter()), task=task)
 
-        run_on_ray(main, lengthening, num_clients=case.clients)
+        run_on_ray(main, app, num_clients=case.clients)
     return cost_of(ends, watch)
 
 

@@ -102,13 +102,11 @@ class RoundUpdates:
         The integer arrays that each of the m clients sent back, by name.
     names : BufferNames
         What the buffers are called.
-    summed : callable, optional
-        Where updates were summed as they came: ``client_updates`` is ``[m, 0]`` then, and this
-        returns the sum ``[d]`` of the updates times weights ``[m]``, on the CPU.
-    notes : Tensor, optional
-        ``[m, n]``, float64: what the rule noted of each update that was summed.
     hidden : HiddenUpdates, optional
-        Where updates are masked: ``client_updates`` is ``[m, 0]`` then, and ``summed`` is its own.
+        Where updates are masked; ``client_updates`` is ``[m, 0]`` then.
+    summed : callable, optional
+        Where updates are masked: returns the sum ``[d]`` of the updates times weights ``[m]``, on
+        the CPU.
     factors, buffer_factors : Tensor, optional
         ``[m]``, float64: by how much each client's update of parameters, and of buffers, is
         shortened where it is used; ``None``: by nothing.
@@ -127,7 +125,6 @@ class RoundUpdates:
     counters: Sequence[Mapping[str, Tensor]] = ()
     names: BufferNames = field(default_factory=NoBuffers)
     summed: Callable[[Tensor], Tensor] | None = None
-    notes: Tensor | None = None
     hidden: HiddenUpdates | None = None
     seed: int = 0
     factors: Tensor | None = None

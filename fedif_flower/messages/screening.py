@@ -7,9 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Literal
 
+import psutil
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
@@ -33,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # Beyond this a model is absurd, and squares of its 10^8 values would leave float32.
 MAX_MAGNITUDE = 1e15
+# The updates of a round may take this share of the memory that is free.
+SHARE_OF_MEMORY = 0.25
 _APP_RAISED = 2  # Flower's code for it.
 NO_REPLY = "no reply before the deadline"
 CLOSED = "no reply before the round closed"
@@ -111,12 +116,12 @@ class Screening:
 class Workspace:
     """Rows for the clients' updates, kept from round to round to spare the page faults.
 
-    Where updates are summed as they come (``streaming``), one row of parameters serves them all.
+    Rows that would take more than a quarter of the free memory lie in a file that is mapped into
+    memory: the system keeps of it what fits. The file has no name, and is gone with the process.
     """
 
     def __init__(self, layout: ParameterLayout) -> None:
         self.layout = layout
-        self.streaming = False
         self.updates = torch.empty(0, layout.num_params, dtype=layout.dtype)  # [m, d]
         self.buffer_updates = torch.empty(0, layout.num_buffers, dtype=layout.dtype)  # [m, b]
 
@@ -139,15 +144,15 @@ class Workspace:
 
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients."""
-        layout, kept = self.layout, 1 if self.streaming else rows
-        if kept > self.updates.shape[0]:
-            self.updates = torch.empty(kept, layout.num_params, dtype=layout.dtype)
+        layout = self.layout
+        if rows > self.updates.shape[0]:
+            self.updates = _empty(rows, layout.num_params, layout.dtype)
         if rows > self.buffer_updates.shape[0]:
             self.buffer_updates = torch.empty(rows, layout.num_buffers, dtype=layout.dtype)
 
     def update(self, row: int) -> Tensor:
         """Return where the update of the client in a row goes, ``[d]``."""
-        return self.updates[0 if self.streaming else row]
+        return self.updates[row]
 
     def unpack(
         self,
@@ -184,16 +189,25 @@ class Workspace:
         return {}
 
     def kept(self, rows: int) -> Tensor:
-        """Return the first ``rows`` clients' updates, ``[rows, d]``; ``[rows, 0]`` if summed."""
-        return self.updates[0].new_empty(rows, 0) if self.streaming else self.updates[:rows]
+        """Return the first ``rows`` clients' updates, ``[rows, d]``."""
+        return self.updates[:rows]
 
     def compact(self, rows: Sequence[int]) -> None:
         """Move these rows, in ascending order, to the front."""
         for row, source in enumerate(rows):
             if row != source:
-                if not self.streaming:
-                    self.updates[row] = self.updates[source]
+                self.updates[row] = self.updates[source]
                 self.buffer_updates[row] = self.buffer_updates[source]
+
+
+def _empty(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Return room for a matrix, in memory or in a file that is mapped into it."""
+    count = rows * columns
+    if count * dtype.itemsize <= SHARE_OF_MEMORY * psutil.virtual_memory().available:
+        return torch.empty(rows, columns, dtype=dtype)
+    with TemporaryDirectory() as folder:
+        path = str(Path(folder) / "updates")
+        return torch.from_file(path, shared=True, size=count, dtype=dtype).view(rows, columns)
 
 
 def screen_replies(
@@ -206,7 +220,6 @@ def screen_replies(
     asked_at: float = -math.inf,
     keep_arrays: bool = False,
     arrive: Arrive | None = None,
-    on_update: Callable[[AcceptedReply, Tensor], None] | None = None,
     late: Mapping[int, LateWork] = MappingProxyType({}),
     closing: Closing | None = None,
     look: Look | None = None,
@@ -233,9 +246,6 @@ def screen_replies(
     arrive : callable, optional
         Takes each update ``[d]``, which it may change in place, and its squared norm; returns the
         squared norm of what it left.
-    on_update : callable, optional
-        Takes each accepted reply and its update ``[d]`` at once; the workspace is streaming then. A
-        reply whose counters turn out to be no counters' afterwards counts with those it received.
     late : mapping of int to LateWork
         Members whose replies to earlier rounds still count, by node id; nobody of ``asked``.
     closing : Closing, optional
@@ -293,8 +303,6 @@ def screen_replies(
             refused.append(RefusedReply(node, f"unreadable reply: {error!r}"))
         if row in accepted and not keep_arrays:
             accepted[row] = replace(accepted[row], arrays=None)
-        if row in accepted and on_update is not None:
-            on_update(accepted[row], workspace.update(row))
         if row in accepted and closing is not None:
             closing.count()
 
@@ -308,12 +316,7 @@ def screen_replies(
     rows_accepted = sorted(accepted)
     unfit = refuse_advances([accepted[row].advances for row in rows_accepted])
     for position, reason in unfit.items():
-        row = rows_accepted[position]
-        if on_update is None:
-            refused.append(RefusedReply(accepted.pop(row).node, reason))
-        else:  # Its update is in the sums already.
-            logger.warning("%s: %s: not believed", accepted[row].node.label, reason)
-            accepted[row] = replace(accepted[row], counters=received.counters)
+        refused.append(RefusedReply(accepted.pop(rows_accepted[position]).node, reason))
     silent = asked.keys() - answered
     may_come = closing is not None and (closing.has_quorum or closing.keeps)
     absence: tuple[str, Status] = (CLOSED, "late") if may_come else (NO_REPLY, "away")

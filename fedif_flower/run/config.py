@@ -284,7 +284,6 @@ def _refuse_unmaskable(config: RunConfig) -> None:
         ),
         "neighbour_mixing": (config.neighbour_mixing, f"false {words}"),
         "screen": (config.screen != "off", f"'off' {words}"),
-        "aggregation": (config.aggregation == "streaming", f"'stacked' or 'auto' {words}"),
         "attribution": (
             config.attribution == "adaptive",
             f"'off', 'trapezoid', 'simpson' or 'gauss2' {words}: one product with each update",

@@ -105,7 +105,6 @@ def build_strategy(
             max_paused_turns=config.max_paused_turns,
             max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
             max_examples_ratio=config.max_examples_ratio,
-            aggregation=config.aggregation,
             pace=configured_pace(config),
             masking=masking,
             local_method=build_local_method(config, loaded.task, config.seed),

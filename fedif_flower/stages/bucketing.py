@@ -44,10 +44,6 @@ class Bucketing(Stage):
         """Name the stage and its setting."""
         return f"Bucketing({self.size})"
 
-    def needs_all_updates(self) -> str:
-        """Return that a group's updates are averaged before the rule sees them."""
-        return "Bucketing averages updates by groups"
-
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return a round of groups, and the matrix ``[groups, m]`` that made them."""
         updates = updates.shortened()

@@ -34,10 +34,6 @@ class Clip(Stage):
         """Name the stage and its setting."""
         return f"Clip({self.multiple:g})"
 
-    def needs_all_updates(self) -> str:
-        """Return that the median is known with the round's last update."""
-        return "Clip takes the median length; MaxLength bounds updates as they come"
-
     def needs_sight(self) -> str:
         """Return nothing: lengths are enough."""
         return ""

@@ -29,10 +29,6 @@ class NearestNeighbours(Stage):
         """Name the stage and its setting."""
         return f"NearestNeighbours({self.malicious_fraction:g})"
 
-    def needs_all_updates(self) -> str:
-        """Return that neighbours are looked for among all updates."""
-        return "NearestNeighbours looks for each update's neighbours"
-
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with mixed updates, and the matrix that mixed them."""
         updates = updates.shortened()

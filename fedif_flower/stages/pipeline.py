@@ -67,10 +67,6 @@ class Stages:
         for stage in self:
             stage.begin(validation)
 
-    def needs_all_updates(self) -> str:
-        """Return the first reason why updates cannot be summed as they come, if there is one."""
-        return next(filter(None, (stage.needs_all_updates() for stage in self)), "")
-
     def needs_sight(self) -> str:
         """Return the first reason why updates have to be seen, if there is one."""
         return next(filter(None, (stage.needs_sight() for stage in self)), "")

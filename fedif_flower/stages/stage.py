@@ -68,10 +68,6 @@ class Stage:
     def begin(self, validation: Validation | None) -> None:
         """Be told, before the first round, what the strategy judges by, if anything."""
 
-    def needs_all_updates(self) -> str:
-        """Return why updates cannot be summed as they come; empty if they can."""
-        return ""
-
     def needs_sight(self) -> str:
         """Return why lengths and products of updates are not enough; empty if they are."""
         own = any(

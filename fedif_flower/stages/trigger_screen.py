@@ -96,10 +96,6 @@ class TriggerScreen(Stage):
         self._model = FlatModel(self.validation.judge.model.module, self.validation.device)
         self._model.module.requires_grad_(False)
 
-    def needs_all_updates(self) -> str:
-        """Return that the trigger is looked for in what all updates lead to."""
-        return "TriggerScreen looks for whom a trigger comes from"
-
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with the mean of the others in place of what strengthens a trigger."""
         updates = updates.shortened()

@@ -28,13 +28,8 @@ class CombinedStrategy(RunningStrategy, Protocol):
     callbacks: list[Callback]
     local_guide: LocalGuide
     local_vector: LocalVector
-    can_stream: bool
     can_mask: bool
     keep_arrays: bool
-
-    def needs_all_updates(self) -> str:
-        """Return why a rule that ``can_stream`` cannot, as it is set; empty if it can."""
-        ...
 
 
 def require_late(strategy: CombinedStrategy, grid: Grid) -> None:
@@ -75,8 +70,6 @@ def require_maskable(strategy: CombinedStrategy, initial_arrays: ArrayRecord) ->
     method = type(strategy.setup.local_method)
     if method is not LocalMethod:
         obstacle = obstacle or f"members train by SGD alone, not by {method.__name__}"
-    if strategy.setup.aggregation == "streaming":
-        obstacle = obstacle or "aggregation = 'streaming' sums updates as they come"
     for key, array in initial_arrays.items():
         if is_statistic(key):
             obstacle = obstacle or f"{key!r} is a statistic, which no mask covers"
@@ -84,19 +77,3 @@ def require_maskable(strategy: CombinedStrategy, initial_arrays: ArrayRecord) ->
             obstacle = obstacle or f"{key!r} is of {array.dtype}: masked replies need float32"
     if obstacle:
         raise ConfigError(f"masking: {obstacle}")
-
-
-def why_not_streamed(strategy: CombinedStrategy) -> str:
-    """Return why the strategy, as it is set, needs all updates at once; empty: it does not."""
-    if not strategy.can_stream:
-        return f"{type(strategy).__name__} weighs all updates at once"
-    if reason := strategy.stages.needs_all_updates():
-        return reason
-    if strategy.local_vector.travels:
-        return "the local method sends a vector beside the model"
-    if strategy.local_guide.weighs:
-        return "the local method weighs by the updates"
-    for callback in strategy.callbacks:
-        if type(callback).on_step is not Callback.on_step:
-            return f"{type(callback).__name__} looks at each client's update"
-    return strategy.needs_all_updates()

@@ -25,7 +25,6 @@ from fedif_flower.strategies.pace import Pace
 from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES, WITHOUT_COEFFICIENTS
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import Setup
-from fedif_flower.strategies.streaming import AggregationMode
 from fedif_flower.valuation import Validation
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
@@ -76,7 +75,6 @@ class StrategyConfig(SectionedSettings):
         auto="2 for the strategies that score updates and, with statement-budget, for those that "
         "can be attributed; else 0",
     )
-    aggregation: AggregationMode = setting_of(Setup, "aggregation")
     max_examples_ratio: float = setting_of(Setup, "max_examples_ratio")
     max_update_length: float = setting(
         0.0, "longer updates are shortened to this length; 0: none is", ge=0, is_new=True

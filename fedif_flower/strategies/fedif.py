@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-import torch
-from torch import Tensor
-
-from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.strategies.scored import ScoredStrategy
 from fedif_flower.strategies.setup import require_kind
-from fedif_flower.strategies.streaming import Noted, StreamRule
 from fedif_flower.valuation import InfluenceValuation, Validation, Valuation
-from fedif_flower.valuation.influence import influence_from, project_updates
 
 
 class FedIF(ScoredStrategy):
@@ -43,7 +37,6 @@ class FedIF(ScoredStrategy):
     """
 
     made_of = MappingProxyType({**ScoredStrategy.made_of, "validation": InfluenceValuation})
-    can_stream = True
     can_mask = True
 
     def valued(self, validation: Validation | Valuation, seed: int) -> InfluenceValuation:  # noqa: ARG002
@@ -53,30 +46,3 @@ class FedIF(ScoredStrategy):
             return validation
         assert isinstance(validation, Validation)
         return InfluenceValuation(validation)
-
-    def stream_rule(self, server_round: int) -> StreamRule:  # noqa: ARG002
-        r"""Return 1, :math:`\Phi_i` and :math:`\Omega_i`, in which the weights are linear."""
-        valuation = self.valued(self.valuation, self.seed)
-        gradient = valuation.gradient(self.model.vectors.params, self.model.named_buffers).cpu()
-        first: list[float] = []
-
-        def note(reply: AcceptedReply, update: Tensor) -> Noted:
-            squared_norm = torch.tensor([reply.squared_norm], dtype=torch.float64)
-            projection = project_updates(update[None], gradient, squared_norm)
-            normalized = valuation.weight_normalization
-            phi = float(influence_from(projection, weight_normalization=normalized))
-            # From the first on: differences between influences are small beside themselves.
-            first.append(phi)
-            notes = (float(projection.inner), projection.error)
-            weight_score = float(self.ledger.scores_of([reply.node.client_id]))
-            return Noted((1.0, phi - first[0], weight_score), notes)
-
-        return note
-
-    def needs_all_updates(self) -> str:
-        """Return what makes weights depend on each other's scores in other ways, if anything."""
-        if not self.weighting.round_normalization:
-            return "without round_normalization negative weight scores count as 0"
-        if self.ledger.bias_correction or self.guard:
-            return "bias_correction and guards change each client's score on its own"
-        return ""

@@ -14,14 +14,12 @@ from fedif_flower.client.local import train_task
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.means import MetricsAggregation
-from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.stages import Stage
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
-from fedif_flower.strategies.streaming import Noted, StreamRule
 from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
@@ -123,7 +121,6 @@ class FLTrust(ScreenedStrategy):
     """
 
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"root": root_training})
-    can_stream = True
 
     def __init__(
         self,
@@ -167,29 +164,12 @@ class FLTrust(ScreenedStrategy):
         """The shapes of the model that the server trains."""
         return array_shapes(self.root.model)
 
-    def stream_rule(self, server_round: int) -> StreamRule:
-        """Return trust times rescaling, which the sum of trust divides in the end."""
-        vectors, buffers = self.model.vectors, self.model.named_buffers
-        server_update = self._train(server_round, vectors.params.to(self.device), buffers).cpu()
-
-        def note(_: AcceptedReply, update: Tensor) -> Noted:
-            # The coefficient of one client alone: its share is 1, whatever its trust.
-            rescaling, trust = fltrust_coefficients(update[None], server_update)
-            coefficient = float(trust * rescaling)
-            return Noted((coefficient,), (coefficient, float(trust)))
-
-        return note
-
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]``; trust is both score and weight score."""
-        if updates.notes is not None:
-            rescaled, trust = updates.notes.T
-            coefficients = rescaled / trust.sum() if bool(trust.sum() > 0) else rescaled
-        else:
-            server_update = self._train(
-                updates.server_round, updates.global_params, updates.named_buffers
-            )
-            coefficients, trust = fltrust_coefficients(updates.client_updates, server_update)
+        server_update = self._train(
+            updates.server_round, updates.global_params, updates.named_buffers
+        )
+        coefficients, trust = fltrust_coefficients(updates.client_updates, server_update)
         return Aggregation(
             weights=coefficients.cpu(), scores=trust.cpu(), weight_scores=trust.cpu()
         )

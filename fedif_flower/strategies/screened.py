@@ -55,7 +55,6 @@ from fedif_flower.strategies.combinations import (
     require_coefficients,
     require_late,
     require_maskable,
-    why_not_streamed,
 )
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
@@ -72,12 +71,6 @@ from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import Outcome, Step
-from fedif_flower.strategies.streaming import (
-    StreamedRound,
-    StreamRule,
-    check_mode,
-    streams,
-)
 from fedif_flower.strategies.summary import (
     Settings,
     constructor_signature,
@@ -125,7 +118,6 @@ class ScreenedStrategy(FlowerFedAvg):
     __signature__: inspect.Signature
     settings: Settings  # What the constructor was called with.
     takes_groups = False  # Whether it may be given the means of groups for clients.
-    can_stream = False  # Whether stream_rule is there.
     can_mask = False  # Whether its weights need no more than products, lengths and examples.
     keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
 
@@ -233,14 +225,6 @@ class ScreenedStrategy(FlowerFedAvg):
         """Draw the round's clients from those that may be asked, by (seed, round)."""
         return self.draw(nodes, server_round)
 
-    def stream_rule(self, server_round: int) -> StreamRule:
-        """Return what is noted of each update as it arrives; for rules that ``can_stream``."""
-        raise NotImplementedError(f"{type(self).__name__} needs all updates at once")
-
-    def needs_all_updates(self) -> str:
-        """Return why a rule that ``can_stream`` cannot, as it is set; empty if it can."""
-        return ""
-
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
         guide = {"local-guide": self.local_guide} if self.local_guide.guides else {}
@@ -295,7 +279,6 @@ class ScreenedStrategy(FlowerFedAvg):
         See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid` and
         :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
-        check_mode(self.setup.aggregation, why_not_streamed(self))
         grid = screened(grid)
         if self.setup.pace.late_rounds:
             require_late(self, grid)
@@ -407,7 +390,6 @@ class ScreenedStrategy(FlowerFedAvg):
             return None, None
         for callback in self.callbacks:
             callback.on_replies(server_round)
-        stream = self._begin_stream(server_round)
         screening = screen_replies(
             self._told(server_round, replies),
             self._asked,
@@ -417,7 +399,6 @@ class ScreenedStrategy(FlowerFedAvg):
             asked_at=self._started,
             keep_arrays=self.keep_arrays,
             arrive=self.stages.arrive,
-            on_update=None if stream is None else stream.take,
             late=self._late,
             closing=self._closing,
             look=None if self.setup.witness is None else self.setup.witness.look,
@@ -428,7 +409,7 @@ class ScreenedStrategy(FlowerFedAvg):
         # Most raise an error on the model just made, and did not before.
         newly = self.failures.first_errors(screening)
         blamed = not self.model.is_proven and 2 * newly > len(self._asked)
-        outcome = self._aggregate(server_round, screening, stream, blamed=blamed)
+        outcome = self._aggregate(server_round, screening, blamed=blamed)
         if not blamed:
             self.local_guide.take(server_round, self.workspace, screening.accepted)
         report = round_report(
@@ -547,17 +528,7 @@ class ScreenedStrategy(FlowerFedAvg):
             yield reply
             del reply  # It need not stay in memory until the next is there.
 
-    def _begin_stream(self, server_round: int) -> StreamedRound | None:
-        """Return what takes the updates of the round that was asked for, if they are summed."""
-        layout = self.model.layout
-        num_bytes = len(self._asked) * layout.num_params * layout.dtype.itemsize
-        streaming = streams(self.setup.aggregation, num_bytes, why_not_streamed(self))
-        self.workspace.streaming = streaming
-        return StreamedRound(lambda: self.stream_rule(server_round)) if streaming else None
-
-    def _aggregate(
-        self, server_round: int, screening: Screening, stream: StreamedRound | None, *, blamed: bool
-    ) -> Outcome:
+    def _aggregate(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
         """Advance the global model by the accepted replies, if they allow it."""
         accepted = screening.accepted
         if blamed:
@@ -571,8 +542,6 @@ class ScreenedStrategy(FlowerFedAvg):
             updates = round_updates(
                 server_round, accepted, self.workspace, self.model.vectors, self.device, self.seed
             )
-            if stream is not None:
-                updates = stream.summed(updates, accepted)
             vectors, aggregation = self.aggregate(updates, accepted)
         except Exception as error:  # out of a user's model or loss, as likely as not
             known = isinstance(error, ValuationError | KeeperError | MaskingError)
@@ -590,7 +559,7 @@ class ScreenedStrategy(FlowerFedAvg):
         self.local_vector.advance(self.workspace, len(accepted), members)
         nodes = [reply.node for reply in accepted]
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
-        return Outcome(arrays, aggregation, step=step if stream is None else None)
+        return Outcome(arrays, aggregation, step=step)
 
     def _failed(
         self, server_round: int, reason: str, *, suspect: bool, level: int = logging.ERROR

@@ -16,7 +16,6 @@ from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
 from fedif_flower.strategies.pace import DEFAULT_PACE, Pace
-from fedif_flower.strategies.streaming import AggregationMode
 
 PLAIN = LocalMethod()
 
@@ -60,8 +59,6 @@ class Setup:
     local_method : LocalMethod
         What clients do beside plain SGD, as far as the server takes part (see
         :mod:`fedif_flower.local_methods`). Clients of this package are told by the run config.
-    aggregation : {"stacked", "streaming", "auto"}
-        Whether updates are summed as they come; see :mod:`fedif_flower.strategies.streaming`.
     masking : Masking, optional
         Who keeps the masks under which members send their updates; ``None``: there are none.
     witness : ReplyWitness, optional
@@ -105,15 +102,6 @@ class Setup:
             is_new=True,
         ),
     ] = 10.0
-    aggregation: Annotated[
-        AggregationMode,
-        Setting(
-            "`streaming`: updates are summed as they come, so that memory does not grow with the "
-            "clients of a round (FedIF, FedAvg, FedProx, FLTrust, without what needs all updates "
-            "at once); `auto`: where they would take a quarter of the free memory",
-            is_new=True,
-        ),
-    ] = "stacked"
     masking: Masking | None = None
     witness: ReplyWitness | None = None
     pace: Pace = DEFAULT_PACE

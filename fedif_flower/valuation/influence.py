@@ -220,16 +220,12 @@ class InfluenceValuation:
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
-        if updates.notes is not None:  # Projected as they came.
-            inner, errors = updates.notes.T
-            projections = Projections(inner, updates.squared_norms.cpu(), float(errors.max()))
-        elif updates.hidden is not None:
-            gradient = self.gradient(updates.global_params, updates.named_buffers)
+        gradient = self.gradient(updates.global_params, updates.named_buffers)
+        if updates.hidden is not None:
             inner = -updates.hidden.products(gradient, "scores")
             error = _error(gradient, updates.global_params.dtype)
             projections = Projections(inner, updates.squared_norms.cpu(), error)
         else:
-            gradient = self.gradient(updates.global_params, updates.named_buffers)
             projections = project_updates(
                 updates.client_updates,
                 gradient.to(updates.client_updates.device),

@@ -170,5 +170,3 @@ def test_tasks_that_train_themselves_refuse_it(tmp_path):
     for name in ("scaffold", "moon"):
         with pytest.raises(ConfigError, match=f"local-method = '{name}'"):
             run(tmp_path, own, local_method=name)
-    with pytest.raises(ConfigError, match="streaming"):
-        run(tmp_path, task(), local_method="scaffold", aggregation="streaming")

@@ -52,7 +52,6 @@ REFUSED = [
     ({"keep_updates": True}, "keep-updates = True; allowed: false with masking"),
     ({"neighbour_mixing": True}, "neighbour-mixing = True; allowed: false with masking"),
     ({"screen": "trigger-inversion"}, "screen = 'trigger-inversion'; allowed: 'off' with masking"),
-    ({"aggregation": "streaming"}, "aggregation = 'streaming'; allowed: 'stacked' or 'auto'"),
     ({"attribution": "adaptive"}, "attribution = 'adaptive'; allowed: 'off', 'trapezoid'"),
     ({"attribution_per_class": True}, "attribution-per-class = True; allowed: false with masking"),
     ({"server_momentum": 0.5}, "server-momentum = 0.5; allowed: 0 with masking"),

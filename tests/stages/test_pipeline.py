@@ -126,5 +126,4 @@ def test_a_stage_that_overrides_nothing_changes_nothing():
     plain = Stages([Stage()])
     assert settle(plain, 1, 0.0, 1.0, 2.0) == settle(Stages(), 1, 0.0, 1.0, 2.0)
     assert not plain.change_updates
-    assert plain.needs_all_updates() == ""
     assert plain.arrive(torch.ones(2), 2.0) == 2.0

@@ -10,7 +10,6 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import TriggerScreen
 from fedif_flower.stages.trigger_screen import strengthening
-from fedif_flower.strategies import FedAvg, Setup
 from fedif_flower.valuation import Validation
 
 SHARES = torch.full((4,), 0.25, dtype=torch.float64)
@@ -105,8 +104,5 @@ def test_it_needs_held_out_images():
     rows = Validation(nn.Linear(2, 2), torch.ones(3, 2), torch.tensor([0, 1, 1]), device="cpu")
     with pytest.raises(ConfigError, match="a validation set of images"):
         TriggerScreen().begin(rows)
-    setup = Setup(device="cpu", aggregation="streaming")
-    strategy = FedAvg(stages=[TriggerScreen(images_validation())], setup=setup)
-    assert "whom a trigger comes from" in strategy.stages.needs_all_updates()
     with pytest.raises(ConfigError, match="steps = 0; allowed: an integer >= 1"):
         TriggerScreen(steps=0)

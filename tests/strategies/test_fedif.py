@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedif_flower import FedIF, Validation
+from fedif_flower.messages import screening
 from fedif_flower.strategies import Setup, Weighting
 from tests.strategies.lines import Movers, column, play
 
@@ -38,6 +39,16 @@ def test_prefers_the_client_that_goes_downhill():
     assert column(report, "weight") == pytest.approx([0.5, 0, 0.5])
     assert column(report, "accumulative") == pytest.approx([10, -10, 30])
     assert params.item() == pytest.approx(2.0)
+
+
+def test_updates_that_do_not_fit_into_memory_lie_in_a_file(monkeypatch):
+    movers = [[1.0], [-1.0], [3.0]]
+    in_memory, _ = play(fedif(), line(), Movers(movers), rounds=2)
+    monkeypatch.setattr(screening, "SHARE_OF_MEMORY", 0.0)
+    strategy = fedif()
+    in_file, _ = play(strategy, line(), Movers(movers), rounds=2)
+    assert strategy.workspace.updates.untyped_storage().filename is not None
+    assert torch.equal(in_file, in_memory)
 
 
 def test_population_weights_by_hand():
