@@ -72,7 +72,7 @@ def test_a_hostile_reply_is_refused_alone(kind, rule):
     for report in reports:
         assert (report.num_accepted, report.num_rejected, report.num_failed) == (2, 1, 0)
         refused = report.clients[-1]
-        assert refused.node.partition_id == 1001
+        assert refused.node.node_id == 1001
         assert refused.rejection
         assert refused.weight == 0.0
     for array in result.arrays.values():
