@@ -137,13 +137,7 @@ class RunRecorder(RunWriter):
         ValueError, TypeError, KeyError
             If the lines are not those of a run up to this round.
         """
-        # An older version's lines have no status.
-        rounds = [
-            checked_row(
-                RoundRow, {"status": "failed" if row["round_failed"] else "advanced", **row}
-            )
-            for row in lines["rounds"]
-        ]
+        rounds = [checked_row(RoundRow, row) for row in lines["rounds"]]
         clients = [checked_row(ClientRow, row) for row in lines.get("clients", ())]
         attendance = [checked_row(AttendanceRow, row) for row in lines.get("attendance", ())]
         if [row.round for row in rounds] != list(range(last_round + 1)):

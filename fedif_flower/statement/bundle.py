@@ -26,7 +26,6 @@ from fedif_flower.statement.manifest import (
     ACCOUNT,
     CHAIN,
     ENVELOPE,
-    OLD_MANIFEST,
     PAGE,
     PAGES,
     SALT,
@@ -238,7 +237,7 @@ def amount(cents: int) -> str:
 
 
 def _is_statement(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (ENVELOPE, OLD_MANIFEST))
+    return (folder / ENVELOPE).is_file()
 
 
 def _put_folder(folder: Path, content: Mapping[str, bytes]) -> None:

@@ -29,7 +29,6 @@ from fedif_flower.messages.text import printable
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 ENVELOPE = "manifest.intoto.json"
 OPERATOR = "the operator"
-OLD_MANIFEST = "manifest.json"  # Of statements before there were envelopes.
 SALT = "validation-salt.txt"
 ACCOUNT, TABLE, PAGE, CHAIN, PAGES = (
     "statement.json",
@@ -175,13 +174,8 @@ def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxy
     Raises
     ------
     StatementError
-        If it is not there, is of an earlier version, was changed, or a signature is false.
+        If it is not there, was changed, or a signature is false.
     """
-    if not (folder / ENVELOPE).is_file() and (folder / OLD_MANIFEST).is_file():
-        raise StatementError(
-            f"{OLD_MANIFEST} is of an earlier version, which is not read any more: the operator "
-            "makes the statement anew with `fedif statement RUN_DIR --again`"
-        )
     content = read_file(folder, ENVELOPE)
     try:
         envelope = read_envelope(content, ENVELOPE)

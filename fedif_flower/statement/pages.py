@@ -146,7 +146,7 @@ def _render(
 
 
 def _credit_words(records: RunRecords) -> str:
-    """Return the bounds of a run in words; runs from before there were any had none."""
+    """Return the bounds of a run in words."""
     values = {name: float(records.config.get(f"credit-{name}", 0.0)) for name in CREDIT_BOUNDS}
     if not any(values.values()):
         return "Each member is credited with its contribution: this run bounded no credit."
