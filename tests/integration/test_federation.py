@@ -15,7 +15,7 @@ import signal
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import pytest
 from client_app import app as client_app
 from fedif_flower.errors import StatementError
 from fedif_flower.evidence.members import read_members
-from fedif_flower.member.node_log import NodeLine, read_node_log
+from fedif_flower.member.node_log import Entry, read_node_log
 from fedif_flower.member.outgoing import LeavesSettings, rounded
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
@@ -152,8 +152,10 @@ class Story:
         lines = read_rows(self.run(run).clients.path)
         return [row for row in lines if self.names[row["client_id"]] == name]
 
-    def node_log(self, name: str) -> list[NodeLine]:
-        return read_node_log(self.deployment.node_folder(name) / "member-state" / "node-log").lines
+    def node_log(self, name: str) -> Sequence[Entry]:
+        return read_node_log(
+            self.deployment.node_folder(name) / "member-state" / "node-log"
+        ).entries
 
     # What happens, in this order.
 
@@ -459,7 +461,7 @@ def test_who_has_not_approved_an_app_refuses_and_the_others_go_on(story: Story) 
 
 
 def test_a_member_s_own_log_has_every_message_and_what_became_of_it(story: Story) -> None:
-    entries = [line.entry for line in story.node_log("bob") if line.entry["kind"] == "train"]
+    entries = [entry for entry in story.node_log("bob") if entry["kind"] == "train"]
     found = [(entry["direction"], entry["decision"]) for entry in entries]
     assert found.count(("in", "refused")) == CHANGED["num-server-rounds"]
     trained = CREDIT["num-server-rounds"] + MASKED["num-server-rounds"]
@@ -472,7 +474,7 @@ def test_training_data_beside_the_model_do_not_leave(story: Story) -> None:
     told = "refused by the member: an array is neither the model's nor on the list"
     assert story.rows("changed", "dan")[0]["rejection"] == f"client error 6: {told}"
     assert "patients" not in story.logs["changed"]
-    [refused] = (e.entry for e in story.node_log("dan") if e.entry["decision"] == "refused")
+    [refused] = (e for e in story.node_log("dan") if e["decision"] == "refused")
     assert (refused["direction"], refused["kind"]) == ("out", "train")
     assert str(refused["reason"]).endswith("the list: arrays.patients")
 
