@@ -237,10 +237,6 @@ def compare(
 def verify(
     path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
     key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
-    mine: Annotated[
-        Path | None,
-        typer.Option(help="a member's own-updates-dir: recompute what its updates contributed"),
-    ] = None,
     members: Members = None,
     receipts: Annotated[
         list[Path] | None,
@@ -249,7 +245,6 @@ def verify(
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
     from fedif_flower.evidence.members import read_members
-    from fedif_flower.statement.own_updates import check_own
     from fedif_flower.statement.verify import verify as check
 
     known = None if members is None else read_members(members)
@@ -268,15 +263,6 @@ def verify(
     if found.redone:
         rounds = ", ".join(map(str, found.redone))
         console.print(f"Done again after the run was resumed: rounds {rounds}", highlight=False)
-    if mine is not None:
-        own = check_own(path, mine)
-        console.print(
-            f"As your own updates give: {own.rounds} rounds, {own.contribution:.4f} nats",
-            highlight=False,
-        )
-        if own.not_there:
-            without = ", ".join(map(str, own.not_there))
-            console.print(f"Without a contribution of yours: rounds {without}", highlight=False)
 
 
 @cli.command()

@@ -75,8 +75,7 @@ class NodeConfig(Settings):
     )
     own_updates_dir: str | None = setting(
         None,
-        "folder in which this node keeps its own updates of masked runs, from which "
-        "`fedif verify --mine` recomputes what it contributed; without: none",
+        "folder in which this node keeps its own updates of masked runs; without: none",
         allowed="a string",
     )
     receipts_dir: str | None = setting(

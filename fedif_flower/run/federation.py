@@ -34,7 +34,7 @@ from fedif_flower.run.live_state import LiveState
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.logs import about, note
-from fedif_flower.run.masking import VECTORS_PER_ROUND, build_masking, keeper_title
+from fedif_flower.run.masking import build_masking, keeper_title
 from fedif_flower.run.preflight import (
     Members,
     require_simulated,
@@ -332,13 +332,11 @@ def _run_federation(
     done = checkpoint.server_round if checkpoint else 0
     rounds_to_keep = config.num_server_rounds - done if config.keep_updates else 0
     kept = kept_copies(rounds_to_keep, config.clients_per_round)
-    kept += VECTORS_PER_ROUND * (config.num_server_rounds - done) if config.keep_vectors else 0
     require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
     asked = None
     if masking is not None:
         keeper = keeper_title(config)
-        keep = config.keep_vectors
-        asked = AskedVectors(recorder.folder, masking, keeper, keep=keep, after=done)
+        asked = AskedVectors(recorder.folder, masking, keeper, after=done)
         masking = replace(masking, on_vector=asked.note)
         strategy = build_strategy(loaded, masking=masking, identify=members, witness=witness)
     signatures = SignatureRecords(recorder.folder, witness)

@@ -232,7 +232,7 @@ class RunFolder:
         """
         more = sorted(self.updates.glob("[rs]*"))
         if self.masking.path.is_file():  # Else vectors are of an earlier run in this place.
-            more += sorted(self.vectors.glob("[rv]*"))
+            more += sorted(self.vectors.glob("v*"))
         there = [name for name in RESULT_FILES if (self.path / name).is_file()]
         return there + [path.relative_to(self.path).as_posix() for path in more]
 

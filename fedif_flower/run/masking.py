@@ -15,7 +15,6 @@ logger = logging.getLogger(__name__)
 
 BESIDE_THE_SERVER = "beside the server, for trial"
 MOST_KEEPER_SECONDS = 600.0  # For one answer.
-VECTORS_PER_ROUND = 2  # That are asked about: of scores, and of contributions.
 EXPERIMENTAL = (
     "masked rounds are experimental: a server that follows the protocol learns lengths, scores, a "
     "few random sums and the sum of all updates, and no update; one that does not can come by "

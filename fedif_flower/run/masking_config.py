@@ -47,13 +47,6 @@ class MaskingConfig(Settings):
         "with `keeper-url`: path of that certificate's private key",
         changes_result=False,
     )
-    keep_vectors: bool = setting(
-        False,
-        "with `masking`: keep the vectors that the keeper was asked about in `vectors/`, from "
-        "which each member recomputes its own scores and contributions with `fedif verify --mine`; "
-        "each round takes as much as two models. Their digests are always kept",
-        changes_result=False,
-    )
 
     @model_validator(mode="after")
     def _has_a_keeper(self) -> Self:
@@ -62,6 +55,4 @@ class MaskingConfig(Settings):
             if needed != bool(getattr(self, name)):
                 words = "needed with" if needed else "empty without"
                 raise RefusedValueError(name, f"{words} masking 'keeper'")
-        if self.keep_vectors and self.masking == "off":
-            raise RefusedValueError("keep_vectors", "false with masking 'off'")
         return self

@@ -47,8 +47,7 @@ _MASKS = (
     "Updates were masked, and the server saw none of them: it knows their products with at most a "
     "few vectors a round, and their sum. Who kept the masks: {keeper}. The last hash of that "
     "keeper's log, which its operator can confirm: {last}. Cosines behind credits are known to a "
-    "few percent. With its own updates each member can recompute its own contribution: fedif "
-    "verify --mine."
+    "few percent."
 )
 _COUNTED = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
 _LETTERS = (

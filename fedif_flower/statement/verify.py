@@ -149,7 +149,7 @@ def _check_page(page: Path, statement: SignedStatement) -> None:
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     """Return what is not there; raise StatementError for what differs, or is too much."""
     # Large files that others need not be given; where they are not there, that is said.
-    optional = (run.model.name, f"{run.updates.name}/", f"{run.vectors.name}/round-")
+    optional = (run.model.name, f"{run.updates.name}/")
     not_here = []
     for name, digest in statement.files.items():
         path = run.path / name

@@ -36,7 +36,6 @@ from fedif_flower.runtime.app_build import build_bundle
 from fedif_flower.runtime.keeper_store import read_log
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.statement.bundle import make_statement
-from fedif_flower.statement.own_updates import check_own
 from fedif_flower.statement.signing import load_or_make_key
 from fedif_flower.statement.verify import verify
 from tests.integration import hostile_client
@@ -85,7 +84,6 @@ MASKED = COMMON | {
     "num-server-rounds": 2,
     "attribution": "simpson",
     "masking": "keeper",
-    "keep-vectors": True,
 }
 # On dan's host it adds its training data to the model in the first round, and then hides two bytes
 # in a metric.
@@ -505,7 +503,7 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(story: Story) -> N
 
 
 def test_it_trains_to_where_a_plain_run_does(story: Story, tmp_path: Path) -> None:
-    plain = {"masking": "off", "keep-vectors": False, "output-dir": str(tmp_path)}
+    plain = {"masking": "off", "output-dir": str(tmp_path)}
     config = RunConfig.from_run_config({**default_run_config(), **MASKED, **plain})
     nodes: dict[int, dict[str, Any]] = {i: {"num-partitions": 4} for i in range(3)}
     nodes[PARTITIONS["cyd"]]["attack"] = "gradient-noise"
@@ -521,11 +519,8 @@ def test_it_trains_to_where_a_plain_run_does(story: Story, tmp_path: Path) -> No
         assert found == pytest.approx([float(row[column] or 0) for row in theirs], abs=tolerance)
 
 
-def test_its_statement_and_each_member_s_own_lines_verify(story: Story) -> None:
-    run = story.run("masked").path
-    assert "masking.json" in verify(run).manifest.files
-    for name in ("ada", "bob", "cyd"):
-        assert check_own(run, story.own_updates(name)).rounds == MASKED["num-server-rounds"]
+def test_its_statement_verifies(story: Story) -> None:
+    assert "masking.json" in verify(story.run("masked").path).manifest.files
 
 
 def test_the_keeper_s_log_is_that_of_the_records_and_its_seeds_are_gone(story: Story) -> None:

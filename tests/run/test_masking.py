@@ -35,7 +35,7 @@ def run(config: RunConfig, own: Path | None = None, on_row=None) -> Path:
 def masked(tmp_path_factory) -> Path:
     """A masked run with everything it can keep; members' own updates lie in ``own/``."""
     folder = tmp_path_factory.mktemp("masked")
-    run(masked_config(folder, keep_vectors=True), folder / "own")
+    run(masked_config(folder), folder / "own")
     return folder / "run"
 
 
@@ -62,7 +62,6 @@ REFUSED = [
     ),
     ({"masking": "keeper"}, "keeper-url = ''; allowed: needed with masking 'keeper'"),
     ({"masking": "on"}, "masking = 'on'; allowed: off, trial, keeper"),
-    ({"masking": "off", "keep_vectors": True}, "keep-vectors = True; allowed: false with masking"),
 ]
 
 
@@ -105,8 +104,6 @@ def test_the_records_say_who_kept_the_masks_and_what_was_asked(masked):
     expected = [(str(r), p) for r in range(1, ROUNDS + 1) for p in ("scores", "attribution")]
     assert [(line["round"], line["purpose"]) for line in asked] == expected
     assert len({line["run"] for line in asked}) == 1
-    kept = sorted(path.name for path in (masked / "vectors").glob("*.npz"))
-    assert len(kept) == 2 * ROUNDS
 
 
 def test_what_the_keepers_policy_refuses_in_every_run_is_said_before_it_starts(
@@ -152,7 +149,7 @@ def test_a_masked_run_goes_on_from_a_checkpoint(masked, tmp_path):
         if row.round == 4:
             raise Killed
 
-    config = masked_config(tmp_path, resume="auto", keep_vectors=True)
+    config = masked_config(tmp_path, resume="auto")
     with pytest.raises(Killed):
         run(config, on_row=on_row)
     run(config)
