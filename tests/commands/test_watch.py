@@ -70,6 +70,7 @@ def test_runs_are_listed_the_newest_first(tmp_path):
     assert "2 / 2" in table
 
 
+@pytest.mark.all
 def test_the_command_serves_until_it_is_told_to_end(tmp_path):
     folder = make_folder(tmp_path, [client(1, 1)], accuracies=[0.1, 0.5])
     command = [sys.executable, "-c", "from fedif_flower.cli import main; main()"]

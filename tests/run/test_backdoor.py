@@ -38,7 +38,7 @@ def test_a_backdoors_success_is_in_rounds_summary_and_report(tmp_path):
 
 def test_on_off_attackers_are_honest_outside_their_rounds(tmp_path):
     def model(**overrides):
-        run_dir = run(tmp_path, num_server_rounds=2, **overrides)
+        run_dir = run(tmp_path, num_server_rounds=2, local_epochs=1, **overrides)
         return (run_dir / "model.pt").read_bytes()
 
     honest = model(attack="none")

@@ -155,6 +155,7 @@ except CheckpointError as error:
 """
 
 
+@pytest.mark.all
 def test_a_write_that_fails_halfway_is_an_error_and_leaves_the_old_checkpoint(tmp_path):
     pytest.importorskip("resource", reason="no file-size limits on this system")
     result = subprocess.run(

@@ -97,7 +97,7 @@ def test_error_names_key_value_and_what_is_allowed(key, value, allowed):
 
 
 def test_unknown_keys_are_named_and_missing_ones_have_their_defaults():
-    with pytest.raises(ConfigError, match="unknown key 'banana'; known keys: "):
+    with pytest.raises(ConfigError, match="unknown key 'banana'"):
         RunConfig.from_run_config(DEFAULTS | {"banana": 3})
     assert RunConfig.from_run_config({}) == config()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def run_config(output_dir: Path, **overrides) -> RunConfig:
         "num-clients": 10,
         "fraction-train": 0.5,
         "num-server-rounds": 3,
+        "local-epochs": 1,
         "output-dir": str(output_dir),
         "device": "cpu",
     }
@@ -37,7 +39,9 @@ def run(config: RunConfig, **grid) -> Path:
 
 def test_a_run_learns_and_leaves_everything_behind(tmp_path):
     rows = []
-    config = run_config(tmp_path, attack="label-noise", num_server_rounds=15, eval_every=5)
+    config = run_config(
+        tmp_path, attack="label-noise", num_server_rounds=15, eval_every=5, local_epochs=5
+    )
     run_dir = run_federation(LocalGrid(client_app, 10), config, rows.append)
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["test_accuracy"] > 0.8
@@ -53,7 +57,7 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path):
     assert sum(v.numel() for v in model.values()) == 64 * 64 + 64 + 64 * 10 + 10
 
 
-@pytest.mark.parametrize("attack", ["none", "label-noise", "gradient-noise", "adversarial"])
+@pytest.mark.parametrize("attack", ["label-noise", "gradient-noise", "adversarial"])
 def test_same_seed_same_bits(tmp_path, attack):
     runs = [
         run(run_config(tmp_path, attack=attack, run_name=name, num_server_rounds=2))
@@ -82,10 +86,11 @@ def test_a_node_may_misbehave_on_its_own_and_is_marked(tmp_path):
     assert marked == {"3"}
 
 
-@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 2**63 - 1])
-def test_absurd_metrics_are_left_out(tmp_path, value):
+def test_absurd_metrics_are_left_out(tmp_path):
+    absurd = itertools.cycle([1.7e308, -1.7e308, 2**63 - 1])
+
     def boasting(message: Message, context: Context) -> Message:
-        reply = client_app(message, context)
+        reply, value = client_app(message, context), next(absurd)
         for metrics in reply.content.metric_records.values():
             metrics.update({"train-loss": value, "train-seconds": value, "more": value})
         return reply

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
@@ -28,6 +30,7 @@ def run(tmp_path, **settings):
     return run_federation(LocalGrid(client_app, 10), config)
 
 
+@pytest.mark.all
 def test_members_that_flip_signs_are_left_out_for_as_long_as_the_records_say(tmp_path):
     run_dir = run(tmp_path)
     rows = read_rows(run_dir / "clients.csv")

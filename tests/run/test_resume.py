@@ -69,6 +69,12 @@ def assert_same(resumed: Path, uninterrupted: Path) -> None:
         assert summaries[0][key] == summaries[1][key]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run that nobody interrupted."""
+    return run(run_config(tmp_path_factory.mktemp("whole")))
+
+
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -165,8 +171,7 @@ def test_a_buffered_run_goes_on_and_asks_its_members_anew(tmp_path):
     assert sum(parts) + remainder == pytest.approx(fell, rel=1e-6)
 
 
-def test_damaged_last_checkpoint_falls_back_and_still_gives_the_same_bits(tmp_path):
-    whole = run(run_config(tmp_path / "whole", checkpoint_every=1))
+def test_damaged_last_checkpoint_falls_back_and_still_gives_the_same_bits(tmp_path, whole):
     config = run_config(tmp_path / "resumed", checkpoint_every=1, resume="auto")
     killed = run(config, kill_at=4)
     assert checkpoints(killed) == ["round-000002.pt", "round-000003.pt"]
@@ -175,8 +180,7 @@ def test_damaged_last_checkpoint_falls_back_and_still_gives_the_same_bits(tmp_pa
     assert_same(run(config), whole)
 
 
-def test_going_back_further_gives_up_what_came_after(tmp_path):
-    whole = run(run_config(tmp_path / "whole"))
+def test_going_back_further_gives_up_what_came_after(tmp_path, whole):
     config = run_config(tmp_path / "resumed")
     run(config)
     path = config.run_dir / "checkpoints" / "round-000004.pt"
