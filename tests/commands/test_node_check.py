@@ -54,17 +54,3 @@ def test_what_to_do_is_beside_what_is_not_well_and_the_status_says_so(images, tm
         (line,) = [line for line in lines if line.startswith(f"│ {name} ")]
         assert f" {status} " in line
         assert said in line
-
-
-def test_a_node_that_has_joined_needs_no_options(images, tmp_path):
-    (tmp_path / "member-policy.toml").write_text("")
-    (tmp_path / "node.toml").write_text(
-        'federation = "clinics"\nmember = "a"\nsuperlink = "localhost:1"\n'
-        'policy = "member-policy.toml"\n'
-        f'config = {{partition-id = 0, data-dir = "{images}"}}\n'
-    )
-    result = check("--in", str(tmp_path))
-    lines = result.output.splitlines()
-    for name, said in (("data", "6 examples"), ("app", "approved apps: 0"), ("certificate", "")):
-        (line,) = [line for line in lines if line.startswith(f"│ {name} ")]
-        assert said in line

@@ -5,7 +5,6 @@ import dataclasses
 
 import pytest
 
-from fedif_flower.errors import StorageError
 from fedif_flower.sweeps.measurements import (
     PATHS,
     Accuracy,
@@ -15,8 +14,7 @@ from fedif_flower.sweeps.measurements import (
     to_row,
     write_csv,
 )
-from fedif_flower.sweeps.report import report_sweep
-from tests.sweeps.small import silent_console, write_result
+from tests.sweeps.small import write_result
 
 
 def test_three_figures_of_a_run():
@@ -76,13 +74,3 @@ def test_a_row_keeps_everything_but_paths(tmp_path):
     lost = {key for key in measured.config if key not in kept}
     assert all(key in PATHS or measured.config[key] == "" for key in lost)
     assert read.curve("test") == []
-
-
-def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
-    run = write_result(tmp_path / "runs" / "a", {"strategy": "krum"}, [0.5, 0.6])
-    (tmp_path / "file").touch()
-    measured = find_measurements([run])
-    with pytest.raises(StorageError, match=r"^cannot write .*file/sweep: Not a directory$"):
-        report_sweep("sweep", measured, tmp_path / "file", silent_console())
-    with pytest.raises(StorageError, match=r"^cannot write .*file: File exists$"):
-        write_csv(tmp_path / "file" / "rows.csv", [])
