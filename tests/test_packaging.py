@@ -9,7 +9,7 @@ import shutil
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -23,14 +23,17 @@ STUDIES = PROJECT / "fedif_studies"
 OPTIONAL = ("metrics", "pandas", "privacy", "studies")
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield every module that a file imports, wherever in it; of ``from a import b``, ``a.b``."""
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Return every module that a file imports, wherever in it; of ``from a import b``, ``a.b``."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def canonical(name: str) -> str:

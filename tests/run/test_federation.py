@@ -40,7 +40,7 @@ def run(config: RunConfig, **grid) -> Path:
 def test_a_run_learns_and_leaves_everything_behind(tmp_path):
     rows = []
     config = run_config(
-        tmp_path, attack="label-noise", num_server_rounds=15, eval_every=5, local_epochs=5
+        tmp_path, attack="label-noise", num_server_rounds=15, eval_every=5, local_epochs=3
     )
     run_dir = run_federation(LocalGrid(client_app, 10), config, rows.append)
     summary = json.loads((run_dir / "summary.json").read_text())
