@@ -107,7 +107,7 @@ def test_with_server_momentum_a_resumed_run_remembers_who_sent_what(tmp_path):
         assert float(row["attributed"]) == pytest.approx(float(row["decrease"]), rel=0.05)
 
 
-@pytest.mark.parametrize("kill_at", [3, 5])
+@pytest.mark.parametrize("kill_at", [3, pytest.param(5, marks=pytest.mark.all)])
 def test_a_resumed_run_has_each_round_once_bit_for_bit(whole, tmp_path, kill_at):
     config = run_config(tmp_path, resume="auto")
     run(config, kill_at=kill_at)

@@ -153,6 +153,7 @@ def test_a_run_under_the_attack_same_seed_same_bits_on_any_grid(tmp_path, attack
     assert not torch.equal(honest["1.weight"], models[0]["1.weight"])
 
 
+@pytest.mark.all
 def test_the_runs_of_a_sweep_share_nodes_but_no_memory(tmp_path):
     configs = [run_config(tmp_path, attack="step-before", seed=s) for s in (0, 1)]
     alone = [results(run_federation(LocalGrid(client_app, 10), c)) for c in configs]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -21,6 +22,7 @@ def arrays(seed: int, layers: int = 8) -> ArrayRecord:
     )
 
 
+@pytest.mark.all
 def test_the_largest_reply_that_is_let_through_costs_three_models_at_most():
     message = Message(RecordDict({"arrays": arrays(0)}), 1000, "train")
     message.metadata.__dict__["_message_id"] = message.object_id

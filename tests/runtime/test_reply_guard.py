@@ -183,7 +183,7 @@ def test_an_upload_belongs_to_the_node_that_announced_it(message):
     [
         (1, {"arrays": model(100_000)}),
         (1, {"arrays": model(70_000, np.float64)}),
-        (1, {f"metric-{i}": 1.0 for i in range(20_000)}),
+        pytest.param(1, {f"metric-{i}": 1.0 for i in range(20_000)}, marks=pytest.mark.all),
         (1, {"m" * SPARE_BYTES: 1.0}),
     ],
 )

@@ -207,6 +207,7 @@ def test_runs_that_gained_nothing_or_little_have_pages(tmp_path, key, value):
     assert (reason in own) == (value <= 0)
 
 
+@pytest.mark.all
 def test_a_large_consortium_s_page_stays_below_what_a_node_takes(tmp_path, key):
     rounds = [{i: 0.001 * i for i in range(300)} for _ in range(5)]
     folder = make_statement(make_run(tmp_path / "run", rounds), key)
