@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedif_flower import RFA, FedIF, FedProx, Krum, SFedAvg
+from fedif_flower import RFA, FedAvg, FedIF, FedProx, Krum, SFedAvg
 from fedif_flower import strategies as room
 from fedif_flower.aggregators import SignGuard
 from fedif_flower.errors import FedIFError
@@ -44,7 +44,7 @@ REFUSED: list[tuple[type, dict[str, object], str]] = [
     (Pace, {"quorum": 1.5}, "quorum = 1.5; allowed: 0, a share below 1, or a whole number"),
     (Pace, {"grace": -1.0}, "grace = -1.0; allowed: a number >= 0"),
     (Pace, {"ask_more": 0.5}, "ask_more = 0.5; allowed: a number >= 1"),
-    (Setup, {"max_examples_ratio": 0.5}, "max_examples_ratio = 0.5; allowed: "),
+    (FedAvg, {"setup": Setup(max_examples_ratio=0.5)}, "max_examples_ratio"),
     (Setup, {"max_examples_ratio": float("nan")}, "max_examples_ratio = nan; allowed: "),
     (Setup, {"min_valid_replies": 0}, "min_valid_replies = 0; allowed: an integer >= 1"),
     (Setup, {"max_paused_turns": -1}, "max_paused_turns = -1; allowed: an integer >= 0"),

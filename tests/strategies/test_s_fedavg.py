@@ -54,18 +54,3 @@ def test_s_fedavg_draws_by_relevance():
         # Five standard deviations of 1,000 draws.
         spread = 5 * math.sqrt(share * (1 - share) * 1000)
         assert drawn[partition_id] == pytest.approx(1000 * share, abs=spread)
-
-
-def test_s_fedavg_remembers_relevance_over_a_restart():
-    first, second = (
-        SFedAvg(ShapleyValuation(threshold_validation(), estimator="exact"), **BASE)
-        for _ in range(2)
-    )
-    play(first, Threshold(), Movers(STEPS))
-    second.load_state_dict(first.state_dict())
-    nodes = [ClientNode(partition_id, 1000 + partition_id) for partition_id in range(9)]
-    for strategy in (first, second):
-        strategy.fraction_train, strategy.min_train_nodes = 0.5, 1
-    assert [first.select(nodes, r) for r in range(2, 9)] == [
-        second.select(nodes, r) for r in range(2, 9)
-    ]
