@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import io
 import json
+import posixpath
 import tomllib
 import zipfile
 import zlib
@@ -93,6 +94,9 @@ def read_bundle(content: bytes, name: str) -> AppBundle:
             files = {info.filename: archive.read(info) for info in infos}
         if len(files) != len(infos):
             raise ConfigError(f"{name} has two files of the same name")
+        for path in files:  # Unpacked, `./app.py` takes the place of `app.py`.
+            if posixpath.normpath(path) != path or path.startswith(("/", "..")) or "\\" in path:
+                raise ConfigError(f"{name} has a file whose path is not normal: {path!r:.80}")
         project = tomllib.loads(files["pyproject.toml"].decode())
         app = f"{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"
         version = str(project["project"]["version"])

@@ -59,6 +59,12 @@ def test_what_is_no_bundle_is_an_error(content):
         read(content)
 
 
+@pytest.mark.parametrize("path", ["./app.py", "a//b.py", "a/../app.py", "/app.py", "../b.py"])
+def test_a_file_that_would_lie_elsewhere_than_it_says_is_refused(path):
+    with pytest.raises(ConfigError, match="whose path is not normal"):
+        read(bundle(**{path: "import os"}))
+
+
 def test_a_bomb_is_not_unpacked(monkeypatch):
     monkeypatch.setattr(app_bundle, "MOST_UNPACKED", 2**20)
     with pytest.raises(ConfigError, match="unpacks to more than"):
