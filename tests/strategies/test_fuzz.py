@@ -138,7 +138,7 @@ def test_no_reply_stops_the_server_or_gets_weight_that_is_not_due(rule, data):
         assert report.num_accepted >= 3
         for client in report.clients:
             if client.rejection:
-                assert client.node.partition_id == 1000 + HOSTILE
+                assert client.node.node_id == 1000 + HOSTILE
                 assert client.weight == 0.0
             assert client.weight is not None
             assert np.isfinite(client.weight)
