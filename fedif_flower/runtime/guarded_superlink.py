@@ -162,7 +162,8 @@ class GuardedApp:
         if body is None:
             return  # It has gone.
         if not is_plain(name, body):
-            await _refuse(400, "This is no request of a SuperNode.")(scope, receive, send)
+            refuse = _refuse(400, "This is no request of a SuperNode.")
+            await refuse(scope, receive, self._counted(send, node_id))
             return
         async with self._turns[node_id] if node_id is not None else nullcontext():
             await self._app(scope, _replay(body, receive), self._counted(send, node_id))

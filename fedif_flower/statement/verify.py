@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
@@ -149,12 +149,13 @@ def _check_page(page: Path, statement: SignedStatement) -> None:
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     """Return what is not there; raise StatementError for what differs, or is too much."""
     # Large files that others need not be given; where they are not there, that is said.
-    optional = (run.model.name, f"{run.updates.name}/")
     not_here = []
     for name, digest in statement.files.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise StatementError(f"{name!r:.200} in the manifest lies outside of the run's folder")
         path = run.path / name
         if not path.is_file():
-            if not name.startswith(optional):
+            if name != run.model.name and not name.startswith(f"{run.updates.name}/"):
                 raise StatementError(f"{name} is missing")
             not_here.append(name)
         elif _hash(path) != digest:

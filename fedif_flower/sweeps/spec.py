@@ -44,6 +44,8 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     name = spec.pop("name", path.stem)
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
         raise ConfigError(f"name = {name!r}; allowed: letters, digits, '-', '_', '.'")
+    if not spec:
+        raise ConfigError(f"sweep {str(path)!r} is empty; allowed: keys of a run config, and lists")
     if "seeds" in spec:
         spec["seed"] = _seeds(spec)
     grids = [flatten(grid) for grid in _grids(spec)]

@@ -131,6 +131,21 @@ def test_records_without_the_model_are_verified_and_that_is_said(copy):
     assert verify(copy).not_here == ("model.pt",)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.pt.exe", "model.pt.exe is missing"),
+        ("../secret.txt", "'../secret.txt' in the manifest lies outside"),
+        ("/etc/hostname", "'/etc/hostname' in the manifest lies outside"),
+    ],
+)
+def test_a_manifest_names_files_of_the_run_alone(copy, key, name, words):
+    files = read_signed(copy / "statement").statement.predicate.files
+    sign_again(copy, key, files={**files, name: "00" * 32})
+    with pytest.raises(StatementError, match=words):
+        verify(copy)
+
+
 @pytest.mark.parametrize("name", ["cents", "share", "credited", "contribution", "withheld"])
 def test_an_account_that_does_not_follow_from_the_records_is_found_though_signed(copy, key, name):
     path = copy / "statement" / "statement.json"

@@ -68,6 +68,8 @@ def test_tables_of_cells_share_what_stands_above_them(tmp_path):
     ("text", "message"),
     [
         ("strategy = [", "my-sweep.toml"),
+        ("", "is empty; allowed: keys of a run config"),
+        ('name = "mine"', "is empty; allowed: keys of a run config"),
         ("colour = 1", "unknown key 'colour'"),
         ("fedif.gamma = []", "fedif.gamma = .*allowed: a list of one or more values"),
         ("fedif.gamma = [[0.1]]", "fedif.gamma = .*allowed: a list of one or more values"),
