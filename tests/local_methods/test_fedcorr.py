@@ -396,7 +396,7 @@ def test_data_whose_order_may_change_are_refused():
 
 def test_late_and_masked_replies_are_refused(tmp_path):
     for chosen, reason in (
-        ({"masking": "trial"}, "masking: clients report figures"),
+        ({"masking": "trial"}, "masking: members train by SGD alone"),
         ({"late_rounds": 1}, "late_rounds"),
     ):
         with pytest.raises(ConfigError, match=reason):

@@ -385,7 +385,7 @@ def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):
     ("chosen", "reason"),
     [
         ({"strategy": "median"}, "RobustRule"),
-        ({"strategy": "fedavg", "masking": "trial"}, "masking: clients report figures"),
+        ({"strategy": "fedavg", "masking": "trial"}, "masking: members train by SGD alone"),
         ({"strategy": "fedavg", "late_rounds": 1}, "late_rounds"),
         ({"fednoro.warm_up": 1}, "fednoro.warm-up"),
     ],

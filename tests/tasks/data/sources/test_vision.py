@@ -95,12 +95,16 @@ def test_without_data_dir_downloads_go_to_the_cache(tmp_path: Path) -> None:
     [(FashionMNIST, "t10k-images-idx3-ubyte"), (CIFAR10, "test_batch")],
 )
 def test_download_that_fails_says_what_to_put_where(
-    tmp_path: Path, kind: type[Source], wanted: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Source], wanted: str
 ) -> None:
-    occupied = tmp_path / "file"
-    occupied.touch()  # a download into it fails before the network is asked
-    with pytest.raises(DataError, match=f"could not be downloaded.*{wanted}.*{occupied}"):
-        kind(str(occupied), tmp_path / "cache").fetch()
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(kind, "_open", fail)
+    with pytest.raises(DataError, match=f"could not be downloaded.*{wanted}.*{tmp_path}"):
+        kind(str(tmp_path), tmp_path / "cache").fetch()
+    with pytest.raises(DataError, match="mistyped': there is no such folder"):
+        kind(str(tmp_path / "mistyped"), tmp_path / "cache").fetch()
 
 
 def test_damaged_files_are_an_error(tmp_path: Path) -> None:
