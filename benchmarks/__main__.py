@@ -57,15 +57,20 @@ def arguments(name: str, full: bool, data_dir: str) -> list[str]:
 
 
 def write_page() -> Path:
-    """Write every figure that is quoted, with its machine, into one page."""
+    """Write every figure that is quoted, with its machine, into one page.
+
+    Rows of a benchmark that is gone stay where they are.
+    """
     parts = [PAGE]
     for path in sorted(RESULTS.glob("bench-*.csv")):
         if path.name.startswith("bench-quick-"):
             continue
-        figures, about = read_figures(path), read_machine(path)
         name = path.stem.removeprefix("bench-").replace("-", "_")
-        options = QUOTED.get(name) or " ".join(arguments(name, True, "DIR"))
         module = MODULES.get(name, name)
+        if not (Path(__file__).parent / f"{module}.py").exists():
+            continue
+        figures, about = read_figures(path), read_machine(path)
+        options = QUOTED.get(name) or " ".join(arguments(name, True, "DIR"))
         command = f"python -m benchmarks.{module} {options}"
         parts.append(f"## {name.replace('_', ' ')}\n\n`{command}`; {about}\n")
         parts.append("| figure | ours | peer | ratio | aim | range, note |")

@@ -51,7 +51,7 @@ def check_attack(text: str) -> None:
     assert rows["fedavg"][scaled] < 30
     assert rows["fedavg"][flipped] < rows["fedif"][flipped] - 10
     assert min(rows["fedif"][scaled], rows["median"][scaled]) > 75
-    scores = re.findall(r"^partition \d: ([\d.]+) (attacks)?", text, re.M)
+    scores = re.findall(r"^client \d: ([\d.]+) (attacks)?", text, re.M)
     assert min(float(score) for score, attacks in scores if not attacks) > max(
         float(score) for score, attacks in scores if attacks
     )
