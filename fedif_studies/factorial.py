@@ -36,7 +36,7 @@ from fedif_studies.queue import committed_revision
 from fedif_studies.rows import RESULTS, append_rows, machine, put_tables
 
 OUTPUT = RESULTS / "factorial.csv"
-PAGE = RESULTS / "factorial.md"
+PAGE = RESULTS.parent / "factorial.md"
 BASELINE = "fedavg"
 WEIGHTS = (
     *(BASELINE, "fedif", "influence-descent", "afedsv", "autobant"),
@@ -222,46 +222,37 @@ def _paired(gains: Sequence[float]) -> Effect:
     return Effect(n, mean, mean - half, mean + half, p)
 
 
-def due_table(found: Mapping[Cell, float], data: str) -> list[str]:
-    """Return the table "what is due to what": means over seeds, in percent, attack by attack.
+def means_table(found: Mapping[Cell, float], data: str) -> list[str]:
+    """Return the table "what is due to what": means ± deviations over seeds, in percent.
 
-    Each line is one attack: FedAvg bare, then what bounds, momentum and FedIF's or influence
-    descent's weights add to it, each alone, and weights on top of both.
+    Without server momentum; a line is of the seeds that have all of its cells.
     """
+    wanted = [
+        (weights, bounds)
+        for weights in (BASELINE, "fedif", "influence-descent")
+        for bounds in BOUNDS
+        if weights in BOUNDS[bounds]
+    ]
     lines = [
-        "| attack | FedAvg | + bounds | + momentum | + both | FedIF's weights: bare / in both "
-        "| descent's weights: bare / in both | seeds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        f"| attack | seeds | {' | '.join(f'{w}, {b}' for w, b in wanted)} |",
+        f"| --- | ---: | {' | '.join('---:' for _ in wanted)} |",
     ]
     for attack, share in conditions():
-
-        def cell(weights: str, bounds: str, momentum: float, seed: int) -> Cell:
-            return Cell(data, seed, attack, share, weights, bounds, momentum)  # noqa: B023
-
-        wanted = [
-            *((BASELINE, "none", 0.0), (BASELINE, "full", 0.0), (BASELINE, "none", 0.5)),
-            (BASELINE, "full", 0.5),
-            *(("fedif", "none", 0.0), ("fedif", "full", 0.5)),
-            *(("influence-descent", "none", 0.0), ("influence-descent", "full", 0.5)),
-        ]
-        seeds = [
-            seed
-            for seed in sorted({one.seed for one in found})
-            if all(cell(*one, seed) in found for one in wanted)
-        ]
-        if not seeds:
-            continue
-        floor, bounds, momentum, both, *rest = (
-            statistics.mean(found[cell(*one, seed)] for seed in seeds) for one in wanted
-        )
-        gains = [rest[0] - floor, rest[1] - both, rest[2] - floor, rest[3] - both]
-        name = f"{attack}, {share:.0%}" if share else attack
-        lines.append(
-            f"| {name} | {floor:.1f} | {bounds - floor:+.1f} | {momentum - floor:+.1f} "
-            f"| {both - floor:+.1f} | {gains[0]:+.1f} / {gains[1]:+.1f} "
-            f"| {gains[2]:+.1f} / {gains[3]:+.1f} | {len(seeds)} |"
-        )
+        of_seeds: dict[int, list[float]] = {}
+        for seed in sorted({cell.seed for cell in found}):
+            row = [Cell(data, seed, attack, share, *one, 0.0) for one in wanted]
+            if all(cell in found for cell in row):
+                of_seeds[seed] = [found[cell] for cell in row]
+        if of_seeds:
+            shown = [_mean(values) for values in zip(*of_seeds.values(), strict=True)]
+            name = f"{attack}, {share:.0%}" if share else attack
+            lines.append(f"| {name} | {len(of_seeds)} | {' | '.join(shown)} |")
     return lines
+
+
+def _mean(values: Sequence[float]) -> str:
+    mean = f"{statistics.mean(values):.1f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.1f}"
 
 
 def effects_table(found: Mapping[Cell, float], data: str) -> list[str]:
@@ -304,7 +295,7 @@ def main(
     if table:
         tables = {}
         for name in DATA:
-            tables[f"{name} due"] = due_table(found, name)
+            tables[f"{name} means"] = means_table(found, name)
             tables[f"{name} effects"] = effects_table(found, name)
         put_tables(PAGE, tables)
         return
