@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from fedif_flower.run.logs import about, show_logs
 if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
+    from fedif_flower.run.part import RunPart
     from fedif_flower.run.resume import Again
     from fedif_flower.run.rows import RoundRow
     from fedif_flower.settings import Scalar
@@ -42,7 +43,7 @@ def client_app(task: Task | None = None) -> ClientApp:
     return task_app(task, mods=[_with_log])
 
 
-def server_app(task: Task | None = None) -> ServerApp:
+def server_app(task: Task | None = None, parts: Sequence[RunPart] | None = None) -> ServerApp:
     """Return a complete ServerApp: run config -> federation -> records and report.
 
     It understands every key of ``docs/configuration.md``. Flower accepts those on its command line
@@ -53,21 +54,21 @@ def server_app(task: Task | None = None) -> ServerApp:
     ----------
     task : Task, optional
         What the app is about. ``None``: the run config names a task.
+    parts : sequence of RunPart, optional
+        What a run can have beside its records, in this order; ``None``: everything built in.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from flwr.serverapp import ServerApp
 
-    from fedif_flower.errors import ConfigError
+    from fedif_flower.parts import built_in_parts
     from fedif_flower.run.federation import run_federation
     from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.preflight import read_config
     from fedif_flower.run.report import require_complete
-    from fedif_flower.statement.page_delivery import deliver, state_and_deliver
-    from fedif_flower.statement.signing import default_key_path, load_or_make_key
     from fedif_flower.strategies.nodes import is_simulated
     from fedif_flower.tasks.config import OWN
 
     app = ServerApp()
+    parts = built_in_parts() if parts is None else parts
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -77,18 +78,9 @@ def server_app(task: Task | None = None) -> ServerApp:
         simulated = is_simulated(grid)
         config = read_config(grid, {**context.run_config, **own})
         logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
-        deliver(grid, config.run_dir.parent)  # To nodes that were away after earlier runs.
         again = _flwr_run(context.run_config, config.num_clients, simulated)
-        key = load_or_make_key(default_key_path()) if config.receipts else None
-        if not isinstance(key, Ed25519PrivateKey | None):
-            raise ConfigError(
-                f"receipts = True; allowed: with an Ed25519 key, {default_key_path()}"
-            )
-        run_dir = run_federation(
-            grid, config, on_row=_log_row, task=task, again=again, head_key=key
-        )
+        run_dir = run_federation(grid, config, _log_row, task=task, again=again, parts=parts)
         logger.info("Report: %s", RunFolder(run_dir).report)
-        state_and_deliver(grid, config, run_dir)
         # Flower reports a run as failed only if its ServerApp raises.
         require_complete(run_dir)
 

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.alie import Alie
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
-from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.attacks.behaviour import Behaviour, Colluder
 from fedif_flower.attacks.borrowed_steps import (
     AlternatingStep,
     BorrowedStep,
@@ -157,6 +157,11 @@ def build_behaviour(config: AttackConfig, *, partition_id: int, seed: int) -> Be
             "fedif_flower.attacks.Behaviour, or a function that returns one"
         )
     return made
+
+
+def needs_collusion(config: AttackConfig, seed: int) -> bool:
+    """Return whether a run's malicious clients agree on what they send."""
+    return isinstance(build_behaviour(config, partition_id=0, seed=seed), Colluder)
 
 
 def behaviour_of(

@@ -178,7 +178,7 @@ def _require_fit(
     attack: str,
 ) -> None:
     """Raise ConfigError if a client cannot do what it is to do."""
-    if isinstance(acting, Colluder) and not settings[COLLUSION_KEY]:
+    if isinstance(acting, Colluder) and not settings.get(COLLUSION_KEY):
         raise ConfigError(
             f"attack {attack!r} needs to see what the other malicious "
             "clients are about to send, which is possible only in a simulation whose run config "

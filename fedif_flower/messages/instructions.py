@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Message
@@ -13,8 +15,9 @@ if TYPE_CHECKING:  # A guarded SuperNode needs the keys below, and no PyTorch.
 
 CONFIG_KEY, TASK_KEY, FACTS_KEY = "client-config", "task", "task-facts"
 PROXIMAL_KEY, ROUND_KEY = "proximal-mu", "server-round"
-RUN_KEY, RUN_ID_KEY, COLLUSION_KEY = "run", "run-id", "collusion"
-RECEIPTS_KEY = "receipts"  # Whether members get receipts.
+RUN_KEY, RUN_ID_KEY = "run", "run-id"
+COLLUSION_KEY = "collusion"  # Whether accomplices see each other's updates before they are sent.
+RECEIPTS_KEY = "receipts"  # Whether members get receipts, and so remember what they sent.
 # Of arrays beside the model's: a local method's vector, in both directions, and its reports.
 VECTOR_RECORD = VECTOR_KEY = "local-method"
 GUIDE_RECORD = "local-guide"  # What a local method's guide tells one client.
@@ -27,8 +30,7 @@ def instructions(
     *,
     run: str,
     run_id: str = "",
-    receipts: bool = False,
-    collusion: bool = False,
+    more: Mapping[str, bool | int | float | str] = MappingProxyType({}),
 ) -> ConfigRecord:
     """Return what clients need beside the model.
 
@@ -42,10 +44,8 @@ def instructions(
         Which run it is: a simulated node may work for several at a time.
     run_id : str
         Drawn for this run alone, which members sign; empty: they sign nothing.
-    receipts : bool
-        Whether members get receipts, and so remember what they sent.
-    collusion : bool
-        Whether accomplices can see each other's updates before they are sent.
+    more : mapping
+        What parts of the run tell clients, by key.
     """
     return ConfigRecord(
         {
@@ -54,8 +54,7 @@ def instructions(
             FACTS_KEY: json.dumps(dict(task.facts)),
             RUN_KEY: run,
             RUN_ID_KEY: run_id,
-            RECEIPTS_KEY: receipts,
-            COLLUSION_KEY: collusion,
+            **more,
         }
     )
 

@@ -8,7 +8,7 @@ from fedif_flower.errors import KeeperError
 from fedif_flower.messages.masked_rounds import AskedVector, Masking
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import make_folder
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
 
 logger = logging.getLogger(__name__)
@@ -32,9 +32,12 @@ class AskedVectors(Callback):
     def __init__(self, folder: RunFolder, masking: Masking, keeper: str, *, after: int) -> None:
         self._folder, self._masking = folder, masking
         self._keeper, self._last_round = keeper, after
-        make_folder(folder.vectors)
-        lines = [line for line in folder.asked.read() if int(line["round"]) <= after]
-        folder.asked.replace(lines)
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Begin behind what was asked in the rounds so far."""
+        make_folder(self._folder.vectors)
+        lines = self._folder.asked.read()
+        self._folder.asked.replace(line for line in lines if int(line["round"]) <= self._last_round)
         self._write("")
 
     def note(self, asked: AskedVector) -> None:

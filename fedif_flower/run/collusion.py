@@ -9,15 +9,31 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedif_flower.attacks import Colluder, build_behaviour
+from fedif_flower.attacks import Colluder, build_behaviour, needs_collusion
 from fedif_flower.errors import ConfigError, ReplyError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
-from fedif_flower.messages.instructions import ACCOMPLICE_KEY, ROUND_KEY
+from fedif_flower.messages.instructions import ACCOMPLICE_KEY, COLLUSION_KEY, ROUND_KEY
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.round import ModelVectors
+from fedif_flower.run.part import Built, RunContext, RunPart
 from fedif_flower.seeding import torch_generator
+
+
+class Collusion(RunPart):
+    """Attackers that agree on what they send."""
+
+    def build(self, run: RunContext) -> Built:
+        """Return the wire by which they see each other's updates."""
+        if not needs_collusion(run.config, run.config.seed):
+            return Built(told={COLLUSION_KEY: False})
+        names, tied = run.loaded.validation.parameter_names, run.loaded.validation.tied_names
+
+        def wire(grid: Grid) -> Grid:
+            return ColludingGrid(grid, run.config, names, tied)
+
+        return Built(wires=[wire], told={COLLUSION_KEY: True})
 
 
 class ColludingGrid(ForwardingGrid):
@@ -117,8 +133,3 @@ class ColludingGrid(ForwardingGrid):
         for (reply, buffers, counters), update in zip(taken, agreed, strict=True):
             params = received.params + update.to(received.params)
             reply.content["arrays"] = layout.to_arrays(ModelVectors(params, buffers, counters))
-
-
-def needs_collusion(config: ClientConfig) -> bool:
-    """Return whether a run's malicious clients agree on what they send."""
-    return isinstance(build_behaviour(config, partition_id=0, seed=config.seed), Colluder)

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from fedif_flower.attacks import needs_collusion
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
-from fedif_flower.run.collusion import needs_collusion
 from fedif_flower.run.completeness import CompletenessRule
 from fedif_flower.run.logs import FORMATS
 from fedif_flower.run.masking_config import MASKABLE, MaskingConfig
@@ -297,7 +297,7 @@ def _refuse_unmaskable(config: RunConfig) -> None:
             f"0 {words} and attribution: it takes products with updates of many rounds",
         ),
         "attack": (
-            needs_collusion(config),
+            needs_collusion(config, config.seed),
             f"others {words}: accomplices would have to see each other's updates",
         ),
     }

@@ -42,15 +42,16 @@ class KeptReplies(Callback):
     def __init__(self, folder: RunFolder, witness: ReplyWitness, after: int) -> None:
         self._folder, self._witness = folder.updates, witness
         self._strategy: RunningStrategy | None = None
-        make_folder(self._folder)
-        with writing(self._folder):
-            for number, path in sent_files(self._folder).items():
-                if number > after:
-                    path.unlink()
+        self._after = after
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Take note of the model's layout."""
         self._strategy = strategy
+        make_folder(self._folder)
+        with writing(self._folder):
+            for number, path in sent_files(self._folder).items():
+                if number > self._after:
+                    path.unlink()
 
     def on_step(self, step: Step) -> None:
         """Write the replies of a round's members."""

@@ -12,9 +12,23 @@ from torch import Tensor
 from fedif_flower.errors import StatementError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
+from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.storage import make_folder, writing
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.steps import Step
+
+
+class KeepUpdates(RunPart):
+    """``keep-updates``: what a replay needs."""
+
+    def build(self, run: RunContext) -> Built:
+        """Return what writes each step."""
+        config = run.config
+        if not config.keep_updates:
+            return NOTHING
+        # The models before and after a step, too.
+        copies = (config.num_server_rounds - run.done) * (config.clients_per_round + 2)
+        return Built(callbacks=[KeptUpdates(run.folder, after=run.done)], copies=copies)
 
 
 class KeptUpdates(Callback):
@@ -29,11 +43,14 @@ class KeptUpdates(Callback):
     """
 
     def __init__(self, folder: RunFolder, after: int) -> None:
-        self.folder = folder.updates
+        self.folder, self._after = folder.updates, after
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Make the folder, without what is of later rounds."""
         make_folder(self.folder)
         with writing(self.folder):
             for number, path in files_of_rounds(self.folder).items():
-                if number > after:
+                if number > self._after:
                     path.unlink()
 
     def on_step(self, step: Step) -> None:
@@ -59,11 +76,6 @@ class KeptNode:
 
     partition_id: int
     client_id: int
-
-
-def kept_copies(num_rounds: int, clients_per_round: int) -> int:
-    """Return how many copies of the model the kept updates of so many rounds weigh at most."""
-    return num_rounds * (clients_per_round + 2)  # The models before and after a step, too.
 
 
 def read_step(path: Path) -> Step:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,7 +14,8 @@ from fedif_flower.errors import StorageError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import one_line
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.strategies.callbacks import Callback, Question
+from fedif_flower.run.part import Built, RunContext, RunPart
+from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
 
 Phase = Literal["starting", "training", "evaluating", "finished", "stopped", "failed"]
@@ -21,6 +23,14 @@ SECONDS_PER_WRITE = 1.0
 SECONDS_PER_SIGN = 10.0  # Of life, while nothing changes.
 MOST_MEMBERS = 10_000  # That the file lists.
 logger = logging.getLogger(__name__)
+
+
+class Live(RunPart):
+    """What the run is doing, for ``fedif runs`` and whoever watches it."""
+
+    def build(self, run: RunContext) -> Built:
+        """Return what keeps ``state.json`` up to date."""
+        return Built(callbacks=[LiveState(run.folder, run.stack)])
 
 
 class LiveState(Callback):
@@ -34,9 +44,12 @@ class LiveState(Callback):
     ----------
     folder : RunFolder
         Of the run.
+    stack : ExitStack, optional
+        Enters it where the run begins.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, stack: ExitStack | None = None) -> None:
+        self._stack = stack
         self._file = folder.live
         self._lock = threading.Lock()
         self._changed, self._over = threading.Event(), threading.Event()
@@ -49,6 +62,11 @@ class LiveState(Callback):
     def __enter__(self) -> LiveState:
         self._thread.start()
         return self
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Begin to write, until the run is over."""
+        if self._stack is not None:
+            self._stack.enter_context(self)
 
     def __exit__(
         self,

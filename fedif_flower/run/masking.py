@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from fedif_flower.errors import ConfigError, RefusedByPolicyError, require
 from fedif_flower.messages.masked_rounds import Masking
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.trial_keeper import trial_masking
+from fedif_flower.run.asked_vectors import AskedVectors
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.keeper_client import HttpKeeper, OnAnswer
+from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+from fedif_flower.strategies.combinations import require_maskable
+from fedif_flower.strategies.screened import ScreenedStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +27,24 @@ EXPERIMENTAL = (
     "updates, for example by having a model trained twice and taking two sums apart, and one in "
     "league with the keeper, or with all members but one, sees them as if there were no masks"
 )
+
+
+class MaskedRounds(RunPart):
+    """``masking = "keeper"``: the server sees no update."""
+
+    def build(self, run: RunContext) -> Built:
+        """Return who keeps the masks, and the record of what is asked."""
+        config = run.config
+        masking = build_masking(config, run.loaded.validation.num_params, run.waited)
+        if masking is None:
+            return NOTHING
+        asked = AskedVectors(run.folder, masking, keeper_title(config), after=run.done)
+        return Built(setup={"masking": replace(masking, on_vector=asked.note)}, callbacks=[asked])
+
+    def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
+        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+        if strategy.setup.masking is not None:
+            require_maskable(strategy, model_arrays(run.loaded.model))
 
 
 def build_masking(

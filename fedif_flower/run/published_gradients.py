@@ -10,11 +10,22 @@ from flwr.app import ArrayRecord
 from fedif_flower.errors import ValuationError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.gradients import GRADIENT_RECORD, gradient_record
+from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.valuation import Validation
 
 logger = logging.getLogger(__name__)
+
+
+class PublishGradients(RunPart):
+    """``publish-gradients``: members can inspect their own data."""
+
+    def build(self, run: RunContext) -> Built:
+        """Return what encloses the gradient."""
+        if not run.config.publish_gradients:
+            return NOTHING
+        return Built(callbacks=[PublishedGradients(run.loaded.validation)])
 
 
 class PublishedGradients(Callback):

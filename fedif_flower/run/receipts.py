@@ -22,18 +22,19 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.receipts import RECEIPTS_RECORD, receipts_for
 from fedif_flower.messages.signed_replies import ReplyWitness
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.part import Kept
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.rows import cell
 from fedif_flower.storage import writing
 from fedif_flower.strategies.attributed import RoundAttribution
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
 
 Content = Mapping[str, ConfigRecord]
 logger = logging.getLogger(__name__)
 
 
-class ReceiptBook(Callback):
+class ReceiptBook(Callback, Kept):
     """Adds each round to the tree once it is attributed, and tells members of it.
 
     The tree only grows: where a run goes on from a checkpoint, the rounds that are done again come
@@ -54,6 +55,7 @@ class ReceiptBook(Callback):
         self._earlier = _entries(folder)  # Of a process that was stopped, perhaps.
         self._tree = ReceiptTree()
         self._entries: list[dict[str, Any]] = []
+        self._restored: list[tuple[dict[str, Any], SignedHead]] = []  # Until the run begins.
         self._journaled = {-1: 0}  # How many entries a checkpoint has, by its round.
         self._waiting: dict[int, list[MemberLine]] = {}  # By round, until it is attributed.
         self._seen: dict[int, int] = {}  # Size of the head that a client saw last.
@@ -100,16 +102,26 @@ class ReceiptBook(Callback):
         self._journaled[last_round] = len(self._entries)
         return self._entries[start:]
 
-    def restore(self, lines: Sequence[Mapping[str, Any]], last_round: int) -> None:
+    def restore(
+        self,
+        lines: Sequence[Mapping[str, Any]],
+        memory: Mapping[str, Any] | None,  # noqa: ARG002
+        last_round: int,
+    ) -> None:
         """Go on behind a checkpoint's entries, and behind what members were told since."""
         saved = [dict(line) for line in lines]
         told = self._earlier[: len(saved)] == saved
         if not told and self._earlier:
             logger.warning("receipts.csv is not what the checkpoint says: it is written anew")
-        for entry in self._earlier if told else saved:
-            self._grown(entry["leaves"])
-            self._add(entry, head_of(self._witness.run, entry))
         self._journaled = {last_round: len(saved)}
+        entries = self._earlier if told else saved
+        self._restored = [(entry, head_of(self._witness.run, entry)) for entry in entries]
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Write the entries so far."""
+        for entry, head in self._restored:
+            self._grown(entry["leaves"])
+            self._add(entry, head)
 
     def _grown(self, leaves: Sequence[str]) -> bytes:
         self._tree.add(leaves)

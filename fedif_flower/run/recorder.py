@@ -68,8 +68,6 @@ class RunRecorder(RunWriter):
     ) -> None:
         self.config = config
         self._resumed = resumed
-        self.paying_nonce = ""  # Of the data that contributions are measured on, if secret.
-        self.run_id = ""  # That members sign.
         super().__init__(
             config.run_dir,
             every=config.eval_every,

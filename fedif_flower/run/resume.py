@@ -6,9 +6,9 @@ import contextlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
@@ -16,28 +16,16 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
+from fedif_flower.run.part import Kept
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.settings import AUTO, Scalar
-from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.screened import ScreenedStrategy
 
 # A door's command, given what is added to its run config.
 Again = Callable[[Mapping[str, Scalar]], str]
 logger = logging.getLogger(__name__)
-
-
-class Kept(Protocol):
-    """A table beside the recorder's, whose lines are in checkpoints too."""
-
-    def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
-        """Return the lines of the rounds after one, up to another."""
-        ...
-
-    def restore(self, lines: Sequence[Mapping[str, Any]], last_round: int) -> None:
-        """Go on behind a checkpoint's lines."""
-        ...
 
 
 class ResumableRun(Callback):
@@ -53,10 +41,10 @@ class ResumableRun(Callback):
         Its lines are kept: a run that goes on has each round once.
     every : int
         Save every so many rounds, and after the last; 0: never.
-    attribution : PathAttribution, optional
-        Its rounds are kept as the records are.
     kept : mapping of str to Kept
-        Further tables by name.
+        What is kept of the run's parts, by name.
+    run_id : str
+        Drawn for this run.
     """
 
     def __init__(
@@ -66,15 +54,15 @@ class ResumableRun(Callback):
         recorder: RunRecorder,
         *,
         every: int,
-        attribution: PathAttribution | None = None,
         kept: Mapping[str, Kept] = MappingProxyType({}),
+        run_id: str = "",
     ) -> None:
         self.folder = folder
         self.kept = kept
         self.strategy = strategy
         self.recorder = recorder
         self.every = every
-        self.attribution = attribution
+        self.run_id = run_id
         self.num_rounds = recorder.config.num_server_rounds
         self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
         self._saved = -1  # The last round that is in a checkpoint.
@@ -113,35 +101,16 @@ class ResumableRun(Callback):
         if self.rounds_left:
             self._meet_nodes(grid)
         with _refusing(checkpoint):
-            if self.attribution is not None:
-                self._restore_attribution(checkpoint, self.attribution)
+            for name, part in self.kept.items():
+                lines, memory = checkpoint.lines.get(name, ()), checkpoint.records.get(name)
+                part.restore(lines, memory, checkpoint.server_round)
             # Last: from here on, what lies in the folder is replaced.
             self.recorder.load_state_dict(
                 checkpoint.records, checkpoint.lines, checkpoint.server_round
             )
-        if self.attribution is not None:
-            folder = self.recorder.folder
-            folder.begin_attribution(self.attribution.num_classes)
-            for found in self.attribution.rounds:
-                folder.add_attribution(found)
-        with _refusing(checkpoint):
-            for name, table in self.kept.items():
-                table.restore(checkpoint.lines.get(name, ()), checkpoint.server_round)
         self.folder.go_on(checkpoint)
         logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
         return arrays
-
-    def _restore_attribution(self, checkpoint: Checkpoint, attribution: PathAttribution) -> None:
-        """Go on with the rounds attributed so far."""
-        state = checkpoint.records.get("attribution")
-        if state is None:
-            raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
-        if checkpoint.records.get("paying_nonce") != self.recorder.paying_nonce:
-            raise ValueError(
-                "its contributions are of other data: keep secret-validation as it was"
-            )
-        lines = checkpoint.lines.get("attribution", ())
-        attribution.load_state_dict(state, lines, checkpoint.server_round)
 
     def _read_arrays(self, checkpoint: Checkpoint, initial: ArrayRecord) -> ArrayRecord:
         """Return a checkpoint's model if it is one of this run."""
@@ -187,14 +156,10 @@ class ResumableRun(Callback):
         server_round, arrays, strategy = self._last
         records = self.recorder.state_dict()
         lines = self.recorder.lines(self._saved, server_round)
-        records[RUN_ID] = self.recorder.run_id
-        if self.attribution is not None:
-            # Rounds are attributed from the first on.
-            lines["attribution"] = self.attribution.lines(max(self._saved, 0), server_round)
-            records["attribution"] = self.attribution.state_dict(server_round)
-            records["paying_nonce"] = self.recorder.paying_nonce
-        for name, table in self.kept.items():  # After the attribution, which they may wait for.
-            lines[name] = table.lines(self._saved, server_round)
+        records[RUN_ID] = self.run_id
+        for name, part in self.kept.items():
+            lines[name] = part.lines(self._saved, server_round)
+            records[name] = part.memory(server_round)
         self.folder.save(
             Checkpoint(
                 server_round=server_round,

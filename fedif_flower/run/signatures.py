@@ -8,11 +8,12 @@ from typing import Any
 from fedif_flower.evidence.signed_update import SignedUpdate, UpdateStatement
 from fedif_flower.messages.signed_replies import ReplyWitness
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.run.part import Kept
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
 
 
-class SignatureRecords(Callback):
+class SignatureRecords(Callback, Kept):
     """Writes a line of ``signatures.csv`` for each signed reply; no file where there is none.
 
     Parameters
@@ -49,10 +50,19 @@ class SignatureRecords(Callback):
         """Return the lines of the rounds after one, up to another."""
         return [row for row in self._rows if after < row["round"] <= last_round]
 
-    def restore(self, lines: Sequence[Mapping[str, Any]], last_round: int) -> None:  # noqa: ARG002
+    def restore(
+        self,
+        lines: Sequence[Mapping[str, Any]],
+        memory: Mapping[str, Any] | None,  # noqa: ARG002
+        last_round: int,  # noqa: ARG002
+    ) -> None:
         """Go on behind these lines."""
-        self._rows = []
-        self._add(map(dict, lines))
+        self._rows = [dict(line) for line in lines]
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Write the lines so far."""
+        rows, self._rows = self._rows, []
+        self._add(rows)
 
     def _add(self, rows: Any) -> None:
         rows = list(rows)

@@ -11,8 +11,8 @@ import torch
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import ModelVectors
+from fedif_flower.run.attribution import credit_bounds
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import build_strategy, credit_bounds
 from fedif_flower.run.folder import files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
@@ -24,6 +24,7 @@ from fedif_flower.run.secret_validation import (
     paying_part,
     salt_of,
 )
+from fedif_flower.run.strategy import build_strategy
 from fedif_flower.statement.manifest import SALT
 from fedif_flower.statement.records import RunRecords, read_run
 from fedif_flower.strategies.attributed import RoundAttribution

@@ -21,8 +21,9 @@ from fedif_flower.local_methods.fedcorr import (
 )
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import malicious_marker, run_federation
+from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
+from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.config import TrainingConfig
 from tests.run.points import classes, line, regression, run

@@ -10,9 +10,10 @@ import torch
 from client_app import app as client_app
 from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import build_strategy, run_federation
+from fedif_flower.run.federation import run_federation
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.rows import read_rows
+from fedif_flower.run.strategy import build_strategy
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.registry import STRATEGIES
 from tests.run.resuming import CLIENTS, Killed

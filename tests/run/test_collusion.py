@@ -14,11 +14,17 @@ from flwr.app import (
 from torch import Tensor
 
 from client_app import app as client_app
-from fedif_flower.attacks import ATTACKS, ClientRound, Colluder, malicious_partitions
+from fedif_flower.attacks import (
+    ATTACKS,
+    ClientRound,
+    Colluder,
+    malicious_partitions,
+    needs_collusion,
+)
 from fedif_flower.attacks.behaviour import Behaviour
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY
-from fedif_flower.run.collusion import ColludingGrid, needs_collusion
+from fedif_flower.run.collusion import ColludingGrid
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
@@ -166,7 +172,7 @@ def test_the_runs_of_a_sweep_share_nodes_but_no_memory(tmp_path):
 
 def test_a_node_told_to_collude_on_its_own_refuses(tmp_path):
     config = run_config(tmp_path, **{"num-server-rounds": 1, "fraction-train": 1.0})
-    assert not needs_collusion(config)
+    assert not needs_collusion(config, 0)
     replies = []
 
     def client(message, context):

@@ -13,7 +13,8 @@ from fedif_flower.client.reply import behaviour
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.run.federation import load_task, run_federation
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.data import dirichlet_partition, load_dataset

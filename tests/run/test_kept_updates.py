@@ -7,7 +7,7 @@ import pytest
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder, files_of_rounds
-from fedif_flower.run.kept_updates import KeptUpdates, kept_copies
+from fedif_flower.run.kept_updates import KeptUpdates
 from tests.statement.test_replay import config, run
 
 PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
@@ -17,8 +17,7 @@ def test_what_keeping_costs_is_said_before_it_starts_and_is_not_exceeded(tmp_pat
     settings = config(tmp_path, num_server_rounds=3)
     with caplog.at_level(logging.INFO, "fedif_flower"):
         run_dir = run(settings)
-    assert kept_copies(3, 4) == 18  # Of each round four updates and two models.
-    size = 18 * 4 * PARAMETERS
+    size = 3 * (4 + 2) * 4 * PARAMETERS  # Of each round four updates and two models.
     said = f"what is kept of rounds will take up to {size / 2**20:.1f} MiB"
     assert said in caplog.text
     files = list(files_of_rounds(run_dir / "updates").values())
@@ -39,7 +38,7 @@ def test_what_an_earlier_attempt_left_of_later_rounds_is_removed(tmp_path):
     run_dir = run(config(tmp_path, num_server_rounds=3))
     other = run_dir / "updates" / "notes.txt"
     other.write_text("mine")
-    KeptUpdates(RunFolder(run_dir), after=1)
+    KeptUpdates(RunFolder(run_dir), after=1).on_start(None)
     assert list(files_of_rounds(run_dir / "updates")) == [1]
     assert other.exists()
 

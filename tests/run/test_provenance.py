@@ -7,7 +7,8 @@ import torch
 
 from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.run.federation import load_task, run_federation
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.provenance import code_hash, tensors_hash
 from fedif_flower.runtime.local_grid import LocalGrid
 

@@ -13,8 +13,10 @@ from fedif_flower.errors import StatementError
 from fedif_flower.evidence.members import read_members
 from fedif_flower.evidence.receipts import ReceiptTree, SignedHead, read_leaf
 from fedif_flower.messages.receipts import RECEIPTS_RECORD, receipts_for
+from fedif_flower.run.evidence import Evidence
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.parts import run_parts
 from fedif_flower.run.receipts import ReceiptBook
 from fedif_flower.statement.bundle import make_statement
 from fedif_flower.statement.page_delivery import deliver
@@ -33,8 +35,12 @@ def grid(folder, **more):
     return nodes(folder / "keys", configs=own, **more)
 
 
+def told_by(key):
+    return run_parts(Evidence(lambda: key))
+
+
 def run_and_deliver(of_grid, settings, key):
-    run_dir = run_federation(of_grid, settings, head_key=key)
+    run_dir = run_federation(of_grid, settings, parts=told_by(key))
     statement = make_statement(run_dir, key)
     pages = {str(1000 + i): f"members/00{i + 1}.html" for i in range(len(NAMES))}
     RunFolder(run_dir).undelivered.write(pages)
@@ -217,7 +223,11 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
         return {RECEIPTS_RECORD: receipts_for(fork, 1002, 0).to_record()}
 
     monkeypatch.setattr(ReceiptBook, "enclose", enclose)
-    run_dir = run_federation(grid(tmp_path), config(tmp_path / "runs", receipts=True), head_key=key)
+    run_dir = run_federation(
+        grid(tmp_path),
+        config(tmp_path / "runs", receipts=True),
+        parts=told_by(key),
+    )
     make_statement(run_dir, key)
     verify(run_dir, receipts=held(tmp_path, "ada", "bob"))
     with pytest.raises(StatementError, match=r"told bob and cyd different histories: .* 3 lin"):
@@ -242,7 +252,7 @@ def test_a_member_is_warned_as_soon_as_history_is_rewritten(tmp_path, key, monke
     monkeypatch.setattr(ReceiptBook, "attributed", attributed)
     caplog.set_level(logging.WARNING, "fedif_flower")
     settings = config(tmp_path / "runs", receipts=True, num_server_rounds=4)
-    run_federation(grid(tmp_path), settings, head_key=key)
+    run_federation(grid(tmp_path), settings, parts=told_by(key))
     assert caplog.text.count("history was rewritten: the records told before, of 3 lines") == 3
 
 
@@ -259,7 +269,7 @@ def test_a_member_is_warned_of_another_update_than_it_sent(tmp_path, key, caplog
     run_dir = run_federation(
         grid(tmp_path, client=changing, signing=()),
         config(tmp_path / "runs", receipts=True),
-        head_key=key,
+        parts=told_by(key),
     )
     assert "round 1: the records have another update than this node sent" in caplog.text
     make_statement(run_dir, key)
@@ -320,7 +330,12 @@ def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, monkeypa
             raise Killed
 
     with pytest.raises(Killed):
-        run_federation(of_grid, config(tmp_path / "runs", **settings), on_row=on_row, head_key=key)
+        run_federation(
+            of_grid,
+            config(tmp_path / "runs", **settings),
+            on_row=on_row,
+            parts=told_by(key),
+        )
     again = config(tmp_path / "runs", resume="auto", **settings)
     run_dir = run_and_deliver(of_grid, again, key)
     found = verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))

@@ -1,0 +1,118 @@
+"""Contributions of a run's members, and the quarantine that is judged by them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
+from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
+from fedif_flower.strategies.attribution import PathAttribution
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
+from fedif_flower.strategies.quarantine import Quarantine
+from fedif_flower.valuation.credit import CreditBounds
+
+NAME = "attribution"  # In checkpoints.
+logger = logging.getLogger(__name__)
+
+
+def credit_bounds(config: RunConfig) -> CreditBounds:
+    """Return the bounds of credit that a run's settings name."""
+    return CreditBounds(config.credit_length, config.credit_borrowed, config.credit_weight)
+
+
+class Attribution(RunPart):
+    """``attribution = "simpson"``: what each member's updates did to the held-out loss."""
+
+    def build(self, run: RunContext) -> Built:
+        """Return the attribution, and the records of its rounds."""
+        config, paying, origin = run.config, run.loaded.validation, {}
+        if config.secret_validation:
+            memory = (run.checkpoint and run.checkpoint.records.get(NAME)) or {}
+            earlier = memory.get(NONCE)
+            salt = salt_of(str(earlier)) if earlier else new_salt()
+            origin = {NONCE: salt.nonce, COMMITMENT: salt.commitment}
+            paying = paying_part(run.loaded, salt.value)
+            logger.info("contributions are measured on secret data, commitment %s", salt.commitment)
+        if config.attribution == "off":
+            return Built(provenance=origin)
+        attribution = PathAttribution(
+            paying,
+            config.attribution,
+            per_class=config.attribution_per_class,
+            bounds=credit_bounds(config),
+        )
+        records = AttributionRecords(run.folder, attribution, origin.get(NONCE, ""))
+        return Built(callbacks=[records, attribution], kept={NAME: records}, provenance=origin)
+
+
+class AttributionRecords(Callback, Kept):
+    """Writes the lines of ``attribution.csv`` and ``attribution_rounds.csv``.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        The run's.
+    attribution : PathAttribution
+        Tells of each round.
+    paying_nonce : str
+        Of secret data; empty: contributions are measured on the validation split.
+    """
+
+    def __init__(self, folder: RunFolder, attribution: PathAttribution, paying_nonce: str) -> None:
+        self._folder, self._attribution, self._nonce = folder, attribution, paying_nonce
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Begin the tables with the rounds so far."""
+        self._folder.begin_attribution(self._attribution.num_classes)
+        for found in self._attribution.rounds:
+            self._folder.add_attribution(found)
+        self._attribution.on_attribution.insert(0, self._folder.add_attribution)
+
+    def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
+        """Return the rounds after one, up to another: they are attributed from the first on."""
+        return self._attribution.lines(max(after, 0), last_round)
+
+    def memory(self, last_round: int) -> dict[str, Any]:
+        """Return what the next round needs of those before."""
+        return {**self._attribution.state_dict(last_round), NONCE: self._nonce}
+
+    def restore(
+        self, lines: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None, last_round: int
+    ) -> None:
+        """Go on with the rounds attributed so far."""
+        if memory is None:
+            raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
+        if memory.get(NONCE) != self._nonce:
+            raise ValueError(
+                "its contributions are of other data: keep secret-validation as it was"
+            )
+        self._attribution.load_state_dict(memory, lines, last_round)
+
+
+class Quarantined(RunPart):
+    """``policy = "quarantine"``: who makes the model worse is left out for a while."""
+
+    def build(self, run: RunContext) -> Built:
+        """Return the quarantine, whose decisions are written."""
+        attribution = run.find(PathAttribution)
+        if run.config.policy != "quarantine" or attribution is None:
+            return NOTHING
+        return Built(callbacks=[_RecordedQuarantine(attribution, run.folder)])
+
+
+class _RecordedQuarantine(Quarantine):
+    """Writes its decisions; a resumed run decides again what was decided before."""
+
+    def __init__(self, attribution: PathAttribution, folder: RunFolder) -> None:
+        table = folder.quarantine
+        super().__init__(attribution, lambda decision: table.append([vars(decision)]))
+        self._table = table
+
+    def on_start(self, strategy: RunningStrategy) -> None:
+        """Begin the table."""
+        super().on_start(strategy)
+        self._table.begin()

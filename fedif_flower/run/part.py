@@ -1,0 +1,171 @@
+"""What can be plugged into a run: a part has files, wires, callbacks, kept state, an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from flwr.serverapp import Grid
+
+from fedif_flower.run.checkpoint import Checkpoint
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.rows import RoundRow
+from fedif_flower.settings import Scalar
+from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.screened import ScreenedStrategy
+
+Wire = Callable[[Grid], Grid]
+_T = TypeVar("_T")
+
+
+class Kept:
+    """Something whose lines, a table's, are in checkpoints too, and what it remembers beside."""
+
+    def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
+        """Return the lines of the rounds after one, up to another."""
+        raise NotImplementedError
+
+    def memory(self, last_round: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return what is not in the lines, as of a round."""
+        return {}
+
+    def restore(
+        self, lines: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None, last_round: int
+    ) -> None:
+        """Take over a checkpoint's lines and memory; files are written once the run begins.
+
+        ``memory`` is ``None`` where the checkpoint's run did not have this part.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError
+            If they do not belong to this run.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a part adds to a run.
+
+    Attributes
+    ----------
+    wires : sequence of callable
+        Each wraps the way to the clients, before any reply is screened.
+    setup : mapping
+        Arguments of :class:`~fedif_flower.strategies.setup.Setup`.
+    told : mapping
+        What clients are told beside their settings.
+    callbacks : sequence of Callback
+        Told of each round, after the run's own records.
+    kept : mapping of str to Kept
+        What checkpoints have of it, by name.
+    provenance : mapping
+        What it adds to ``provenance.json``.
+    on_row : callable, optional
+        Called with each line of ``rounds.csv``.
+    copies : int
+        So many times the model's size is what it writes at most.
+    """
+
+    wires: Sequence[Wire] = ()
+    setup: Mapping[str, Any] = field(default_factory=dict)
+    told: Mapping[str, Scalar] = field(default_factory=dict)
+    callbacks: Sequence[Callback] = ()
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    on_row: Callable[[RoundRow], object] | None = None
+    copies: int = 0
+
+
+NOTHING = Built()
+
+
+@dataclass
+class RunContext:
+    """A run before its first round: what a part may look at, and what earlier parts added.
+
+    Attributes
+    ----------
+    loaded : LoadedTask
+        The task with model and data.
+    grid : Grid
+        The way to the clients, as the run was given it.
+    folder : RunFolder
+        The run's files; nothing is written there before the run begins.
+    run_id : str
+        Drawn for this run; a run that goes on has the same.
+    checkpoint : Checkpoint, optional
+        From which it goes on.
+    built : list of Built
+        What earlier parts added.
+    waits : list of callable
+        Told what was waited for besides clients, and for how many seconds.
+    stack : ExitStack
+        Left when the run is over, however it ended.
+    """
+
+    loaded: LoadedTask
+    grid: Grid
+    folder: RunFolder
+    run_id: str
+    checkpoint: Checkpoint | None = None
+    built: list[Built] = field(default_factory=list)
+    waits: list[Callable[[str, float], object]] = field(default_factory=list)
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def config(self) -> RunConfig:
+        """Its settings."""
+        return self.loaded.config
+
+    @property
+    def done(self) -> int:
+        """The rounds that are behind it."""
+        return self.checkpoint.server_round if self.checkpoint else 0
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks of earlier parts."""
+        return [callback for built in self.built for callback in built.callbacks]
+
+    def find(self, kind: type[_T]) -> _T | None:
+        """Return the first callback of a kind that an earlier part added, if there is one."""
+        return next((found for found in self.callbacks if isinstance(found, kind)), None)
+
+    def joined(self, name: str) -> dict[str, Any]:
+        """Return one of the mappings of :class:`Built`, of all parts together."""
+        return {key: value for built in self.built for key, value in getattr(built, name).items()}
+
+    def waited(self, what: str, seconds: float) -> None:
+        """Tell whoever measures it how long something took."""
+        for told in self.waits:
+            told(what, seconds)
+
+
+class RunPart:
+    """Something a run can have beside its core; a subclass overrides what it needs.
+
+    The doors say which parts a run has, in which order. A part that is not set in the run's
+    settings adds nothing.
+    """
+
+    def build(self, run: RunContext) -> Built:  # noqa: ARG002
+        """Return what it adds; it looks at what earlier parts added, and writes nothing yet.
+
+        Raises
+        ------
+        ConfigError
+            For a run that cannot have it.
+        """
+        return NOTHING
+
+    def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
+        """Raise ConfigError for a strategy that it cannot stand beside; nobody was asked yet."""
+
+    def finished(self, run: RunContext) -> None:
+        """Do what comes after a run that ended in good order; its folder is complete."""

@@ -1,0 +1,78 @@
+"""The strategy that a run config names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from fedif_flower.attacks import malicious_partitions
+from fedif_flower.local_methods import build_local_method
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.strategies.config import configured_pace, configured_stages
+from fedif_flower.strategies.registry import BaseArguments, StrategyParts, build_named
+from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.setup import Setup
+from fedif_flower.tasks.config import TrainingConfig
+
+# Of a task that does not say how many training examples there are.
+MOST_EXAMPLES = 10_000_000
+
+
+def build_strategy(
+    loaded: LoadedTask, setup: Mapping[str, Any] = MappingProxyType({})
+) -> ScreenedStrategy:
+    """Return the strategy that the run config names; ``setup`` has what parts of a run set."""
+    config = loaded.config
+    base = BaseArguments(
+        fraction_train=1.0 if config.rounds == "buffered" else config.fraction_train,
+        fraction_evaluate=0.0,
+        min_train_nodes=1,
+        min_available_nodes=config.num_clients,
+        stages=configured_stages(config, loaded.validation),
+        callbacks=(),
+        setup=Setup(
+            seed=config.seed,
+            device=config.device,
+            trainable_keys=loaded.validation.parameter_names,
+            tied_keys=loaded.validation.tied_names,
+            min_valid_replies=config.min_valid_replies,
+            max_failed_rounds=config.max_failed_rounds,
+            max_paused_turns=config.max_paused_turns,
+            max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
+            max_examples_ratio=config.max_examples_ratio,
+            pace=configured_pace(config),
+            local_method=build_local_method(config, loaded.task, config.seed),
+            **setup,
+        ),
+    )
+    parts = StrategyParts(
+        num_clients=config.num_clients,
+        clients_per_round=config.clients_per_round,
+        malicious_fraction=config.assumed_malicious_fraction,
+        seed=config.seed,
+        training=config.part(TrainingConfig),
+        model=loaded.model,
+        validation=loaded.validation,
+        task=loaded.task,
+        root_data=loaded.validation_data,
+        is_malicious=malicious_marker(config),
+        base=base,
+    )
+    return build_named(config.strategy, parts, config.settings_of("strategy"))
+
+
+def malicious_marker(config: RunConfig) -> Callable[[ClientNode], bool]:
+    """Return a function that tells which clients are known to misbehave."""
+    malicious = (
+        frozenset()
+        if config.attack == "none"
+        else malicious_partitions(config.num_clients, config.malicious_fraction, config.seed)
+    )
+
+    def is_malicious(node: ClientNode) -> bool:
+        return node.attack != "none" if node.attack else node.partition_id in malicious
+
+    return is_malicious
