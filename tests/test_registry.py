@@ -6,13 +6,15 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedif_flower.attacks import ATTACKS, AttackConfig, Behaviour, LabelNoise, build_behaviour
-from fedif_flower.client import trust
 from fedif_flower.client.app import app
+from fedif_flower.client.reply import train_round
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import ROUND_KEY, instructions
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.registry import IN_PROCESS, _installed
 from fedif_flower.run.config import RunConfig
@@ -22,6 +24,7 @@ from fedif_flower.strategies.config import default_clipping
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.config import TaskConfig
 from fedif_flower.tasks.registry import build_task
+from tests.client.test_preflight import make_task
 
 MODULE = """
 import torch
@@ -97,7 +100,8 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
     with pytest.raises(ConfigError, match=r"unknown key 'task\.colour'"):
         build_task(RunConfig(**{"task": f"{package}:task", "task.colour": "u"}))
     assert default_clipping("plain") == 0.0
-    assert "rotate" in list(ATTACKS)
+    sources = {found.name: found.source for found in ATTACKS.found()}
+    assert sources["rotate"] == f"{package} 1.2: {package}:Rotate"
 
 
 @pytest.mark.parametrize(
@@ -140,12 +144,17 @@ def test_a_task_or_strategy_of_the_wrong_kind_is_named(package):
 
 @pytest.mark.parametrize("key", ["task", "attack"])
 def test_a_node_imports_only_from_packages_that_its_operator_allows(key, monkeypatch):
-    monkeypatch.setattr(trust, "_is_simulated", lambda: False)
-    config = ClientConfig(**{key: "os.path:join"})
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # No simulation is at work here.
+    config = ClientConfig(**{key: "os.path:join"}, num_clients=2)
     node = NodeConfig(partition_id=0, num_partitions=2)
+    LocalGrid(app, 0)  # Messages need a task that sends them.
+    told = instructions(config, make_task(), run="r")
+    told[ROUND_KEY] = 1
+    message = Message(RecordDict({"config": told, "arrays": ArrayRecord()}), 1, "train")
+    context = Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
     with pytest.raises(ConfigError, match=rf"{key} = 'os.path:join': this node imports nothing"):
-        require_trusted(config, node)
-    require_trusted(config, NodeConfig(partition_id=0, num_partitions=2, import_from="json os"))
+        train_round(message, context)
+    require_trusted(config, node.replace(import_from="json os"))
     require_trusted(ClientConfig(task="images", attack="none"), node)
 
 

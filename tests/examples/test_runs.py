@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_superlink import LocalSuperLink
 from fedif_flower.statement.account import settle
 from fedif_flower.statement.records import read_run
 from hospitals import task as hospitals
+from quickstart import task as quickstart
 from tests.examples.apps import EXAMPLES, run, weights
 from time_series import task as time_series
 
@@ -41,6 +43,20 @@ def test_the_stations_learn_and_the_shifted_one_hardly_counts(tmp_path):
     assert float(rounds[-1]["test_loss"]) < 0.5 * float(rounds[0]["test_loss"])
     counted = weights(run_dir)
     assert counted.pop(time_series.SHIFTED) < 0.1 * min(counted.values())
+
+
+def test_the_quickstart_learns_and_the_mislabelled_have_the_lowest_scores(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # It writes its model where it runs.
+    torch.manual_seed(0)
+    run_dir = run("quickstart", tmp_path, num_clients=10)
+    losses = [float(row["validation_loss"]) for row in read_rows(run_dir / "rounds.csv")]
+    assert losses[-1] < 0.5 * losses[0]
+    scores = {
+        int(row["client_id"]) - 1000: float(row["weight_score"])
+        for row in read_rows(run_dir / "clients.csv")
+        if row["weight_score"]
+    }
+    assert set(sorted(scores, key=scores.__getitem__)[:2]) == set(quickstart.MISLABELLED)
 
 
 def nobody_interrupts() -> None:
