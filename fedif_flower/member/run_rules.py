@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError, RefusedByMemberError
 from fedif_flower.messages.text import printable
-from fedif_flower.settings import RefusedValueError, Scalar, Settings, setting, unknown_key
+from fedif_flower.settings import AUTO, RefusedValueError, Scalar, Settings, setting, unknown_key
 
 _RANGE = ("least", "most")
 _NAMES = "a list of strings"
@@ -162,6 +162,38 @@ class RunRules(Settings):
                     f"run config {key} = {value!r}; this member accepts the app's own value only"
                 )
 
+    def check_told(
+        self,
+        told: Mapping[str, object],
+        config: Mapping[str, Scalar],
+        accepted: Mapping[str, Accepted],
+    ) -> None:
+        """Raise RefusedByMemberError unless a message tells the app what its run config says.
+
+        Parameters
+        ----------
+        told : mapping of str to object
+            The settings in the message, by run-config key: what this project's app goes by.
+        config : mapping of str to bool, int, float or str
+            The run config. Where it says ``"auto"``, the server decides.
+        accepted : mapping of str to Accepted
+            ``[runs.config]``. What it does not list is as in the run config; where that has no
+            such key, it is the default.
+        """
+        for key, value in told.items():
+            own = config.get(key)
+            if key in accepted:
+                allowed = accepted[key]
+            elif self.unknown_keys:
+                continue
+            else:
+                own = _default(key) if own is None else own
+                allowed = Accepted((own,))
+            if not (own == AUTO or allowed.allows(value) or _is_own_task(key, value)):
+                raise RefusedByMemberError(
+                    f"the message says {key} = {value!r}; this member accepts {allowed}"
+                )
+
     def check_day(self, today: date) -> None:
         """Raise RefusedByMemberError on a day on which a member does not answer."""
         if self.first_day and today < self.first_day:
@@ -178,3 +210,20 @@ def _refusal(what: str, key: str, allowed: str) -> RefusedByMemberError:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _default(key: str) -> Scalar:
+    """Return what clients are told of a key that the app's own run config leaves out."""
+    # Imported here: a guard needs PyTorch for such apps alone.
+    from fedif_flower.messages.client_config import ClientConfig
+
+    return ClientConfig.defaults().get(key, "")
+
+
+def _is_own_task(key: str, value: object) -> bool:
+    """Return whether a message names the task that the approved app itself brings along."""
+    if key != "task":
+        return False
+    from fedif_flower.tasks.config import OWN
+
+    return str(value).startswith(OWN)

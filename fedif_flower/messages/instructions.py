@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Message
 
+from fedif_flower.errors import ConfigError
+
 if TYPE_CHECKING:  # A guarded SuperNode needs the keys below, and no PyTorch.
     from fedif_flower.messages.client_config import ClientConfig
     from fedif_flower.tasks.task import Task
@@ -59,11 +61,26 @@ def instructions(
     )
 
 
+def told_config(received: ConfigRecord) -> dict[str, object]:
+    """Return the settings that the server sent, unchecked, by run-config key."""
+    return dict(json.loads(str(received[CONFIG_KEY])))
+
+
 def read_config(received: ConfigRecord) -> ClientConfig:
-    """Return the settings that the server sent."""
+    """Return the settings that the server sent.
+
+    Raises
+    ------
+    ConfigError
+        If one is wrong, or left out: a member's policy judges what is there.
+    """
     from fedif_flower.messages.client_config import ClientConfig
 
-    return ClientConfig.from_json(str(received[CONFIG_KEY]))
+    told = told_config(received)
+    config = ClientConfig(**told)
+    if odd := config.to_mapping().keys() ^ told.keys():
+        raise ConfigError(f"the server's settings are not this app's: {min(odd)!r}")
+    return config
 
 
 def round_of(message: Message) -> int | None:

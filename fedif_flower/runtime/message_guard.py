@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import httpx
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import (
@@ -43,6 +43,7 @@ from fedif_flower.member.own_replies import OwnReplies
 from fedif_flower.member.policy import MemberPolicy
 from fedif_flower.member.round_counts import RoundCounts
 from fedif_flower.member.run_rules import AskedRun
+from fedif_flower.messages.instructions import CONFIG_KEY, told_config
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import Scalar
 
@@ -70,9 +71,10 @@ class Connection(NamedTuple):
 
 @dataclass
 class AdmittedRun:
-    """A run that the member takes part in; its bundle until Flower has it."""
+    """A run that the member takes part in, and its run config; its bundle until Flower has it."""
 
     run: Any
+    config: Mapping[str, Scalar]
     fab: Any
 
 
@@ -165,6 +167,7 @@ class MessageGuard:
             )
             objects = self._pull(message, tree)
             content = _read_message(message, objects)
+            self._check_told(message.metadata.run_id, content)
             self._note("in", message, message.metadata.message_id, objects.size)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
             self._refuse("in", message, error)
@@ -202,7 +205,18 @@ class MessageGuard:
         overridden = {key: value for key, value in config.items() if value != own[key]}
         asked = AskedRun(bundle.name, run.federation_id, config, overridden)
         self._policy.runs.check_run(asked, self._policy.config)
-        self._runs[run_id] = AdmittedRun(run, fab)
+        self._runs[run_id] = AdmittedRun(run, config, fab)
+
+    def _check_told(self, run_id: int, content: RecordDict) -> None:
+        """Raise RefusedByMemberError where a message tells the app other settings than the run's.
+
+        The app of this project goes by those of the message.
+        """
+        for record in content.values():
+            if isinstance(record, ConfigRecord) and CONFIG_KEY in record:
+                self._policy.runs.check_told(
+                    told_config(record), self._runs[run_id].config, self._policy.config
+                )
 
     def _keep_refused(self, run: Any) -> None:
         """Keep a bundle that was refused, so that the member can look at it."""

@@ -7,6 +7,8 @@ import pytest
 
 from fedif_flower.errors import ConfigError, RefusedByMemberError
 from fedif_flower.member.run_rules import Accepted, AskedRun, RunRules
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.run.config import RunConfig, default_run_config
 
 CONFIG = {"rounds": 10, "rate": 0.1, "name": "a", "masked": False}
 
@@ -79,3 +81,51 @@ def test_a_run_within_the_policy_is_not(rules, run):
     # A key that the app does not have is nobody's.
     accepted = {"rate": Accepted(least=0, most=0.5), "absent": Accepted((1,))}
     RunRules(**rules).check_run(run, accepted)
+
+
+def told(**config) -> dict:
+    """Return what an honest server tells clients of a run."""
+    keys = {key.replace("_", "-"): value for key, value in config.items()}
+    return RunConfig.from_run_config(keys).part(ClientConfig).to_mapping()
+
+
+ATTACKED = {"attack": "ipm", "malicious-fraction": 0.25, "ipm.epsilon": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (default_run_config(), told(num_clients=7)),  # And learning-rate, which is "auto", too.
+        (default_run_config() | ATTACKED, told(**ATTACKED)),
+        ({}, told()),
+        ({}, told(task="this-app:wards")),
+        (ATTACKED | {"seed": 3}, told(**ATTACKED, seed=3)),
+        ({"attack": "alie"}, told(attack="alie")),  # alie.z is "auto".
+    ],
+)
+def test_what_an_honest_server_tells_is_not_refused(config, message):
+    RunRules().check_told(message, config, {})
+    listed = {"local-epochs": Accepted(most=5), "attack": Accepted(("none", "ipm", "alie"))}
+    for unknown_keys in (True, False):
+        RunRules(unknown_keys=unknown_keys).check_told(message, config, listed)
+
+
+@pytest.mark.parametrize("config", [{}, default_run_config(), {"local-epochs": "auto"}])
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("momentum", 0.95, "says momentum = 0.95; this member accepts 0.9"),
+        ("seed", False, "says seed = False; this member accepts 0"),
+        ("batch_size", 16, "says batch_size = 16; this member accepts"),
+        ("label-noise.of", 1, "says label-noise.of = 1; this member accepts"),
+        ("task", "wards:task", "says task = 'wards:task'; this member accepts 'images'"),
+        ("attack", "label-noise", "says attack = 'label-noise'; this member accepts 'none'"),
+    ],
+)
+def test_a_message_that_says_what_the_run_does_not_is_refused(config, key, value, reason):
+    message = told() | {key: value}
+    with pytest.raises(RefusedByMemberError, match=re.escape(reason)):
+        RunRules().check_told(message, config, {})
+    RunRules(unknown_keys=True).check_told(message, config, {})
+    with pytest.raises(RefusedByMemberError, match=re.escape(reason.partition(";")[0])):
+        RunRules(unknown_keys=True).check_told(message, config, {key: Accepted(("x",))})

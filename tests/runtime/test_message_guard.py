@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_from_proto
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -21,13 +22,17 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.runtime.run_clientapp import push_message
 from flwr.supernode.servicer.runtime import runtime_handlers
 
-from fedif_flower.errors import StorageError
+from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.member.app_bundle import bundle_digest, read_bundle
 from fedif_flower.member.outgoing import OutgoingPolicy
 from fedif_flower.member.policy import read_member_policy
 from fedif_flower.member.round_counts import RoundCounts
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import instructions, read_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.runtime.message_guard import REFUSED, Connection, MessageGuard
-from tests.member.bundles import bundle
+from fedif_flower.tasks.registry import build_task
+from tests.member.bundles import PYPROJECT, bundle
 
 NODE, RUN, SERVER = 7, 3, 1
 APP = bundle()
@@ -118,12 +123,12 @@ class Member:
         self.sent.append((message, tree, self.pushed))
         return {part.object_id for part in walk(tree)}, "session"
 
-    def ask(self, kind="train", run_id=RUN, inside=None, **announced):
+    def ask(self, kind="train", run_id=RUN, inside=None, content=MODEL, **announced):
         """Let the SuperLink send a message and the SuperNode take it; return what the app sees."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in (("run_id", run_id), ("task_id", 1), ("node_id", SERVER)):
                 patch.setattr(TaskIdentity, f"_{name}", value)
-            message = Message(MODEL, NODE, inside or kind)
+            message = Message(content, NODE, inside or kind)
         tree = get_object_tree(message)
         parts = get_all_nested_objects(message)
         self.objects.update({name: self.damage(part.deflate()) for name, part in parts.items()})
@@ -272,6 +277,46 @@ def test_a_run_outside_the_policy_starts_no_app(start, changes, reason):
     assert member.tasks == 0
     member.serve(APP, override_config={"rounds": 9, "model.size": 2})
     assert member.ask() is not None
+
+
+TRAINING = {"local-epochs": 5, "attack": "none", "malicious-fraction": 0.1}
+
+
+@pytest.mark.parametrize("unknown", ["true", "false"])
+def test_the_app_is_told_nothing_that_the_policy_does_not_accept(start, unknown):
+    """It goes by what a message says, and not by the run config that was looked at."""
+    lines = "\n".join(f"{key} = {value!r}" for key, value in TRAINING.items())
+    member = start(f"[runs]\nunknown-keys = {unknown}\n[runs.config]\n{lines}")
+    app = bundle(**{"pyproject.toml": PYPROJECT + lines})
+    member.policy.apps.approve(read_bundle(app, "app"))
+    member.serve(app)
+    config = RunConfig.from_run_config(TRAINING).part(ClientConfig)
+
+    def told(config):
+        settings = instructions(config, build_task(config), run="a")
+        return RecordDict({**MODEL, "config": settings})
+
+    for kind in ("train", "query"):
+        assert member.ask(kind, content=told(config)) is not None
+        for key, value in {
+            "local-epochs": 50,
+            "attack": "label-noise",
+            "malicious-fraction": 0.9,
+        }.items():
+            assert (
+                member.ask(kind, content=told(config.replace(**{key.replace("-", "_"): value})))
+                is None
+            )
+            assert f"the message says {key} = {value!r}; this member accepts" in member.error
+    assert member.tasks == 2
+
+
+def test_the_app_takes_no_message_that_leaves_a_setting_out():
+    """Else its default would come past the policy."""
+    told = json.loads(ClientConfig().to_json())
+    del told["local-epochs"]
+    with pytest.raises(ConfigError, match="the server's settings are not this app's: 'local-ep"):
+        read_config(ConfigRecord({"client-config": json.dumps(told)}))
 
 
 def test_another_app_under_an_approved_hash_is_refused(start):
