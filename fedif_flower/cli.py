@@ -266,12 +266,18 @@ def verify(
 
 
 @cli.command()
-def replay(run_dir: RunDir) -> None:
+def replay(
+    run_dir: RunDir,
+    import_from: Annotated[
+        list[str] | None,
+        typer.Option(help="a package whose code the run's settings may name, module:object"),
+    ] = None,
+) -> None:
     """Recompute what each member contributed from the updates that a run kept, bit for bit."""
     require_directories([run_dir])
     from fedif_flower.statement.replay import replay as recompute
 
-    found = recompute(run_dir)
+    found = recompute(run_dir, import_from=import_from or ())
     Console().print(
         f"The same bits: {found.contributions} contributions in {found.rounds} rounds",
         highlight=False,

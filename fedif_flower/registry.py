@@ -8,6 +8,7 @@ accepts it only from packages that its operator allows (:mod:`fedif_flower.clien
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,8 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError
 
+# The packages that module:object may import from; None: any. For settings of others' runs.
+_IMPORTABLE: ContextVar[Collection[str] | None] = ContextVar("importable", default=None)
 # Set while a client runs in the process of whoever started its server.
 IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)
 
@@ -96,6 +99,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         if name in installed:
             found = _load(f"{self.key} = {name!r}", installed[name].value)
         elif is_import(name):
+            _require_importable(self.key, name)
             found = _load(f"{self.key} = {name!r}", name)
         else:
             raise ConfigError(
@@ -112,6 +116,30 @@ class Registry(Mapping[str, Callable[..., Any]]):
             for name, point in _installed(self.group).items()
             if name not in self.built_in
         ]
+
+
+@contextmanager
+def importing_only(packages: Collection[str]) -> Iterator[None]:
+    """Let ``module:object`` import from these packages alone."""
+    token = _IMPORTABLE.set(packages)
+    try:
+        yield
+    finally:
+        _IMPORTABLE.reset(token)
+
+
+def _require_importable(key: str, name: str) -> None:
+    allowed, package = _IMPORTABLE.get(), package_of(name)
+    if allowed is not None and package not in allowed:
+        raise ConfigError(
+            f"{key} = {name!r} imports {name.split(':')[0]!r}, which runs its code here: "
+            f"--import-from {package} allows it"
+        )
+
+
+def package_of(name: str) -> str:
+    """Return from which package ``module:object`` imports."""
+    return name.split(":")[0].split(".")[0]
 
 
 def is_import(name: object) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import called
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
@@ -155,6 +156,10 @@ class Run:
     @cached_property
     def members(self) -> tuple[Member, ...]:
         """Everybody who was asked, the largest contribution first, else the largest score."""
+        with refused_as(ConfigError, f"the tables of {self.folder.path} cannot be read"):
+            return self._members()
+
+    def _members(self) -> tuple[Member, ...]:
         found: dict[int, list[Line]] = {}
         for line in self.lines("clients"):
             found.setdefault(line["client_id"], []).append(line)

@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import annotated_types
@@ -213,20 +212,6 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
             values[match[1]] = match[2]  # A shell took the quotes away.
         position = match.end()
     return values
-
-
-def read_settings_file(path: Path) -> dict[str, Any]:
-    """Return what one's own TOML file says.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read, or is no TOML.
-    """
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:  # ValueError: no TOML, or no text.
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[str, Any]:

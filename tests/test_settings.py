@@ -6,10 +6,10 @@ import pytest
 from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import read_toml
 from fedif_flower.settings import (
     RefusedValueError,
     Settings,
-    read_settings_file,
     setting,
     take_section,
 )
@@ -86,7 +86,7 @@ def test_what_a_run_config_needs_is_read_off_the_declarations():
 def test_a_settings_file_and_its_sections(tmp_path):
     path = tmp_path / "own.toml"
     path.write_text("low = 2\n[a]\nb = 1\n[a.c]\nd = 3\n")
-    content = read_settings_file(path)
+    content = read_toml(path)
     outer = take_section(content, "a")
     assert (take_section(outer, "c", "a.c"), outer, content) == ({"d": 3}, {"b": 1}, {"low": 2})
     assert take_section(content, "a") == {}

@@ -7,7 +7,7 @@ import sys
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.registry import IN_PROCESS, is_import
+from fedif_flower.registry import IN_PROCESS, is_import, package_of
 
 
 def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
@@ -24,7 +24,7 @@ def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
         ("local-method", config.local_method),
     )
     for key, name in named:
-        package = name.split(":")[0].split(".")[0]
+        package = package_of(name)
         if is_import(name) and package not in node.importable and not _is_simulated():
             raise ConfigError(
                 f"{key} = {name!r}: this node imports nothing from {package!r} for a server; its "

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Settings
 
 MOST_BYTES = 2**16
@@ -34,27 +34,6 @@ def _value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file that somebody else may have written.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read, is too long, or is no TOML.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ConfigError(f"{path} is longer than {MOST_BYTES} bytes")
-        return tomllib.loads(content.decode())
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: {reason}") from error
-
-
 def read_document(path: Path, kind: type[_Document]) -> _Document:
     """Read a TOML file with the settings of a class.
 
@@ -64,7 +43,7 @@ def read_document(path: Path, kind: type[_Document]) -> _Document:
         Naming the file, the key, and what is allowed.
     """
     try:
-        return kind(**read_toml(path))
+        return kind(**read_toml(path, MOST_BYTES))
     except ConfigError as error:
         named = str(error) if str(path) in str(error) else f"{path}: {error}"
         raise ConfigError(named) from error

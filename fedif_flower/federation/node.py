@@ -14,7 +14,6 @@ from fedif_flower.federation.documents import (
     NAME,
     NAME_ALLOWED,
     read_document,
-    read_toml,
     to_toml,
 )
 from fedif_flower.federation.invitation import (
@@ -26,6 +25,7 @@ from fedif_flower.federation.invitation import (
 from fedif_flower.federation.programs import Program, module_program
 from fedif_flower.federation.steps import Steps
 from fedif_flower.federation.units import node_unit
+from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Scalar, Settings, setting, take_section
 from fedif_flower.storage import require_private
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +10,8 @@ from typing import Any, Protocol
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.federation.flower import FlowerCommandError
 from fedif_flower.federation.programs import PROJECT
-from fedif_flower.settings import parse_overrides, read_settings_file, unknown_key
+from fedif_flower.foreign import read_toml
+from fedif_flower.settings import parse_overrides, unknown_key
 
 ATTEMPTS = 10  # Of asking how a run is: a busy host may need a while.
 PAUSE = 3.0
@@ -42,9 +42,9 @@ def app_folder(given: Path | None) -> Path:
     """
     folder = given or PROJECT
     try:
-        content = tomllib.loads((folder / "pyproject.toml").read_text())
+        content = read_toml(folder / "pyproject.toml")
         content["tool"]["flwr"]["app"]
-    except (OSError, ValueError, LookupError) as error:
+    except (ConfigError, LookupError, TypeError) as error:
         raise ConfigError(
             f"{folder} has no pyproject.toml with an app of Flower: name the app's folder with "
             "--app"
@@ -55,10 +55,10 @@ def app_folder(given: Path | None) -> Path:
 def require_known_keys(app: Path, run_config: str) -> None:
     """Raise ConfigError, naming the first key that an app's ``[tool.flwr.app.config]`` lacks."""
     if run_config.endswith(".toml"):
-        given = read_settings_file(Path(run_config))
+        given = read_toml(Path(run_config))
     else:
         given = dict(parse_overrides(run_config))
-    content = tomllib.loads((app / "pyproject.toml").read_text())
+    content = read_toml(app / "pyproject.toml")
     known = _flat(content["tool"]["flwr"]["app"].get("config", {}))
     for key in _flat(given):
         if key not in known:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import read_toml
 from fedif_flower.member.app_rules import AppRules, MemberApps
 from fedif_flower.member.node_log import LogSettings
 from fedif_flower.member.outgoing import LeavesSettings
 from fedif_flower.member.run_rules import Accepted, RunRules
-from fedif_flower.settings import Settings, read_settings_file, setting, take_section, unknown_key
+from fedif_flower.settings import Settings, setting, take_section, unknown_key
 
 SECTIONS = ("apps", "runs", "leaves", "log", "sign")
 FILE = "member-policy.toml"
@@ -88,7 +89,7 @@ def read_member_policy(path: Path) -> MemberPolicy:
     ConfigError
         Naming the file, the key, and what is allowed.
     """
-    content = read_settings_file(path)
+    content = read_toml(path)
     beside = path.parent.absolute()
     try:
         apps, runs, leaves, log, sign = (take_section(content, name) for name in SECTIONS)

@@ -15,7 +15,15 @@ import torch
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.evidence.receipts import LEAF
-from fedif_flower.run.rows import AttendanceRow, ClientRow, RoundRow, csv_text, read_rows
+from fedif_flower.foreign import parse_json, read_whole
+from fedif_flower.run.rows import (
+    AttendanceRow,
+    ClientRow,
+    RoundRow,
+    csv_text,
+    open_table,
+    read_rows,
+)
 from fedif_flower.storage import set_aside, write_atomically, writing
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.quarantine import Decision
@@ -67,12 +75,16 @@ class JsonFile:
 
         Raises
         ------
+        FileNotFoundError
+            If there is no file.
         ConfigError
-            If the file holds no JSON object.
+            If it holds no JSON object.
         """
         try:
-            content = json.loads(self.path.read_text())
-        except ValueError as error:
+            content = parse_json(read_whole(self.path))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path} is no JSON object: {error}") from error
         if not isinstance(content, dict):
             raise ConfigError(f"{self.path} is no JSON object")
@@ -122,7 +134,7 @@ class Table:
         """
         try:
             return read_rows(self.path)
-        except (csv.Error, UnicodeDecodeError) as error:
+        except (csv.Error, OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} cannot be read: {error}") from error
 
     def cells(self) -> list[list[str]]:
@@ -134,9 +146,9 @@ class Table:
             If the file is no CSV file.
         """
         try:
-            with self.path.open(newline="", encoding="utf-8") as file:
+            with open_table(self.path) as file:
                 return list(csv.reader(file)) or [[]]
-        except (csv.Error, UnicodeDecodeError) as error:
+        except (csv.Error, OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} cannot be read: {error}") from error
 
 
@@ -274,7 +286,8 @@ def files_of_rounds(folder: Path) -> dict[int, Path]:
     """Return a folder's files by round, in order; other files there are left out."""
     paths = folder.iterdir() if folder.is_dir() else ()
     named = ((round_of_file(path), path) for path in paths)
-    return dict(sorted((number, path) for number, path in named if number is not None))
+    found = {number: path for number, path in named if number is not None and path.is_file()}
+    return dict(sorted(found.items()))
 
 
 def write_tensors(path: Path, content: Mapping[str, Any]) -> None:

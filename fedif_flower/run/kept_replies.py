@@ -75,7 +75,8 @@ def sent_files(folder: Path) -> dict[int, Path]:
     """Return a folder's files of signed replies by round."""
     paths = folder.iterdir() if folder.is_dir() else ()
     named = ((_FILE.fullmatch(path.name), path) for path in paths)
-    return dict(sorted((int(match[1]), path) for match, path in named if match))
+    found = {int(match[1]): path for match, path in named if match and path.is_file()}
+    return dict(sorted(found.items()))
 
 
 def read_replies(path: Path) -> tuple[dict[int, dict[str, NDArray[Any]]], list[str]]:

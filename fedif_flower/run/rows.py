@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
+from fedif_flower.foreign import regular
 from fedif_flower.messages.screening import Status
 from fedif_flower.strategies.presence import Change, Presence
 from fedif_flower.strategies.reports import RoundStatus
@@ -137,8 +138,13 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """Return the lines of a CSV file; a last line cut off by a crash is left out."""
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
+    with open_table(path) as file:
         return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def open_table(path: Path) -> TextIO:
+    """Open a CSV file that somebody else may have written."""
+    return open(path, newline="", encoding="utf-8", opener=regular)
 
 
 def rows_between(rows: Sequence[_Row], after: int, last_round: int) -> Sequence[_Row]:

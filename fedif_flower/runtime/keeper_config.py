@@ -9,9 +9,10 @@ from pathlib import Path
 from fedif_flower.errors import ConfigError
 from fedif_flower.evidence.keys import VerifyingKey, read_public_key
 from fedif_flower.evidence.members import names_by_digest
+from fedif_flower.foreign import read_toml
 from fedif_flower.masking import KeeperPolicy
 from fedif_flower.run.logs import FORMATS
-from fedif_flower.settings import Settings, read_settings_file, setting, take_section
+from fedif_flower.settings import Settings, setting, take_section
 
 SECTIONS = ("members", "policy")
 
@@ -81,7 +82,7 @@ def read_keeper_config(path: Path) -> KeeperConfig:
     ConfigError
         Naming the file, the key, and what is allowed.
     """
-    content = read_settings_file(path)
+    content = read_toml(path)
     try:
         members, policy = (take_section(content, name) for name in SECTIONS)
         settings = KeeperSettings(**content)

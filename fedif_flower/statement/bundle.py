@@ -15,6 +15,7 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.evidence.keys import SigningKey, public_der, public_of
+from fedif_flower.foreign import parse_json, refused_as
 from fedif_flower.run.completeness import Completeness, MemberTurns
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash
@@ -101,6 +102,18 @@ def make_statement(
             f"{earlier} is there, and members may have been sent it; --again makes another "
             "and keeps it"
         )
+    with refused_as(ConfigError, f"{run_dir}: no statement can be made of its records"):
+        return _made(run_dir, key, budget_cents, names, from_round, contact)
+
+
+def _made(
+    run_dir: Path,
+    key: SigningKey,
+    budget_cents: int | None,
+    names: Mapping[int, str] | None,
+    from_round: int,
+    contact: str,
+) -> Path:
     records = read_run(run_dir, names)
     counted = records.since(from_round)
     account = settle(counted, budget_cents)
@@ -194,7 +207,7 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
     ValueError, TypeError, KeyError
         If it is none.
     """
-    content: dict[str, Any] = json.loads(text)
+    content: dict[str, Any] = parse_json(text)
     names = {int(key): name for key, name in content.pop("names").items()}
     complete = content.pop("completeness")
     turns = tuple(MemberTurns(**values) for values in complete.pop("members"))

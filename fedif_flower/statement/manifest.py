@@ -24,6 +24,7 @@ from pydantic.alias_generators import to_camel
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.evidence.dsse import Envelope, read_envelope
 from fedif_flower.evidence.keys import VerifyingKey, fingerprint, key_id
+from fedif_flower.foreign import parse_json, read_whole, regular
 from fedif_flower.messages.text import printable
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -202,7 +203,7 @@ def statement_in(envelope: Envelope) -> SignedStatement:
     try:
         if envelope.payload_type != PAYLOAD_TYPE:
             raise ValueError(f"payloadType is {envelope.payload_type!r:.80}")
-        found = SignedStatement.model_validate_json(envelope.payload)
+        found = SignedStatement.model_validate(parse_json(envelope.payload))
         _ = found.predicate.signer
     except ValidationError as error:
         wrong = error.errors()[0]
@@ -242,12 +243,12 @@ def read_file(folder: Path, name: str) -> bytes:
         If it cannot be read, naming it.
     """
     try:
-        return (folder / name).read_bytes()
+        return read_whole(folder / name)
     except OSError as error:
         raise StatementError(f"{name} cannot be read: {error.strerror}") from error
 
 
 def file_hash(path: Path) -> str:
     """Return a file's SHA-256 in hex."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:  # Path.open takes no opener
         return hashlib.file_digest(file, "sha256").hexdigest()

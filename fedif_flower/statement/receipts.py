@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedif_flower.evidence.receipts import (
     round_leaves,
 )
 from fedif_flower.evidence.signed_update import SignedUpdate, UpdateStatement
+from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.receipts import head_of, read_tree
@@ -315,7 +315,7 @@ def _check_own_signature(run: str, content: Mapping[str, Any]) -> None:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_whole(path))
     except (OSError, ValueError) as error:
         raise StatementError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.registry import importing_only
 from fedif_flower.round import ModelVectors
 from fedif_flower.run.attribution import credit_bounds
 from fedif_flower.run.config import RunConfig
@@ -43,7 +45,7 @@ class Replayed:
     contributions: int
 
 
-def replay(run_dir: Path, task: Task | None = None) -> Replayed:
+def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str] = ()) -> Replayed:
     """Recompute every contribution from the kept updates and compare it with the recorded one.
 
     The bits are the same on the same kind of processor, with the same versions and number of
@@ -55,6 +57,8 @@ def replay(run_dir: Path, task: Task | None = None) -> Replayed:
         A complete run with ``attribution`` and ``keep-updates``.
     task : Task, optional
         The app's own task, where the run had one.
+    import_from : collection of str
+        Packages whose code may be imported where the run's settings name it, ``module:object``.
 
     Raises
     ------
@@ -62,8 +66,14 @@ def replay(run_dir: Path, task: Task | None = None) -> Replayed:
         Naming the round and the client whose contribution is another one, or the validation set if
         it is not the run's.
     ConfigError
-        If the run kept no updates, or had a task of its app's own and none is given.
+        If the run kept no updates, had a task of its app's own and none is given, or its settings
+        name a module of a package that may not be imported.
     """
+    with importing_only(import_from), refused_as(StatementError, "the run cannot be recomputed"):
+        return _replayed(run_dir, task)
+
+
+def _replayed(run_dir: Path, task: Task | None) -> Replayed:
     records = read_run(run_dir)
     folder = records.folder
     kept = files_of_rounds(folder.updates)

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
 from fedif_flower.evidence.keys import VerifyingKey, fingerprint
+from fedif_flower.foreign import refused_as
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.secret_validation import COMMITMENT, commitment_of
@@ -116,19 +117,28 @@ def verify(
     if not is_page and not folder.is_dir():
         raise ConfigError(f"{str(path)!r} holds no statement: make one with `fedif statement`")
     found = Verified(read_signed(folder, members or {}))
-    statement, manifest = found.signed.statement, found.manifest
     if key and key.replace(" ", "") != found.key.replace(" ", ""):
         raise StatementError(f"the statement is signed by another key: {found.key}")
     if is_page:
-        _check_page(path, statement)
+        _check_page(path, found.signed.statement)
         return found
-    not_here = _check_files(run, statement)
-    _check_chain(run, manifest)
+    with refused_as(StatementError, "the records cannot be read"):
+        return _checked_against_records(found, run, members, receipts)
+
+
+def _checked_against_records(
+    found: Verified,
+    run: RunFolder,
+    members: Mapping[str, VerifyingKey] | None,
+    receipts: Sequence[Path],
+) -> Verified:
+    not_here = _check_files(run, found.signed.statement)
+    _check_chain(run, found.manifest)
     _check_salt(run)
-    _check_account(run, manifest)
+    _check_account(run, found.manifest)
     names = read_names(run.names.path) if run.names.path.is_file() else {}
     signed = check_signatures(run, names, members)
-    tree = check_tree(run, manifest.head)
+    tree = check_tree(run, found.manifest.head)
     return replace(
         found,
         not_here=not_here,
@@ -189,7 +199,7 @@ def _first_round(run: RunFolder, name: str) -> str:
 
 
 def _signed_chain(run: RunFolder) -> list[str]:
-    lines = (run.statement / CHAIN).read_text().splitlines()[1:]
+    lines = read_file(run.statement, CHAIN).decode().splitlines()[1:]
     return [line.partition(",")[2] for line in lines]
 
 
@@ -214,12 +224,9 @@ def _check_salt(run: RunFolder) -> None:
 def _check_account(run: RunFolder, manifest: Manifest) -> None:
     """Raise StatementError unless account and pages follow from the records."""
     content = read_file(run.statement, ACCOUNT)
-    try:
-        account, names = read_account(content)
-        records = read_run(run.path, names)
-        counted = records.since(account.first_round)
-    except (ConfigError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StatementError(f"the statement cannot be recomputed: {error}") from error
+    account, names = read_account(content)
+    records = read_run(run.path, names)
+    counted = records.since(account.first_round)
     of_rounds: dict[int, list[float]] = {row.round: [] for row in records.rounds}
     for part in records.parts:
         of_rounds[part.round].append(part.contribution)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import read_toml
 from fedif_flower.run.config import RunConfig
 from fedif_flower.sections import section_name
 from fedif_flower.settings import Scalar, unknown_key
@@ -37,10 +37,7 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     ConfigError
         If the file cannot be read, or a key, an axis or a value is not allowed.
     """
-    try:
-        spec: dict[str, Any] = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"sweep {str(path)!r}: {error}") from error
+    spec = read_toml(path)
     name = spec.pop("name", path.stem)
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
         raise ConfigError(f"name = {name!r}; allowed: letters, digits, '-', '_', '.'")
@@ -97,7 +94,7 @@ def _chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
 
 def swept_keys(path: Path) -> set[str]:
     """Return the keys that a sweep varies: its axes, and those of its tables."""
-    spec = tomllib.loads(path.read_text())
+    spec = read_toml(path)
     grids = [flatten(grid) for grid in spec.pop("cells", [])]
     spec = flatten(spec)
     return {key for key, value in spec.items() if isinstance(value, list)}.union(*grids)

@@ -48,10 +48,13 @@ def test_runs_are_listed_the_newest_first(tmp_path):
     (done.updates / "rounds.csv").write_text("")  # Of a run's folder no more than itself.
     damaged = make_folder(tmp_path / "damaged")
     damaged.config.path.write_text("{")
+    nested = make_folder(tmp_path / "nested")
+    nested.live.path.write_text(100_000 * "[")
     found = {run["run"]: run for run in json.loads(typed("runs", tmp_path, "--json"))}
     assert list(found)[-1] == "sweep/old"
-    assert set(found) == {"[new]", "damaged", "sweep/old"}
+    assert set(found) == {"[new]", "damaged", "nested", "sweep/old"}
     assert "config.json" in found["damaged"]["state"]
+    assert "state.json" in found["nested"]["state"]
     old, new = found["sweep/old"], found["[new]"]
     assert 7100 < old.pop("age_seconds") < 7300
     assert old == {

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from client_app import app as client_app
-from fedif_flower.errors import StatementError
+from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import files_of_rounds
@@ -123,6 +124,27 @@ def test_a_changed_record_is_found(copy):
     lines[at] = ",".join(cells)
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(StatementError, match="round 3, client 1000"):
+        replay(copy)
+
+
+def test_a_run_of_others_imports_what_the_user_allows(copy, tmp_path, monkeypatch):
+    path = copy / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"strategy": "planted:Strategy"}))
+    (tmp_path / "planted.py").write_text("import json\njson.planted = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"imports 'planted'.*--import-from planted"):
+        replay(copy)
+    assert not hasattr(json, "planted")
+    with pytest.raises(ConfigError, match="has no 'Strategy'"):
+        replay(copy, import_from=["planted"])
+    del json.planted
+
+
+def test_a_pipe_among_the_updates_is_not_waited_for(copy):
+    path = files_of_rounds(copy / "updates")[2]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="the updates of round 2 were not kept"):
         replay(copy)
 
 

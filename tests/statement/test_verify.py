@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -10,11 +11,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.errors import ConfigError, FedIFError, StatementError
+from fedif_flower.evidence.dsse import Envelope
 from fedif_flower.evidence.keys import SigningKey, fingerprint
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.statement.bundle import make_statement
-from fedif_flower.statement.manifest import ENVELOPE, file_hash, read_signed, statement_of
+from fedif_flower.statement.manifest import (
+    ENVELOPE,
+    PAYLOAD_TYPE,
+    file_hash,
+    read_signed,
+    statement_of,
+)
 from fedif_flower.statement.verify import verify
 from tests.statement.runs import make_run
 from tests.statement.signed_runs import rewrite
@@ -143,6 +151,54 @@ def test_a_manifest_names_files_of_the_run_alone(copy, key, name, words):
     files = read_signed(copy / "statement").statement.predicate.files
     sign_again(copy, key, files={**files, name: "00" * 32})
     with pytest.raises(StatementError, match=words):
+        verify(copy)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ('"payloadType"', '"payloadType": "text/plain", "payloadType"'),
+        ('"predicate":', '"predicate":{},"predicate":'),
+        ('"run":', '"run":"another","run":'),
+    ],
+)
+def test_a_key_that_is_there_twice_is_found_though_signed(copy, key, written):
+    path = copy / "statement" / ENVELOPE
+    payload = read_signed(copy / "statement").envelope.payload.decode().replace(*written, 1)
+    text = Envelope(PAYLOAD_TYPE, payload.encode()).signed_by(key).to_bytes().decode()
+    path.write_text(text.replace(*written, 1))
+    with pytest.raises(StatementError, match="there twice"):
+        verify(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("provenance.json", 100_000 * "["),
+        ("config.json", "{}"),
+        ("statement/chain.csv", "nothing"),
+    ],
+)
+def test_odd_files_are_refused_in_a_sentence_though_signed(copy, key, name, content):
+    (copy / name).write_text(content)
+    sign_again(copy, key)
+    with pytest.raises(FedIFError) as caught:
+        verify(copy)
+    assert len(str(caught.value)) < 400
+
+
+def test_contributions_without_a_finite_sum_make_no_statement(copy, key):
+    path = copy / "attribution.csv"
+    path.write_text(path.read_text().replace(",0.5,", ",1e308,"))
+    with pytest.raises(ConfigError, match="no statement can be made of its records: Overflow"):
+        make_statement(copy, key, again=True)
+
+
+@pytest.mark.parametrize("name", ["signatures.csv", f"statement/{ENVELOPE}"])
+def test_a_pipe_among_the_files_is_not_waited_for(copy, name):
+    (copy / name).unlink(missing_ok=True)
+    os.mkfifo(copy / name)
+    with pytest.raises(FedIFError, match="no regular file"):
         verify(copy)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import refused_as
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.watch.reader import RunReader
@@ -66,6 +67,13 @@ def _folders(directory: Path) -> Iterator[Path]:
 def _listed(path: Path, directory: Path, now: float) -> ListedRun:
     name = path.relative_to(directory).as_posix()
     try:
+        return _read(path, name, now)
+    except ConfigError as error:
+        return ListedRun(name, str(error))
+
+
+def _read(path: Path, name: str, now: float) -> ListedRun:
+    with refused_as(ConfigError, "its files cannot be read"):
         run = Watched(RunReader(RunFolder(path)).read(members=False), now)
         config, accuracy = run.records.config, run.series("test_accuracy")
         return ListedRun(
@@ -79,5 +87,3 @@ def _listed(path: Path, directory: Path, now: float) -> ListedRun:
             figure=run.figure,
             age_seconds=max(now - run.last_sign, 0.0),
         )
-    except ConfigError as error:
-        return ListedRun(name, str(error))

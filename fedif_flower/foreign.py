@@ -1,0 +1,128 @@
+"""Reading what somebody else wrote: regular files alone, JSON and TOML with bounds."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedif_flower.errors import ConfigError, FedIFError
+
+MOST_BYTES = 64 * 2**20  # Of a file that is read whole.
+MOST_DEPTH = 64  # Of objects and lists within each other.
+_TOO_DEEP = f"more than {MOST_DEPTH} objects or lists within each other"
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a file, for ``open(..., opener=regular)``.
+
+    Raises
+    ------
+    OSError
+        If it is a pipe, a device or a folder: reading these may never end.
+    """
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return descriptor
+
+
+def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file.
+
+    Raises
+    ------
+    OSError
+        If it is none, has more than ``most`` bytes, or cannot be read.
+    """
+    with open(path, "rb", opener=regular) as file:  # Path.open takes no opener
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    return content
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Return what a JSON text says.
+
+    Raises
+    ------
+    ValueError
+        If it is none, an object has a key twice, a text holds half of a surrogate pair, or it is
+        nested deeper than 64.
+    """
+    text = content if isinstance(content, str) else content.decode()
+    try:
+        return _checked(json.loads(text, object_pairs_hook=_each_key_once))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
+    """Return what a TOML file says.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, has more than ``most`` bytes, is no TOML, or is nested deeper than
+        64.
+    """
+    try:
+        found: dict[str, Any] = _checked(tomllib.loads(read_whole(path, most).decode()))
+    except RecursionError:
+        raise ConfigError(f"{path}: {_TOO_DEEP}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: {reason}") from error
+    return found
+
+
+@contextmanager
+def refused_as(kind: type[FedIFError], what: str) -> Iterator[None]:
+    """Turn whatever goes wrong with values that somebody else wrote into one sentence.
+
+    Raises
+    ------
+    FedIFError
+        Of this kind, ``what`` first; those that are raised inside stay as they are.
+    """
+    try:
+        yield
+    except FedIFError:
+        raise
+    except Exception as error:  # An OverflowError of 1e308, a KeyError of what is not there ...
+        raise kind(f"{what}: {error!r:.200}") from error
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r:.80} is there twice")
+        found[key] = value
+    return found
+
+
+def _checked(value: Any) -> Any:
+    """Return a value that recursive code can walk through, and whose texts can be written."""
+    level = [value]
+    for _ in range(MOST_DEPTH + 1):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, str):
+                one.encode()  # Half of a surrogate pair is a ValueError.
+            elif isinstance(one, dict):
+                inner += [*one, *one.values()]
+            elif isinstance(one, list):
+                inner += one
+        if not inner:
+            return value
+        level = inner
+    raise ValueError(_TOO_DEEP)
