@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from benchmarks.common import RESULTS, Figure, print_table, read_figures, read_machine
@@ -23,21 +22,15 @@ PROJECT = Path(__file__).resolve().parents[1]
 BENCHMARKS = {
     "aggregation": False,
     "valuation": True,
-    "robust_aggregators": False,
     "training_step": True,
     "throughput": True,
     "scale": False,
-    "cluster": False,
     "masking": False,
 }
 # Options of the quoted figures where they are not those that :func:`arguments` returns.
 QUOTED = {
-    "against_pydvl": "GAMES/*.npz --python ENV/bin/python --write",
-    "checkpoints": "--write",
-    "client_start": "--dataset fashion-mnist --data-dir DIR --write",
-    "round_latency": "--write",
     "rounds": "--full --bare --times 3 --write --data-dir DIR",
-    "valuation": "--threads 1 --data-dir DIR --fashion-mnist DIR --game GAMES/game --write",
+    "valuation": "--threads 1 --data-dir DIR --fashion-mnist DIR --write",
 }
 MODULES = {"rounds": "throughput"}  # Of figures that another benchmark takes.
 PAGE = """# Benchmarks
@@ -50,7 +43,7 @@ command above a table measures it again.
 
 def arguments(name: str, full: bool, data_dir: str) -> list[str]:
     """Return a benchmark's options."""
-    real = ["--data-dir", data_dir] if data_dir and (BENCHMARKS.get(name) or name == "gpu") else []
+    real = ["--data-dir", data_dir] if data_dir and BENCHMARKS.get(name) else []
     if name == "valuation":
         return ["--threads", "1", "--write", *real] if full else ["--quick", *real]
     return ["--write", *(["--full"] if full else []), *real]
@@ -101,7 +94,7 @@ def main(
     data_dir = str(Path(data_dir).absolute()) if data_dir else ""
     started = time.time()
     failed = []
-    for name in [*BENCHMARKS, *(["gpu"] if torch.cuda.is_available() else [])]:
+    for name in BENCHMARKS:
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments(name, full, data_dir)]
         if subprocess.run(command, cwd=PROJECT, check=False).returncode:
             failed.append(name)

@@ -89,14 +89,12 @@ def replies_to(messages: list[Message], arrays: ArrayRecord) -> list[Message]:
     return replies
 
 
-def measure(
-    case: Case, times: int, device: str = "cpu"
-) -> tuple[Timing, Timing, Timing, Timing, float]:
+def measure(case: Case, times: int) -> tuple[Timing, Timing, Timing, Timing, float]:
     """Return FedAvg's, FedIF's (gradient ready), FedIF's (not), the gradient's seconds; memory."""
     arrays = model_arrays(case.model)
-    validation = Validation(case.model, case.inputs, case.targets, device=device)
+    validation = Validation(case.model, case.inputs, case.targets, device="cpu")
     grid = LocalGrid(lambda message, _: message, NUM_CLIENTS)
-    ours = FedIF(validation, stages=(), fraction_evaluate=0.0, setup=Setup(device=device))
+    ours = FedIF(validation, stages=(), fraction_evaluate=0.0, setup=Setup(device="cpu"))
     messages = list(ours.configure_train(1, arrays, ConfigRecord(), grid))
     for index, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = str(index)
@@ -126,15 +124,15 @@ def measure(
     share = (_memory("VmHWM") - before) / (NUM_CLIENTS * validation.num_params * 4)
     with_gradient = rounds(overlap=True)
     fedavg = repeat(lambda: flower.aggregate_train(1, replies), times)
-    gradient = best_bare_gradient(case, device, max(times // 3, 1))
+    gradient = best_bare_gradient(case, max(times // 3, 1))
     without = rounds(overlap=False)
     return fedavg, with_gradient, without, gradient, share
 
 
-def best_bare_gradient(case: Case, device: str, times: int) -> Timing:
+def best_bare_gradient(case: Case, times: int) -> Timing:
     """Return the seconds of PyTorch's own gradient over the data, in the best of several ways."""
-    model = copy.deepcopy(case.model).to(device).eval()
-    inputs, targets = case.inputs.to(device), case.targets.to(device)
+    model = copy.deepcopy(case.model).eval()
+    inputs, targets = case.inputs, case.targets
     if inputs.dim() == 4:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = inputs.to(memory_format=torch.channels_last)
@@ -145,8 +143,6 @@ def best_bare_gradient(case: Case, device: str, times: int) -> Timing:
         for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
             loss = nn.functional.cross_entropy(model(x), y, reduction="sum") / len(targets)
             torch._foreach_add_(total, torch.autograd.grad(loss, parameters))
-        if device != "cpu":
-            torch.cuda.synchronize()
 
     chunks = sorted({min(chunk, len(targets)) for chunk in (50, 100, 200, 1000)})
     timings = [repeat(lambda chunk=chunk: gradient(chunk), times) for chunk in chunks]  # type: ignore[misc]

@@ -10,17 +10,16 @@ from torch import Tensor
 
 from benchmarks.workload import BATCH_SIZE, LEARNING_RATE, MOMENTUM, RoundClock, Workload
 from fedif_flower.client.training import train_local
+from fedif_flower.runtime.processes import available_cpus
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
 
 _model = build_model("cnn", (3, 32, 32), 10, seed=0)
 
 
-def train(inputs: Tensor, labels: Tensor, epochs: int, device: str) -> float:
+def train(inputs: Tensor, labels: Tensor, epochs: int) -> float:
     """Train this process's model on one client's examples."""
     torch.set_num_threads(1)
-    _model.to(device)
-    inputs, labels = inputs.to(device), labels.to(device)
     config = TrainingConfig(
         local_epochs=epochs,
         batch_size=BATCH_SIZE,
@@ -30,19 +29,17 @@ def train(inputs: Tensor, labels: Tensor, epochs: int, device: str) -> float:
     return train_local(_model, inputs, labels, config, torch.Generator().manual_seed(0))
 
 
-def main(workload: Workload, *, longest_first: bool) -> None:
-    """Train every round's clients, first come first served, or those with most steps first."""
+def main(workload: Workload) -> None:
+    """Train every round's clients, first come first served."""
     clock = RoundClock()
-    with processes.get_context("spawn").Pool(workload.processes) as pool:
+    with processes.get_context("spawn").Pool(available_cpus()) as pool:
         for server_round in range(1, workload.rounds + 1):
             clients = workload.sampled(server_round)
-            if longest_first:
-                clients.sort(key=workload.steps_of, reverse=True)
             jobs = []
             for client in clients:
                 inputs, labels = workload.examples(client)
                 inputs.share_memory_()  # type: ignore[no-untyped-call]
-                jobs.append((inputs, labels, workload.epochs, workload.device))
+                jobs.append((inputs, labels, workload.epochs))
             clock.start()  # Preparing the data is not the floor's time.
             pool.starmap(train, jobs, chunksize=1)
             clock.end(sum(map(workload.steps_of, clients)))
@@ -50,4 +47,4 @@ def main(workload: Workload, *, longest_first: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Workload.from_json(sys.argv[-1]), longest_first="--longest-first" in sys.argv)
+    main(Workload.from_json(sys.argv[-1]))

@@ -65,7 +65,6 @@ class NaiveAFedSV:
         self._states = states
         self._images = TransformedImages(images)
         self._empty_utility = empty_utility
-        self.accuracies: dict[tuple[bool, ...], float] = {}
         self.evaluations = 0
 
     def values(self, left: Sequence[Sequence[bool]]) -> NDArray[np.float64]:
@@ -91,9 +90,7 @@ class NaiveAFedSV:
         self._model.load_state_dict(_average(members))
         self._model.eval()
         self.evaluations += 1
-        accuracy = self._pass()
-        self.accuracies[tuple(mask)] = accuracy
-        return accuracy
+        return self._pass()
 
     def _pass(self) -> float:
         loader = DataLoader(self._images, batch_size=_BATCH_SIZE, shuffle=False)

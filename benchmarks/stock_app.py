@@ -80,8 +80,7 @@ def shared_workload(data_dir: str, epochs: int) -> Workload:
 def train(message: Message, context: Context) -> Message:
     """Train the received model on this node's images."""
     config = message.content.config_records["config"]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = Net().to(device)
+    model = Net()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     batch_size, epochs = cast(int, config["batch-size"]), cast(int, config["local-epochs"])
     workload = shared_workload(str(config["data-dir"]), epochs)
@@ -94,7 +93,7 @@ def train(message: Message, context: Context) -> Message:
     for _ in range(epochs):
         for batch, labels in loader:
             optimizer.zero_grad()
-            loss = criterion(model(batch.to(device)), labels.to(device))
+            loss = criterion(model(batch), labels)
             loss.backward()
             optimizer.step()
             running_loss += loss.item()
@@ -157,7 +156,7 @@ def main(workload: Workload) -> None:
         client_app=app,
         num_supernodes=CLIENTS,
         backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": workload.gpus_per_client},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
             "init_args": {"log_to_driver": False, "logging_level": "error"},
         },
     )

@@ -7,13 +7,12 @@ of its 950 coalitions; with ``--quick`` it evaluates a stated few, and the rest 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import torch
 import typer
 from torch import Tensor
@@ -23,12 +22,7 @@ from benchmarks.naive_afedsv import NaiveAFedSV
 from benchmarks.replies import NUM_CLIENTS, Case, build_case, client_states
 from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation import InfluenceValuation
-from fedif_flower.valuation.shapley.estimate import (
-    ShapleyEstimate,
-    Utility,
-    random_permutations,
-)
-from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_flower.valuation.shapley.estimate import random_permutations
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 NUM_SAMPLES = 50
@@ -41,26 +35,19 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """One round's valuation: seconds, those of all cores together, passes, and what it said."""
+    """One round's valuation: seconds, those of all cores together, and passes over the images."""
 
     seconds: float
     cpu_seconds: float
     evaluations: int
-    values: Tensor
     spread: str = ""
-    utilities: dict[tuple[bool, ...], float] = field(default_factory=dict)
 
 
-class Stopwatch:
-    """Seconds since it was made: on the wall, and of all cores together."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter(), time.process_time()
-
-    def read(self) -> tuple[float, float]:
-        """Return both."""
-        wall, cpu = self._started
-        return time.perf_counter() - wall, time.process_time() - cpu
+def timed(call: Callable[[], int]) -> Cost:
+    """Return what a valuation costs; it returns how many passes it made."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    evaluations = call()
+    return Cost(time.perf_counter() - wall, time.process_time() - cpu, evaluations)
 
 
 def drawn_coalitions() -> Tensor:
@@ -70,77 +57,63 @@ def drawn_coalitions() -> Tensor:
     return random_permutations(len(sizes), NUM_CLIENTS, generator) < sizes[:, None]
 
 
-def measure_naive(case: Case, draws: int) -> tuple[Cost, NaiveAFedSV]:
+def measure_naive(case: Case, draws: int) -> Cost:
     """Run the authors' loop; of fewer draws than all, the seconds are extrapolated."""
     judge = case.validation()
     empty = judge.accuracy(case.updates.global_params, case.updates.named_buffers)
     naive = NaiveAFedSV(case.model, client_states(case), case.validation_images, empty)
-    left = drawn_coalitions()
-    # The first m draws have every size once.
-    watch = Stopwatch()
-    values = naive.values(left[:draws].tolist())
-    seconds, cpu_seconds = watch.read()
+    left = drawn_coalitions()[:draws].tolist()  # The first m draws have every size once.
+
+    def loop() -> int:
+        naive.values(left)
+        return naive.evaluations
+
+    cost = timed(loop)
     scale = NUM_SAMPLES * (2 * NUM_CLIENTS - 1) / naive.evaluations
-    estimate = torch.from_numpy(values)
-    return Cost(seconds * scale, cpu_seconds * scale, naive.evaluations, estimate), naive
+    return Cost(cost.seconds * scale, cost.cpu_seconds * scale, cost.evaluations)
 
 
 def measure_shapley(case: Case, estimator: str) -> Cost:
-    """Return what this package's Shapley valuation costs, and says."""
+    """Return what this package's Shapley valuation costs."""
     valuation = ShapleyValuation(case.validation(), estimator=estimator, num_samples=NUM_SAMPLES)
-    utilities: dict[tuple[bool, ...], float] = {}
-    estimate = valuation.estimator
-
-    def recorded(utility: Utility, *arguments: Any, **named: Any) -> ShapleyEstimate:
-        def noted(masks: Tensor) -> Tensor:  # [c, m] -> [c]
-            answer = utility(masks)
-            utilities.update(zip(map(tuple, masks.tolist()), answer.tolist(), strict=True))
-            return answer
-
-        return estimate(noted, *arguments, **named)
-
-    valuation.estimator = recorded
-    watch = Stopwatch()
-    scores = valuation.score(case.updates)
-    seconds, cpu_seconds = watch.read()
-    return Cost(seconds, cpu_seconds, scores.evaluations, scores.values, utilities=utilities)
+    return timed(lambda: valuation.score(case.updates).evaluations)
 
 
 def measure_influence(case: Case, times: int) -> Cost:
     """Return what FedIF costs once the replies are here, its gradient included."""
     valuation = InfluenceValuation(case.validation(), overlap=False)
-    scores = valuation.score(case.updates)
-    readings = []
-    for _ in range(times):
-        watch = Stopwatch()
-        valuation.score(case.updates)
-        readings.append(watch.read())
-    walls, cpus = zip(*readings, strict=True)
-    spread = f"{1e3 * min(walls):.3g} to {1e3 * max(walls):.3g} ms"
-    return Cost(median(walls), median(cpus), scores.evaluations, scores.values, spread)
+    found = [timed(lambda: valuation.score(case.updates).evaluations) for _ in range(times + 1)][1:]
+    walls = [1e3 * cost.seconds for cost in found]
+    return Cost(
+        median(cost.seconds for cost in found),
+        median(cost.cpu_seconds for cost in found),
+        found[0].evaluations,
+        f"{min(walls):.3g} to {max(walls):.3g} ms",
+    )
 
 
-def compare(name: str, case: Case, quick: bool, game: Path | None) -> Iterator[Figure]:
+def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
     """Measure every way of valuing the clients, the dearest last, and yield the figures."""
-    draws = _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS
     influence = measure_influence(case, 9)
     sampled = measure_shapley(case, "complementary")
     exact = measure_shapley(case, "exact")
-    naive, loop = measure_naive(case, draws)
-    extrapolated = f" (extrapolated from {loop.evaluations} passes)" if quick else ""
-
+    naive = measure_naive(case, _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS)
+    extrapolated = f" (extrapolated from {naive.evaluations} passes)" if quick else ""
     # One core's time is its own whatever else the machine does; that of several is not.
-    unit = "CPU s" if torch.get_num_threads() == 1 else "s"
-
-    def against(
-        ours: Cost, title: str, aim: str, peer: Cost = naive, peer_name: str = "authors' loop"
-    ) -> Figure:
-        here, there = (c.cpu_seconds if unit == "CPU s" else c.seconds for c in (ours, peer))
-        return Figure(
+    one = torch.get_num_threads() == 1
+    for ours, title, aim, peer, peer_name in (
+        (sampled, "AFedSV here", ">= 6", naive, "authors' loop"),
+        (exact, "exact here", ">= 1", naive, "authors' loop"),
+        (influence, "FedIF", ">= 450", naive, "authors' loop"),
+        (influence, "FedIF", "", sampled, "AFedSV here"),
+        (influence, "FedIF", "", exact, "exact here"),
+    ):
+        here, there = (c.cpu_seconds if one else c.seconds for c in (ours, peer))
+        yield Figure(
             f"{name}: {title} / {peer_name}",
             here,
             there,
-            unit,
+            "CPU s" if one else "s",
             there / here,
             aim,
             ours.spread,
@@ -148,71 +121,6 @@ def compare(name: str, case: Case, quick: bool, game: Path | None) -> Iterator[F
             f"peer {peer.evaluations} passes, {peer.seconds:.3g} s, {peer.cpu_seconds:.3g} CPU s"
             f"{extrapolated}; {case.validation_images.source}",
         )
-
-    yield against(sampled, "AFedSV here", ">= 6")
-    yield against(exact, "exact here", ">= 1")
-    yield against(influence, "FedIF", ">= 450")
-    yield against(influence, "FedIF", "", sampled, "AFedSV here")
-    yield against(influence, "FedIF", "", exact, "exact here")
-    yield from agreement(name, case, sampled, exact, naive, loop, quick, game)
-
-
-def agreement(
-    name: str,
-    case: Case,
-    sampled: Cost,
-    exact: Cost,
-    naive: Cost,
-    loop: NaiveAFedSV,
-    quick: bool,
-    game: Path | None,
-) -> Iterator[Figure]:
-    """Yield how far the estimates lie apart: same coalitions, same draws, rounding alone."""
-    if game is not None:
-        write_game(game, name, exact.utilities)
-    ours = exact.utilities
-    gaps = [abs(ours[mask] - accuracy) for mask, accuracy in loop.accuracies.items()]
-    images = len(case.validation_images.labels)
-    different = sum(gap > 1e-9 for gap in gaps)
-    yield Figure(
-        f"{name}: coalitions whose accuracy differs / all that were drawn",
-        different,
-        len(gaps),
-        "",
-        different / len(gaps),
-        "ties alone",
-        note=f"at most {max(gaps) * images:.0f} of {images} images",
-    )
-    if not quick:
-        gap = float((sampled.values - naive.values).abs().max())
-        size = float(naive.values.abs().max())
-        yield Figure(
-            f"{name}: largest gap between estimates / largest value",
-            gap,
-            size,
-            "",
-            gap / size,
-            "ties alone",
-        )
-    error = float((sampled.values - exact.values).abs().max())
-    size = float(exact.values.abs().max())
-    yield Figure(
-        f"{name}: largest error of AFedSV's estimate / largest exact value",
-        error,
-        size,
-        "",
-        error / size,
-        "",
-    )
-
-
-def write_game(path: Path, name: str, utilities: dict[tuple[bool, ...], float]) -> None:
-    """Write all utilities ``[2**m]``: client i is in the coalition of row r if r has bit i."""
-    masks = map(tuple, all_coalitions(NUM_CLIENTS).tolist())
-    table = np.array([utilities[mask] for mask in masks])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stem = f"{path.stem}-{name.lower().replace(' ', '-')}.npz"
-    np.savez(path.with_name(stem), utilities=table, num_clients=NUM_CLIENTS)
 
 
 def main(
@@ -222,10 +130,6 @@ def main(
         Path | None, typer.Option(help="image folder of CIFAR-10; else made up")
     ] = None,
     fashion_mnist: Annotated[Path | None, typer.Option(help="torchvision's root")] = None,
-    only: Annotated[str, typer.Option(help="one model: cifar10 or fashion-mnist")] = "",
-    game: Annotated[
-        Path | None, typer.Option(help="write the exact games: PATH-<model>.npz")
-    ] = None,
     write: Annotated[bool, typer.Option(help="write docs/results (not with --quick)")] = False,
 ) -> None:
     """Print the table."""
@@ -236,11 +140,8 @@ def main(
     built = {
         name: build_case(name, model_name, shape, 200 if quick else 2000, folders[name])
         for name, (model_name, shape) in MODELS.items()
-        if only in model_name
     }
-    figures = [
-        figure for name, case in built.items() for figure in compare(name, case, quick, game)
-    ]
+    figures = [figure for name, case in built.items() for figure in compare(name, case, quick)]
     report(f"Valuation, m = {NUM_CLIENTS}", "valuation", figures, write=write and not quick)
 
 

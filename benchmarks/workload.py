@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.runtime.processes import available_cpus
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.tasks.data import (
@@ -42,25 +41,11 @@ class Workload:
         ``train/<class>/`` and ``test/<class>/`` with images of 3x32x32.
     rounds, epochs : int
         Rounds and E.
-    gpus_per_client : float
-        Share of a GPU for each client, or of each process; 0: they train on CPUs.
     """
 
     data_dir: str
     rounds: int
     epochs: int
-    gpus_per_client: float = 0.0
-
-    @property
-    def device(self) -> str:
-        """Where clients train."""
-        return "cuda" if self.gpus_per_client else "cpu"
-
-    @property
-    def processes(self) -> int:
-        """How many train at once: one per core, as many as share the GPU at most."""
-        sharing = int(1 / self.gpus_per_client) if self.gpus_per_client else available_cpus()
-        return min(sharing, available_cpus())
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -87,7 +72,7 @@ class Workload:
             "model": "cnn",
             "strategy": strategy,
             "eval-every": self.rounds,
-            "device": self.device,
+            "device": "cpu",
         }
         return RunConfig.from_run_config(default_run_config() | settings)
 

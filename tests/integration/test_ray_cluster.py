@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,15 +17,61 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from benchmarks.cluster import ray_nodes
 from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.processes import MarkedProcesses
 from fedif_flower.runtime.simulation import run_on_ray, simulate
 
 PROJECT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.ray, pytest.mark.all]
+
+
+_START_SECONDS = 60.0
+
+
+@contextmanager
+def ray_nodes(cpus: tuple[int, ...]) -> Iterator[str]:
+    """Start a Ray cluster on this machine, a node per entry; yield its address.
+
+    ``ray start`` is all there is to it. (Never ``ray stop``: it ends every Ray on a machine.)
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    host, port = address.split(":")
+    head = ["--head", f"--port={port}", "--include-dashboard=false"]
+    # A folder of its own: in Ray's usual one, `ray start` leaves a note by which everything that
+    # starts Ray later looks for this cluster.
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as output,
+    ):
+        given = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+        marked = MarkedProcesses({**os.environ, **given})
+        try:
+            for index, count in enumerate(cpus):
+                place = [f"--address={address}"] if index else head
+                options = [f"--node-ip-address={host}", f"--num-cpus={count}", "--block"]
+                marked.start([*ray, "start", *place, *options], cwd=PROJECT, output=output)
+                _wait_for_nodes(ray, address, index + 1)
+            yield address
+        finally:
+            marked.terminate()
+
+
+def _wait_for_nodes(ray: list[str], address: str, count: int) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        status = subprocess.run(
+            [*ray, "status", f"--address={address}"], capture_output=True, text=True, check=False
+        )
+        active = status.stdout.partition("Active:")[2].partition("Pending:")[0]
+        if active.count("node_") == count:
+            return
+    raise RuntimeError(f"Ray did not have {count} nodes within {_START_SECONDS:g} s")
 
 
 @pytest.fixture(scope="module")
