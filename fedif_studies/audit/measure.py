@@ -52,7 +52,6 @@ class RetrainedLine(NamedTuple):
     coalition: int
     test_loss: float
     test_accuracy: float
-    test_macro_f1: float
 
 
 class Measurements:
@@ -98,7 +97,6 @@ class Measurements:
             RetrainedLine(
                 *(row["case"], int(row["seed"]), int(row["coalition"])),
                 *(float(row["test_loss"]), float(row["test_accuracy"])),
-                float(row.get("test_macro_f1") or "nan"),  # Not there before it was measured.
             )
             for row in read_rows(self._retrained)
         ]
@@ -198,14 +196,14 @@ def retrain_coalitions(
     missing = [index for index in range(len(masks)) if index not in known]
     if not missing:
         return
-    test = task.scored(1)
+    test = task.server.test
     for start in range(0, len(missing), _AT_ONCE):
         some = missing[start : start + _AT_ONCE]
         trained = train_coalitions(task, members, masks[some], seed=seed)
         found = [test.evaluate(params) for params in trained]
         measurements.add_retrained(
             [
-                RetrainedLine(case, seed, coalition, one.loss, one.accuracy, one.score)
+                RetrainedLine(case, seed, coalition, one.loss, one.accuracy)
                 for coalition, one in zip(some, found, strict=True)
             ]
         )

@@ -42,8 +42,6 @@ class Member:
         What it does.
     is_marked : bool
         Whether a valuation should find it: malicious, a free rider, or with few examples.
-    grade : float
-        How bad it is, in [0, 1], where members are bad to different degrees.
     """
 
     identity: int
@@ -52,7 +50,6 @@ class Member:
     claimed: float
     behaviour: Behaviour = field(default_factory=Behaviour)
     is_marked: bool = False
-    grade: float = 0.0
 
 
 class AuditTask:
@@ -122,20 +119,6 @@ class AuditTask:
         model = self.new_model(config.seed)
         return Validation(model, *self._of_test(chosen), device=config.device)
 
-    def scored(self, part: int) -> Validation:
-        """Return a part of the test split, macro-F1 its score: 0, validation; 1, test."""
-        config = self.config
-        chosen = split_test(len(self.dataset.test.labels), config.seed)[part]
-        inputs, labels = self._of_test(chosen)
-        return Validation(
-            self.new_model(config.seed),
-            inputs,
-            labels,
-            score=macro_f1,
-            device=config.device,
-            batch_size=len(labels),  # It is no mean over batches.
-        )
-
     def _of_test(self, chosen: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return images of the test split as the model takes them, and their labels."""
         test = self.dataset.test
@@ -163,38 +146,10 @@ class AuditTask:
         ]
 
     def with_few_examples(self, marked: Iterable[int], share: float = 0.1) -> list[Member]:
-        """Return the members, of whom the marked ones hold no more than a share of their part."""
-        chosen = set(marked)
-        return [
-            shortened(member, share) if index in chosen else member
-            for index, member in enumerate(self.members)
-        ]
-
-
-def shortened(member: Member, share: float) -> Member:
-    """Return a member with a share of its examples alone, the first ones; at least one."""
-    count = max(round(share * len(member.labels)), 1)
-    return replace(
-        member,
-        pixels=member.pixels[:count],
-        labels=member.labels[:count],
-        claimed=float(count),
-        is_marked=True,
-    )
-
-
-def macro_f1(outputs: Tensor, targets: Tensor) -> Tensor:
-    r"""Return the mean over classes of :math:`2 TP / (2 TP + FP + FN)`.
-
-    Parameters
-    ----------
-    outputs : Tensor
-        ``[n, classes]``.
-    targets : Tensor
-        ``[n]`` int64. Classes that are neither targets nor answers are left out.
-    """
-    classes = outputs.shape[1]
-    pairs = torch.bincount(targets * classes + outputs.argmax(dim=1), minlength=classes**2)
-    table = pairs.view(classes, classes).double()  # [targets, answers]
-    either = table.sum(dim=0) + table.sum(dim=1)
-    return (2.0 * table.diagonal()[either > 0] / either[either > 0]).mean()
+        """Return the members, of whom the marked ones hold the first share of their part."""
+        chosen, members = set(marked), []
+        for index, member in enumerate(self.members):
+            n = max(round(share * len(member.labels)), 1)
+            some = {"pixels": member.pixels[:n], "labels": member.labels[:n], "claimed": float(n)}
+            members.append(replace(member, **some, is_marked=True) if index in chosen else member)
+        return members

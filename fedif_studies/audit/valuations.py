@@ -94,14 +94,14 @@ def cosine(step: AuditStep) -> Tensor:
     return torch.nn.functional.cosine_similarity(updates, taken, dim=1, eps=1e-30)
 
 
-def exact_in_run(step: AuditStep, metric: Metric = "loss") -> Tensor:
+def exact_in_run(step: AuditStep) -> Tensor:
     """Return the Shapley values of the game in which members' parts of the step are put in."""
 
     def utility(masks: Tensor) -> Tensor:
         start, updates = step.updates.global_params, step.updates.client_updates
         parts = masks.to(updates) * step.coefficients.to(updates)  # [c, m]
-        found = [step.validation.means(start + row @ updates, None, (metric,)) for row in parts]
-        return (-1.0 if metric == "loss" else 1.0) * torch.cat(found)
+        found = [step.validation.means(start + row @ updates, None, ("loss",)) for row in parts]
+        return -torch.cat(found)
 
     return exact_shapley(utility, step.updates.num_clients).values
 

@@ -108,7 +108,7 @@ def test_detection_by_hand():
 
 def test_agreement_with_retraining_by_hand():
     # An additive game: member i is worth 1, 2 and 4; so are its Shapley values.
-    retrained = [RetrainedLine(HONEST, 0, c, -float(c), c / 10, 0.0) for c in range(8)]
+    retrained = [RetrainedLine(HONEST, 0, c, -float(c), c / 10) for c in range(8)]
     lines = [line(0, 10.0), line(1, 20.0), line(2, 40.0)]
     found = figures(lines, retrained)
     assert found["retraining, Pearson", HONEST, "v"] == pytest.approx(1.0)
