@@ -62,7 +62,7 @@ docs: $(ready) ## build the documentation site, build/docs/index.html
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build $(ARGS)
 
 bench: $(ready) ## measure speed beside peers; FULL=1 for the figures quoted, DATA=image folder of CIFAR-10
-	$(python) -m benchmarks $(if $(FULL),--full) $(if $(DATA),--data-dir '$(DATA)')
+	$(python) -m fedif_studies.benchmarks $(if $(FULL),--full) $(if $(DATA),--data-dir '$(DATA)')
 
 deploy-demo: $(ready) ## a federation of real processes on this machine: TLS, known nodes, a report
 	@bash deploy/demo.sh

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedif_studies.commands import cli, main
-from paper.commands import paper, report
+from fedif_studies.paper.commands import paper, report
 
 cli.command()(paper)
 cli.command()(report)  # in place of the package's own: it knows the paper's tables as well

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks.__main__ as all_benchmarks
 import fedif_flower
+import fedif_studies.benchmarks.__main__ as all_benchmarks
 from fedif_flower import aggregators, attacks, masking, stages, valuation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.devices import torch_threads
@@ -22,7 +22,7 @@ from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.sweeps.spec import read_sweep
 from fedif_flower.valuation import shapley
 from fedif_studies.commands import cli
-from paper.docs import update_docs
+from fedif_studies.paper.docs import update_docs
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -41,7 +41,7 @@ POLICY = re.compile(r"^\[(apps|runs|runs\.config|leaves|log|sign)\]", flags=re.M
 METHODS = "\n".join(path.read_text() for path in (DOCS / "methods").glob("*.md"))
 REFERENCE = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
 ROLE = re.compile(
-    r":(?:class|func|meth|attr|data|mod|exc):`~?((?:fedif_flower|fedif_studies|paper)\.[\w.]+)`"
+    r":(?:class|func|meth|attr|data|mod|exc):`~?((?:fedif_flower|fedif_studies)\.[\w.]+)`"
 )
 
 

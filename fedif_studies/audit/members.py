@@ -147,9 +147,15 @@ class AuditTask:
 
     def with_few_examples(self, marked: Iterable[int], share: float = 0.1) -> list[Member]:
         """Return the members, of whom the marked ones hold the first share of their part."""
-        chosen, members = set(marked), []
-        for index, member in enumerate(self.members):
-            n = max(round(share * len(member.labels)), 1)
-            some = {"pixels": member.pixels[:n], "labels": member.labels[:n], "claimed": float(n)}
-            members.append(replace(member, **some, is_marked=True) if index in chosen else member)
+        members = list(self.members)
+        for index in marked:
+            whole = members[index]
+            n = max(round(share * len(whole.labels)), 1)
+            members[index] = replace(
+                whole,
+                pixels=whole.pixels[:n],
+                labels=whole.labels[:n],
+                claimed=float(n),
+                is_marked=True,
+            )
         return members

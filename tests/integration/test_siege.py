@@ -1,6 +1,6 @@
 """Strangers and a member flood the port of a SuperLink; the honest members' rounds go on.
 
-How long the rounds then take is measured by ``python -m benchmarks.siege``.
+How long the rounds then take is measured by ``python -m fedif_studies.benchmarks.siege``.
 """
 
 from __future__ import annotations

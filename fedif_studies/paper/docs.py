@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.sweeps.measurements import Measurement, from_row, write_csv
-from paper.compare import TableCell, fill_table
-from paper.markdown import notes, result_table
-from paper.report import result_rows
-from paper.tables import TABLES, Settings, Table
+from fedif_studies.paper.compare import TableCell, fill_table
+from fedif_studies.paper.markdown import notes, result_table
+from fedif_studies.paper.report import result_rows
+from fedif_studies.paper.tables import TABLES, Settings, Table
 
 NOTES = "notes.md"
 _PLACE = ("table", "row", "column")

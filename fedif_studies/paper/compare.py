@@ -9,8 +9,8 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Scalar
 from fedif_flower.sweeps.measurements import PATHS, Measurement
 from fedif_flower.sweeps.tables import MeanStd
-from paper.figures import PaperFigure
-from paper.tables import Settings, Table, Variant
+from fedif_studies.paper.figures import PaperFigure
+from fedif_studies.paper.tables import Settings, Table, Variant
 
 # Free in a table: what changes neither protocol nor method.
 _FREE = {*PATHS, "seed", "num-server-rounds", "device", "threads-per-client"}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from benchmarks.replies import Images
+from fedif_studies.benchmarks.replies import Images
 
 State = dict[str, Tensor]
 _BATCH_SIZE = 128

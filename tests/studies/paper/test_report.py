@@ -7,11 +7,11 @@ import pytest
 from fedif_flower.settings import Scalar
 from fedif_flower.sweeps.measurements import find_measurements
 from fedif_flower.sweeps.tables import MeanStd
-from paper.compare import (
+from fedif_studies.paper.compare import (
     fill_table,
 )
-from paper.report import report_all
-from paper.tables import TABLES
+from fedif_studies.paper.report import report_all
+from fedif_studies.paper.tables import TABLES
 from tests.sweeps.small import DEFAULTS, printed, silent_console, write_result
 
 

@@ -17,13 +17,13 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.common import Figure, report
-from benchmarks.naive_afedsv import NaiveAFedSV
-from benchmarks.replies import NUM_CLIENTS, Case, build_case, client_states
 from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.estimate import random_permutations
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_studies.benchmarks.common import Figure, report
+from fedif_studies.benchmarks.naive_afedsv import NaiveAFedSV
+from fedif_studies.benchmarks.replies import NUM_CLIENTS, Case, build_case, client_states
 
 NUM_SAMPLES = 50
 _QUICK_DRAWS = 10

@@ -21,7 +21,6 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from benchmarks.common import Figure, Timing, report
 from fedif_flower.masking import (
     LONGEST,
     UPDATE_BITS,
@@ -35,7 +34,9 @@ from fedif_flower.masking import (
 )
 from fedif_flower.masking.boxes import vector_digest
 from fedif_flower.masking.masks import mask_blocks
+from fedif_flower.masking.member import MaskedUpdate
 from fedif_flower.masking.products import add_weighted_mask, mask_products
+from fedif_studies.benchmarks.common import Figure, Timing, report
 
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
 LARGEST = {"d = 100 M": 100_000_000}
@@ -59,9 +60,12 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
     update, direction = (rng.standard_normal(length, np.float32) for _ in range(2))
     update /= np.linalg.norm(update)
     keeper, key = X25519PrivateKey.generate().public_key(), Ed25519PrivateKey.generate()
-    bound = {"run": 1, "server_round": 1, "node": 1}
     seed = secrets.token_bytes(32)
-    vector = mask_update(update, keeper, key, **bound).vector
+
+    def masked() -> MaskedUpdate:
+        return mask_update(update, keeper, key, run=1, server_round=1, node=1)
+
+    vector = masked().vector
     encoded, _ = encode_vectors(direction[None])
     sketch = SignSketch(seed, KeeperPolicy().sketch_for(length), length)
     total, plain = np.zeros(length, np.uint64), np.zeros(length, np.float32)
@@ -77,7 +81,7 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
     product: Callable[[], object] = lambda: np.dot(update, direction)  # noqa: E731
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
         "member masks and seals": (
-            lambda: mask_update(update, keeper, key, **bound), copied, "a copy"
+            masked, copied, "a copy"
         ),
         "server checks the digest": (lambda: vector_digest(vector), copied, "a copy"),
         "server's sketch of 256": (lambda: sketch.of(vector), copied, "a copy"),
@@ -93,8 +97,8 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
         ),
     }  # fmt: skip
     found = []
-    for step, (masked, peer, what) in pairs.items():
-        ours, theirs = cpu_seconds(masked, times), cpu_seconds(peer, times)
+    for step, (own, peer, what) in pairs.items():
+        ours, theirs = cpu_seconds(own, times), cpu_seconds(peer, times)
         found.append(
             Figure(
                 f"{name}: {step} / {what}",
@@ -114,7 +118,13 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
 
 def apart(members: int, length: int) -> dict[str, float]:
     """Keep a round in a process of its own, whose peak is that of nothing else."""
-    command = [sys.executable, "-m", "benchmarks.masked_keeper", str(members), str(length)]
+    command = [
+        sys.executable,
+        "-m",
+        "fedif_studies.benchmarks.masked_keeper",
+        str(members),
+        str(length),
+    ]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     found: dict[str, float] = json.loads(answer.stdout)
     return found

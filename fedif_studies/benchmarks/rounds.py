@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.memory import MemoryWatch
+from fedif_studies.benchmarks.memory import MemoryWatch
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -49,6 +49,6 @@ def measure_alone(module: str, case: DataclassInstance) -> Cost:
     """Let ``python -m module --case JSON`` measure a case in a process of its own."""
     command = [sys.executable, "-m", module, "--case", json.dumps(asdict(case))]
     printed = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     ).stdout
     return Cost(**json.loads(printed.splitlines()[-1]))

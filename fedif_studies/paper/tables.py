@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from fedif_flower.settings import Scalar
-from paper.figures import PAPER, PaperFigure
+from fedif_studies.paper.figures import PAPER, PaperFigure
 
 Settings = Mapping[str, Scalar]
 Figure = Literal["test-accuracy", "validation-accuracy", "seconds"]

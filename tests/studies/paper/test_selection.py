@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from paper.selection import (
+from fedif_studies.paper.selection import (
     Selection,
     select,
 )
-from paper.tables import TABLES
+from fedif_studies.paper.tables import TABLES
 
 
 def names(table: str, **selection) -> list[tuple[str, str, int]]:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.run.config import RunConfig
-from paper.selection import cell_name
-from paper.tables import TABLES
+from fedif_studies.paper.selection import cell_name
+from fedif_studies.paper.tables import TABLES
 from tests.sweeps.small import DEFAULTS
 
 

@@ -11,9 +11,9 @@ from fedif_flower.storage import make_folder
 from fedif_flower.sweeps.curves import plot_curves
 from fedif_flower.sweeps.measurements import Measurement, to_row, write_csv
 from fedif_flower.sweeps.report import report_sweeps
-from paper.compare import TableCell, fill_table
-from paper.markdown import notes, result_table
-from paper.tables import TABLES, Settings, Table
+from fedif_studies.paper.compare import TableCell, fill_table
+from fedif_studies.paper.markdown import notes, result_table
+from fedif_studies.paper.tables import TABLES, Settings, Table
 
 
 def report_all(

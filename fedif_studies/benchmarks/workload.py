@@ -27,7 +27,7 @@ from fedif_flower.tasks.data import (
     to_pixels,
 )
 
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 CLASSES, CLIENTS, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 10, 100, 16, 0.001, 0.9
 
 

@@ -1,4 +1,4 @@
-"""What the simulation itself costs: clients that return what they receive, on Ray.
+"""What the simulation itself costs: clients that return what they receive, a little longer, on Ray.
 
 A round's milliseconds for 100 to a million simulated clients, and for 1 to 100 million parameters;
 peak memory of the driver, of Ray's processes, and of all of them together. A recorded federation is
@@ -21,35 +21,23 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from torch import nn
 
-from benchmarks.common import Figure, report
-from benchmarks.memory import MemoryWatch
-from benchmarks.rounds import Cost, cost_of, measure_alone
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.simulation import run_on_ray
+from fedif_flower.settings import Scalar
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
+from fedif_studies.benchmarks.common import Figure, report
+from fedif_studies.benchmarks.memory import MemoryWatch
+from fedif_studies.benchmarks.rounds import Cost, cost_of, measure_alone
 
 MILLION = 10**6
-MODULE = "benchmarks.scale"  # This one: its name is __main__ where it is run.
+MODULE = "fedif_studies.benchmarks.scale"  # This one: its name is __main__ where it is run.
 app = ClientApp()
-
-
-@app.train()
-def lengthen(message: Message, _: Context) -> Message:
-    """Return the model a thousandth longer."""
-    arrays = {
-        name: pack_array(array.numpy() * array.numpy().dtype.type(1.001))
-        for name, array in message.content["arrays"].items()
-    }
-    metrics = MetricRecord({"num-examples": 1})
-    return Message(
-        RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
-    )
 
 
 @dataclass(frozen=True)
@@ -64,13 +52,14 @@ class Case:
 
 
 @app.train()
-def echo(message: Message, _: Context) -> Message:
-    """Return the model as it came."""
-    content = {
-        "arrays": message.content["arrays"],
-        "metrics": MetricRecord({"num-examples": 1}),
-    }
-    return Message(RecordDict(content), reply_to=message)
+def lengthen(message: Message, _: Context) -> Message:
+    """Return the model a thousandth longer."""
+    sent = message.content.array_records["arrays"]
+    longer = {name: pack_array(a.numpy() * np.float32(1.001)) for name, a in sent.items()}
+    content = RecordDict()
+    content["arrays"] = ArrayRecord(longer)
+    content["metrics"] = MetricRecord({"num-examples": 1})
+    return Message(content, reply_to=message)
 
 
 def measure(case: Case) -> Cost:
@@ -111,7 +100,7 @@ def measure_recorded(case: Case) -> Cost:
     )
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as folder, MemoryWatch() as watch:
-        settings = {
+        settings: dict[str, Scalar] = {
             "task": OWN + task.name,
             "num-clients": case.clients,
             "fraction-train": case.sampled / case.clients,

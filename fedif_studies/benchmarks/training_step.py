@@ -17,13 +17,13 @@ import typer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.common import Figure, report
-from benchmarks.replies import synthetic_images
-from benchmarks.stock_app import Net
 from fedif_flower.client.training import train_local
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.data import Normalization, load_dataset, to_pixels
 from fedif_flower.tasks.models import build_model
+from fedif_studies.benchmarks.common import Figure, report
+from fedif_studies.benchmarks.replies import synthetic_images
+from fedif_studies.benchmarks.stock_app import Net
 
 Train = Callable[[nn.Module, Tensor, Tensor, TrainingConfig, torch.Generator], object]
 Pair = tuple[Tensor, Tensor]
@@ -132,7 +132,7 @@ def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     model.eval()
     right = [
         (model(some).argmax(1) == answers).sum()
-        for some, answers in zip(inputs.split(500), labels.split(500), strict=True)
+        for some, answers in zip(torch.split(inputs, 500), torch.split(labels, 500), strict=True)
     ]
     return int(sum(right)) / len(labels)
 

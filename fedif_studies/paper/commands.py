@@ -39,11 +39,11 @@ def paper(
     from fedif_flower.run.config import default_run_config
     from fedif_flower.sweeps.engine import run_cells
     from fedif_flower.sweeps.measurements import find_measurements
-    from paper.compare import fill_table
-    from paper.listing import list_cells, list_tables
-    from paper.report import report_table
-    from paper.selection import Selection, find_table, table_cells
-    from paper.tables import TABLES
+    from fedif_studies.paper.compare import fill_table
+    from fedif_studies.paper.listing import list_cells, list_tables
+    from fedif_studies.paper.report import report_table
+    from fedif_studies.paper.selection import Selection, find_table, table_cells
+    from fedif_studies.paper.tables import TABLES
 
     console = Console()
     chosen = [find_table(name) for name in tables or TABLES]
@@ -80,8 +80,8 @@ def report(
     """Rebuild tables and plots from results alone."""
     from fedif_flower.run.config import default_run_config
     from fedif_flower.sweeps.measurements import find_measurements
-    from paper.docs import update_docs
-    from paper.report import report_all
+    from fedif_studies.paper.docs import update_docs
+    from fedif_studies.paper.report import report_all
 
     console = Console()
     require_directories(directories or [])

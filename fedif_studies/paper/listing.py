@@ -8,8 +8,8 @@ from rich.console import Console
 
 from fedif_flower.sweeps.measurements import Measurement
 from fedif_flower.sweeps.tables import ResultTable
-from paper.selection import Selection, cell_name, select
-from paper.tables import TABLES, Table, Variant
+from fedif_studies.paper.selection import Selection, cell_name, select
+from fedif_studies.paper.tables import TABLES, Table, Variant
 
 _EXPLANATION = (
     "work: million images that the clients pass forward and backward through the model; "

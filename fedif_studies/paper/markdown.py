@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedif_flower.sweeps.tables import FIGURES, MeanStd, ResultTable
-from paper.compare import TableCell, best_paper_rows, best_rows
-from paper.tables import Table
+from fedif_studies.paper.compare import TableCell, best_paper_rows, best_rows
+from fedif_studies.paper.tables import Table
 
 
 def accuracy_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:

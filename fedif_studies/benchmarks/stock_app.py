@@ -24,7 +24,13 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from benchmarks.workload import BATCH_SIZE, CLIENTS, LEARNING_RATE, RoundClock, Workload
+from fedif_studies.benchmarks.workload import (
+    BATCH_SIZE,
+    CLIENTS,
+    LEARNING_RATE,
+    RoundClock,
+    Workload,
+)
 
 app = ClientApp()
 
@@ -165,6 +171,6 @@ def main(workload: Workload) -> None:
 
 if __name__ == "__main__":
     # By its own name: actors must find the app's functions in a module, not in __main__.
-    from benchmarks import stock_app
+    from fedif_studies.benchmarks import stock_app
 
     stock_app.main(Workload.from_json(sys.argv[1]))

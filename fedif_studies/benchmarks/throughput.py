@@ -20,16 +20,16 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.common import Figure, report
-from benchmarks.workload import PROJECT, RoundClock, Workload, synthetic_images
+from fedif_studies.benchmarks.common import Figure, report
+from fedif_studies.benchmarks.workload import PROJECT, RoundClock, Workload, synthetic_images
 
 FLOOR, OURS, OURS_FEDIF, STOCK = "floor", "ours", "ours, FedIF", "stock Flower app"
-_OWN = ("benchmarks.throughput", "--ours")
+_OWN = ("fedif_studies.benchmarks.throughput", "--ours")
 CONTENDERS: Mapping[str, tuple[str, ...]] = {
-    FLOOR: ("benchmarks.floor",),
+    FLOOR: ("fedif_studies.benchmarks.floor",),
     OURS: (*_OWN, "fedavg"),
     OURS_FEDIF: (*_OWN, "fedif"),
-    STOCK: ("benchmarks.stock_app",),
+    STOCK: ("fedif_studies.benchmarks.stock_app",),
 }
 
 

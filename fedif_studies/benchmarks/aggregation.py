@@ -23,13 +23,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor, nn
 
-from benchmarks.common import Figure, Timing, repeat, report
 from fedif_flower import FedIF, Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.tasks.models import build_model
+from fedif_studies.benchmarks.common import Figure, Timing, repeat, report
 
 NUM_CLIENTS = 10
 
@@ -84,8 +84,10 @@ def replies_to(messages: list[Message], arrays: ArrayRecord) -> list[Message]:
                 noise = generator.standard_normal(values.shape, dtype=np.float32)
                 values = values + np.float32(1e-3) * noise
             moved[name] = pack_array(values)
-        content = {"arrays": ArrayRecord(moved), "metrics": MetricRecord({"num-examples": 100})}
-        replies.append(Message(RecordDict(content), reply_to=message))
+        content = RecordDict()
+        content["arrays"] = ArrayRecord(moved)
+        content["metrics"] = MetricRecord({"num-examples": 100})
+        replies.append(Message(content, reply_to=message))
     return replies
 
 
@@ -134,13 +136,13 @@ def best_bare_gradient(case: Case, times: int) -> Timing:
     model = copy.deepcopy(case.model).eval()
     inputs, targets = case.inputs, case.targets
     if inputs.dim() == 4:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)
         inputs = inputs.to(memory_format=torch.channels_last)
     parameters = list(model.parameters())
 
     def gradient(chunk: int) -> None:
         total = [torch.zeros_like(p) for p in parameters]
-        for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
+        for x, y in zip(torch.split(inputs, chunk), torch.split(targets, chunk), strict=True):
             loss = nn.functional.cross_entropy(model(x), y, reduction="sum") / len(targets)
             torch._foreach_add_(total, torch.autograd.grad(loss, parameters))
 

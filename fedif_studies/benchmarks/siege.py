@@ -1,7 +1,7 @@
 """What strangers and a flooding member cost a federation's rounds, and its SuperLink's memory.
 
-``python -m benchmarks.siege --write`` starts a SuperLink behind TLS with 1,024 descriptors
-and a run of three members on the digits, and attacks the port in every way of
+``--write`` adds to the committed rows. It starts a SuperLink behind TLS with 1,024 descriptors and
+a run of three members on the digits, and attacks the port in every way of
 :mod:`tests.integration.strangers`, one after the other, each between two spans in which nobody
 attacks. ``--flower`` does so with Flower's own ``flower-superlink``. Attackers have a low
 priority: they would have hosts of their own.
@@ -23,7 +23,7 @@ from fedif_flower.run.rows import read_rows
 from tests.integration.siege import Phase, Siege
 from tests.integration.strangers import ATTACKS, FIREWALLS
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results" / "siege.csv"
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "siege.csv"
 COLUMNS = (
     *("superlink", "attack", "seconds", "rounds", "round-seconds", "usual-round-seconds", "times"),
     *("peak-mib", "usual-peak-mib", "attacker"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedif_flower.errors import ConfigError
 from fedif_flower.sweeps.cells import Cell, make_cell
 from fedif_flower.sweeps.data import find_data
-from paper.tables import TABLES, Settings, Table, Variant
+from fedif_studies.paper.tables import TABLES, Settings, Table, Variant
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,17 @@ import torch
 import torch.multiprocessing as processes
 from torch import Tensor
 
-from benchmarks.workload import BATCH_SIZE, LEARNING_RATE, MOMENTUM, RoundClock, Workload
 from fedif_flower.client.training import train_local
 from fedif_flower.runtime.processes import available_cpus
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
+from fedif_studies.benchmarks.workload import (
+    BATCH_SIZE,
+    LEARNING_RATE,
+    MOMENTUM,
+    RoundClock,
+    Workload,
+)
 
 _model = build_model("cnn", (3, 32, 32), 10, seed=0)
 

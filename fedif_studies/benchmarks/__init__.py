@@ -1,0 +1,1 @@
+"""Speed beside peers: a script for each figure of the page."""
