@@ -14,7 +14,6 @@ from fedif_flower.attacks.registry import (
     AttackConfig,
     behaviour_of,
     build_behaviour,
-    needs_collusion,
     require_fit,
 )
 from fedif_flower.attacks.schedule import attacks_now
@@ -33,7 +32,6 @@ __all__ = [
     "behaviour_of",
     "build_behaviour",
     "malicious_partitions",
-    "needs_collusion",
     "poison_ratio",
     "require_fit",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Message
 
@@ -61,7 +61,7 @@ def instructions(
     )
 
 
-def told_config(received: ConfigRecord) -> dict[str, object]:
+def told_config(received: ConfigRecord) -> dict[str, Any]:
     """Return the settings that the server sent, unchecked, by run-config key."""
     return dict(json.loads(str(received[CONFIG_KEY])))
 

@@ -9,7 +9,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedif_flower.attacks import Colluder, build_behaviour, needs_collusion
+from fedif_flower.attacks import Colluder, build_behaviour
+from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.errors import ConfigError, ReplyError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.forwarding_grid import ForwardingGrid

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from fedif_flower.attacks import needs_collusion
+from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.completeness import CompletenessRule

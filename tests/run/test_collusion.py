@@ -19,9 +19,9 @@ from fedif_flower.attacks import (
     ClientRound,
     Colluder,
     malicious_partitions,
-    needs_collusion,
 )
 from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY
 from fedif_flower.run.collusion import ColludingGrid
