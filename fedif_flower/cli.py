@@ -16,13 +16,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedif_flower.commands.app import app_cli
-from fedif_flower.commands.federation import federation_cli
-from fedif_flower.commands.inspect import inspect_cli
-from fedif_flower.commands.keeper import keeper_cli
-from fedif_flower.commands.node import node_cli
-from fedif_flower.commands.statement import Members, print_signers, statement_cli
-from fedif_flower.commands.watch import watch_cli
+from fedif_consortium.commands.app import app_cli
+from fedif_consortium.commands.federation import federation_cli
+from fedif_consortium.commands.inspect import inspect_cli
+from fedif_consortium.commands.keeper import keeper_cli
+from fedif_consortium.commands.node import node_cli
+from fedif_consortium.commands.statement import Members, print_signers, statement_cli
+from fedif_consortium.commands.watch import watch_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 from fedif_flower.scaffold import DEFAULT, KINDS, write_app
@@ -88,8 +88,8 @@ def run(
     options = {"num-clients": clients, "output-dir": output_dir, "metrics-port": metrics_port}
     parsed = parse_config(config, options)
     show_logs(parsed.log_format)
+    from fedif_consortium.commands.watch import watching
     from fedif_flower.client.app import app
-    from fedif_flower.commands.watch import watching
     from fedif_flower.run.preflight import with_free_folder
     from fedif_flower.run.report import print_summary, require_complete
     from fedif_flower.run.resume import as_pairs
@@ -244,8 +244,8 @@ def verify(
     ] = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
-    from fedif_flower.evidence.members import read_members
-    from fedif_flower.statement.verify import verify as check
+    from fedif_consortium.evidence.members import read_members
+    from fedif_consortium.statement.verify import verify as check
 
     known = None if members is None else read_members(members)
     found = check(path, key, known, receipts or ())
@@ -275,7 +275,7 @@ def replay(
 ) -> None:
     """Recompute what each member contributed from the updates that a run kept, bit for bit."""
     require_directories([run_dir])
-    from fedif_flower.statement.replay import replay as recompute
+    from fedif_consortium.statement.replay import replay as recompute
 
     found = recompute(run_dir, import_from=import_from or ())
     Console().print(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedif_flower.run.evidence import Evidence
+from fedif_consortium.evidence.part import Evidence
+from fedif_consortium.statement.part import Stated, receipt_key
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.parts import run_parts
-from fedif_flower.statement.part import Stated, receipt_key
 
 
 def built_in_parts() -> Sequence[RunPart]:

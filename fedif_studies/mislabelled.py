@@ -23,10 +23,10 @@ import typer
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedif_consortium.member.inspection import inspect_examples
 from fedif_flower.apps import client_app
 from fedif_flower.attacks.label_noise import flip_labels
 from fedif_flower.client.gradients import kept_rounds, read_kept
-from fedif_flower.member.inspection import inspect_examples
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder

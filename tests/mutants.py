@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("fedif_flower", "fedif_studies", "examples", "tests", "pyproject.toml")
+COPIED = (
+    "fedif_flower",
+    "fedif_consortium",
+    "fedif_studies",
+    "examples",
+    "tests",
+    "pyproject.toml",
+)
 LEAST_FOUND = 27
 FOUND, SURVIVED = "found", "SURVIVED"
 _WORDS = {0: SURVIVED, 1: FOUND}  # By pytest's exit code.

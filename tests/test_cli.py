@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import fedif_flower
-from fedif_flower.evidence.chained_log import ChainedLog
+from fedif_consortium.evidence.chained_log import ChainedLog
 from fedif_studies.commands import main
-from tests.statement.runs import make_run
+from tests.consortium.statement.runs import make_run
 
 PROJECT = Path(__file__).parents[1]
 HEAVY = ("torch", "torchvision", "flwr", "ray", "sklearn", "scipy", "matplotlib", "numpy", "PIL")

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import fedif_consortium.masking
 import fedif_flower
 import fedif_studies.benchmarks.__main__ as all_benchmarks
-from fedif_flower import aggregators, attacks, masking, stages, valuation
+from fedif_consortium.member.policy import read_member_policy
+from fedif_flower import aggregators, attacks, stages, valuation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.devices import torch_threads
-from fedif_flower.member.policy import read_member_policy
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.settings import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
@@ -35,13 +36,15 @@ WRITTEN = [
     *sorted(REPOSITORY.glob("examples/*/README.md")),
 ]
 ROOMS = sorted(
-    path for top in ("fedif_flower", "fedif_studies") for path in (REPOSITORY / top).iterdir()
+    path
+    for top in ("fedif_flower", "fedif_consortium", "fedif_studies")
+    for path in (REPOSITORY / top).iterdir()
 )
 POLICY = re.compile(r"^\[(apps|runs|runs\.config|leaves|log|sign)\]", flags=re.M)  # A member's.
 METHODS = "\n".join(path.read_text() for path in (DOCS / "methods").glob("*.md"))
 REFERENCE = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
 ROLE = re.compile(
-    r":(?:class|func|meth|attr|data|mod|exc):`~?((?:fedif_flower|fedif_studies)\.[\w.]+)`"
+    r":(?:class|func|meth|attr|data|mod|exc):`~?((?:fedif_flower|fedif_consortium|fedif_studies)\.[\w.]+)`"
 )
 
 
@@ -119,7 +122,8 @@ def test_every_estimator_is_described():
 
 
 @pytest.mark.parametrize(
-    "package", [fedif_flower, aggregators, attacks, masking, stages, valuation, shapley]
+    "package",
+    [fedif_flower, fedif_consortium.masking, aggregators, attacks, stages, valuation, shapley],
 )
 def test_every_public_name_is_in_the_reference(package):
     shown = {line.rsplit(".", 1)[-1] for line in re.findall(r"^::: (\S+)", REFERENCE, flags=re.M)}

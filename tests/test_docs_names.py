@@ -17,7 +17,7 @@ from fedif_studies.commands import cli
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
-PACKAGES = ("fedif_flower", "fedif_studies", "tests")
+PACKAGES = ("fedif_flower", "fedif_consortium", "fedif_studies", "tests")
 PAGES = [
     *sorted(DOCS.rglob("*.md")),
     REPOSITORY / "README.md",

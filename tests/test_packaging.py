@@ -19,7 +19,7 @@ from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "fedif_flower"
-STUDIES = PROJECT / "fedif_studies"
+PACKAGES = (PACKAGE, PROJECT / "fedif_consortium", PROJECT / "fedif_studies")
 OPTIONAL = ("metrics", "pandas", "privacy", "studies")
 
 
@@ -49,11 +49,11 @@ def test_every_package_that_is_imported_is_declared_and_none_besides():
 
     declared, extras = names(project["dependencies"]), project["optional-dependencies"]
     optional = set.union(*(names(extras[extra]) for extra in OPTIONAL))
-    files = [*PACKAGE.rglob("*.py"), *STUDIES.rglob("*.py")]
+    files = [path for package in PACKAGES for path in package.rglob("*.py")]
     files = [path for path in files if "benchmarks" not in path.parts]  # In no wheel.
     tops = {name.split(".")[0] for path in files for name in imports(path)}
     # An example is in the checkout only, and one study is about it.
-    here = {"fedif_flower", "fedif_studies", "quickstart", "time_series"}
+    here = {"quickstart", "time_series", *(package.name for package in PACKAGES)}
     outside = tops - set(sys.stdlib_module_names) - here
     distributions = packages_distributions()
     # Ray comes with flwr[simulation], in the version that Flower wants.
@@ -64,7 +64,8 @@ def test_every_package_that_is_imported_is_declared_and_none_besides():
 
 
 def test_no_module_of_one_operating_system_is_imported():
-    everywhere = {name.split(".")[0] for path in PACKAGE.rglob("*.py") for name in imports(path)}
+    files = [path for package in PACKAGES[:2] for path in package.rglob("*.py")]
+    everywhere = {name.split(".")[0] for path in files for name in imports(path)}
     assert not everywhere & {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios", "winreg"}
 
 
@@ -76,13 +77,13 @@ def bundle() -> set[str]:
 
 
 def test_the_bundle_holds_the_two_apps_and_the_rooms_they_use(bundle):
-    own = {name for name in bundle if not name.startswith("fedif_flower/")}
+    own = {name for name in bundle if not name.startswith(("fedif_flower/", "fedif_consortium/"))}
     apps = {"client_app.py", "server_app.py"}
     assert own == apps | {".info/CONTENT", "LICENSE", "README.md", "pyproject.toml"}
     rooms = {name.split("/")[1] for name in bundle - own if name.count("/") > 1}
     assert rooms == {
         *("aggregators", "attacks", "client", "messages", "run", "strategies", "tasks"),
-        *("evidence", "local_methods", "masking", "stages", "statement", "valuation"),
+        *("evidence", "local_methods", "masking", "stages", "statement", "valuation", "watch"),
     }
 
 
@@ -99,7 +100,8 @@ def test_nothing_in_the_bundle_imports_what_is_not_in_it(bundle):
         for name in bundle
         if name.endswith(".py")
         for module in imports(PROJECT / name)
-        if module.split(".")[0] == "fedif_flower" and not is_in(bundle, module)
+        if module.split(".")[0] in ("fedif_flower", "fedif_consortium")
+        and not is_in(bundle, module)
     }
     assert not missing
 
@@ -119,7 +121,7 @@ def test_type_checkers_find_an_editable_install(tmp_path, monkeypatch):
     build_meta = pytest.importorskip("setuptools.build_meta")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, tmp_path)
-    for package in (PACKAGE, STUDIES):
+    for package in PACKAGES:
         (tmp_path / package.name).mkdir()
         shutil.copy(package / "__init__.py", tmp_path / package.name)
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from client_app import app as client_app
+from fedif_consortium.statement.account import settle
+from fedif_consortium.statement.records import read_run
 from fedif_flower import FedIF
 from fedif_flower.devices import torch_threads
 from fedif_flower.messages.models import model_arrays
@@ -23,8 +25,6 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import parse_overrides
-from fedif_flower.statement.account import settle
-from fedif_flower.statement.records import read_run
 from fedif_flower.strategies import Setup
 from tests.strategies.lines import Movers, Threshold, threshold_validation
 

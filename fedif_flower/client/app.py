@@ -12,8 +12,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from fedif_flower.client.statement import keep_statement
-from fedif_flower.messages.delivery import ACTION
+from fedif_consortium.statement.delivery_messages import ACTION
+from fedif_consortium.statement.member_pages import keep_statement
 
 if TYPE_CHECKING:
     from fedif_flower.tasks.task import Task

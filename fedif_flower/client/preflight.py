@@ -13,15 +13,15 @@ from typing import cast
 import torch
 from flwr.app import ConfigRecord, Context, Message
 
+from fedif_consortium.evidence.keys import read_private_key
+from fedif_consortium.masking import read_keeper_key
 from fedif_flower.client.data import client_site
 from fedif_flower.client.local import train_task
 from fedif_flower.client.reply import describe_node, named_task
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.evidence.keys import read_private_key
 from fedif_flower.local_methods import build_local_method, require_method_fit
-from fedif_flower.masking import read_keeper_key
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import FACTS_KEY, TASK_KEY, read_config
 from fedif_flower.messages.node_config import NodeConfig

@@ -14,6 +14,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from fedif_consortium.evidence.member_receipts import note_sent, take_receipts
+from fedif_consortium.evidence.reply_signing import signed_reply, signing_key
+from fedif_consortium.masking.masked_reply import member_masking
+from fedif_consortium.masking.terms import MASK_RECORD
 from fedif_flower.attacks import (
     Behaviour,
     ClientRound,
@@ -26,11 +30,8 @@ from fedif_flower.attacks import (
 from fedif_flower.client.data import client_site
 from fedif_flower.client.gradients import keep_gradient
 from fedif_flower.client.local import Trained, train_task
-from fedif_flower.client.masking import member_masking
 from fedif_flower.client.memory import node_memory
 from fedif_flower.client.poisoning import poisoned_data
-from fedif_flower.client.receipts import note_sent, take_receipts
-from fedif_flower.client.signing import signed_reply, signing_key
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError
@@ -55,7 +56,6 @@ from fedif_flower.messages.instructions import (
     VECTOR_RECORD,
     read_config,
 )
-from fedif_flower.messages.masking_terms import MASK_RECORD
 from fedif_flower.messages.models import load_arrays, model_arrays, tensor_arrays
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.seeding import torch_generator

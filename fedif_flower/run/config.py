@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from fedif_consortium.masking.config import MASKABLE, MaskingConfig
 from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.completeness import CompletenessRule
 from fedif_flower.run.logs import FORMATS
-from fedif_flower.run.masking_config import MASKABLE, MaskingConfig
 from fedif_flower.sections import setting_of
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from fedif_consortium.evidence.receipts import LEAF
 from fedif_flower.errors import ConfigError
-from fedif_flower.evidence.receipts import LEAF
 from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.rows import (
     AttendanceRow,

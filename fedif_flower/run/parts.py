@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedif_consortium.evidence.part import Evidence
+from fedif_consortium.evidence.published_gradients import PublishGradients
+from fedif_consortium.masking.part import MaskedRounds
+from fedif_consortium.watch.served_metrics import ServedMetrics
 from fedif_flower.run.attribution import Attribution, Quarantined
 from fedif_flower.run.collusion import Collusion
-from fedif_flower.run.evidence import Evidence
 from fedif_flower.run.kept_updates import KeepUpdates
 from fedif_flower.run.live_state import Live
-from fedif_flower.run.masking import MaskedRounds
 from fedif_flower.run.part import RunPart
-from fedif_flower.run.published_gradients import PublishGradients
-from fedif_flower.run.served_metrics import ServedMetrics
 
 
 def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedif_flower.run.status_pages import package_version
+from fedif_consortium.watch.status_pages import package_version
 
 if TYPE_CHECKING:
     from torch import Tensor

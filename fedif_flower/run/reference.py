@@ -12,17 +12,17 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fedif_consortium.masking.config import MaskingConfig
+from fedif_consortium.member.app_rules import AppRules
+from fedif_consortium.member.node_log import LogSettings
+from fedif_consortium.member.outgoing import LeavesSettings
+from fedif_consortium.member.policy import PolicySettings, SignRules
+from fedif_consortium.member.run_rules import RunRules
 from fedif_flower.attacks import AttackConfig
 from fedif_flower.local_methods import LocalMethodConfig
-from fedif_flower.member.app_rules import AppRules
-from fedif_flower.member.node_log import LogSettings
-from fedif_flower.member.outgoing import LeavesSettings
-from fedif_flower.member.policy import PolicySettings, SignRules
-from fedif_flower.member.run_rules import RunRules
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.masking_config import MaskingConfig
 from fedif_flower.settings import Settings
 from fedif_flower.strategies.config import StrategyConfig
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedif_consortium.masking.workspace import MaskedWorkspace
 from fedif_flower.devices import select_device
 from fedif_flower.errors import (
     ConfigError,
@@ -33,7 +34,6 @@ from fedif_flower.errors import (
     ValuationError,
 )
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.masked_rounds import MaskedWorkspace
 from fedif_flower.messages.means import AverageMetrics, MetricsAggregation, aggregate_metrics
 from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
 from fedif_flower.messages.screened_grid import ScreenedGrid, screened

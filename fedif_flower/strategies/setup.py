@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import torch
 
+from fedif_consortium.evidence.reply_witness import ReplyWitness
+from fedif_consortium.masking.workspace import Masking
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LocalMethod
-from fedif_flower.messages.masked_rounds import Masking
-from fedif_flower.messages.signed_replies import ReplyWitness
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify

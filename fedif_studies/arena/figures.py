@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+from fedif_consortium.statement.account import reason_against_shares
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.statement.account import reason_against_shares
 from fedif_flower.sweeps.cells import Cell, find_result
 from fedif_studies.arena.experiments import Experiment
 

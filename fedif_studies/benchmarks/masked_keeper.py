@@ -16,9 +16,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedif_flower.evidence.keys import key_digest
-from fedif_flower.masking import Keeper, KeeperPolicy, encode_vectors, encode_weights
-from fedif_flower.masking.boxes import BoxHeader, seal
+from fedif_consortium.evidence.keys import key_digest
+from fedif_consortium.masking import Keeper, KeeperPolicy, encode_vectors, encode_weights
+from fedif_consortium.masking.boxes import BoxHeader, seal
 
 
 def keep_a_round(members: int, length: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedif_flower.masking import (
+from fedif_consortium.masking import (
     LONGEST,
     UPDATE_BITS,
     KeeperPolicy,
@@ -32,10 +32,10 @@ from fedif_flower.masking import (
     mask_update,
     products,
 )
-from fedif_flower.masking.boxes import vector_digest
-from fedif_flower.masking.masks import mask_blocks
-from fedif_flower.masking.member import MaskedUpdate
-from fedif_flower.masking.products import add_weighted_mask, mask_products
+from fedif_consortium.masking.boxes import vector_digest
+from fedif_consortium.masking.masks import mask_blocks
+from fedif_consortium.masking.member import MaskedUpdate
+from fedif_consortium.masking.products import add_weighted_mask, mask_products
 from fedif_studies.benchmarks.common import Figure, Timing, report
 
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}

@@ -17,8 +17,8 @@ import httpx
 import pytest
 import yaml
 
+from fedif_consortium.watch.status_pages import StatusServer, health_page
 from fedif_flower.run.rows import read_rows
-from fedif_flower.run.status_pages import StatusServer, health_page
 from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.deployed import free_port, search_path, wait_for
 from tests.integration.watch import if_killed, kill_marked

@@ -4,10 +4,10 @@ import re
 import tomllib
 from pathlib import Path
 
-from fedif_flower.member.app_rules import AppRules
-from fedif_flower.member.node_log import LogSettings
-from fedif_flower.member.policy import SignRules, read_member_policy
-from fedif_flower.member.run_rules import RunRules
+from fedif_consortium.member.app_rules import AppRules
+from fedif_consortium.member.node_log import LogSettings
+from fedif_consortium.member.policy import SignRules, read_member_policy
+from fedif_consortium.member.run_rules import RunRules
 from fedif_flower.run.config import default_run_config
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "member-policy.toml"

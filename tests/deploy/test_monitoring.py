@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedif_consortium.watch.metrics import RunMetrics
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.metrics import RunMetrics
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "deploy" / "monitoring"

@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
+from fedif_consortium.statement.account import settle
+from fedif_consortium.statement.records import read_run
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_superlink import LocalSuperLink
-from fedif_flower.statement.account import settle
-from fedif_flower.statement.records import read_run
 from hospitals import task as hospitals
 from quickstart import task as quickstart
 from tests.examples.apps import EXAMPLES, run, weights

@@ -24,24 +24,24 @@ import psutil
 import pytest
 
 from client_app import app as client_app
+from fedif_consortium.evidence.members import read_members
+from fedif_consortium.masking.keeper_store import read_log
+from fedif_consortium.member.app_build import build_bundle
+from fedif_consortium.member.node_log import Entry, read_node_log
+from fedif_consortium.member.outgoing import LeavesSettings, rounded
+from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.signing import load_or_make_key
+from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
-from fedif_flower.evidence.members import read_members
-from fedif_flower.member.node_log import Entry, read_node_log
-from fedif_flower.member.outgoing import LeavesSettings, rounded
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.app_build import build_bundle
-from fedif_flower.runtime.keeper_store import read_log
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.statement.bundle import make_statement
-from fedif_flower.statement.signing import load_or_make_key
-from fedif_flower.statement.verify import verify
+from tests.consortium.statement.signed_runs import copied, rewrite
 from tests.integration import hostile_client
 from tests.integration.deployed import Deployment, free_port, kill_group, marks, wait_for, write_app
 from tests.runtime.keeping import write_certificate
-from tests.statement.signed_runs import copied, rewrite
 
 pytestmark = marks
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
+PACKAGES = ("fedif_flower", "fedif_consortium", "fedif_studies")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "fedif_flower", "fedif_studies"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", *PACKAGES):
         (source / name).symlink_to(PROJECT / name)
     build = "import os, sys, setuptools.build_meta as b; os.chdir(sys.argv[1]); b.build_wheel('..')"
     command = [sys.executable, "-c", build, str(source)]
@@ -31,11 +32,11 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_wheel_holds_the_package_and_its_studies(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    [information] = tops - {"fedif_flower", "fedif_studies"}
+    [information] = tops - {*PACKAGES}
     assert information.endswith(".dist-info")
     assert "fedif_flower/py.typed" in names
     modules = {name for name in names if name.endswith(".py")}
-    for top in ("fedif_flower", "fedif_studies"):
+    for top in PACKAGES:
         written = {str(path.relative_to(PROJECT)) for path in (PROJECT / top).rglob("*.py")}
         written = {name for name in written if "/benchmarks/" not in name}
         assert {name for name in modules if name.split("/")[0] == top} == written

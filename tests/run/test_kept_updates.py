@@ -8,7 +8,7 @@ import pytest
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.kept_updates import KeptUpdates
-from tests.statement.test_replay import config, run
+from tests.consortium.statement.test_replay import config, run
 
 PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from fedif_consortium.statement.records import RoundLine
 from fedif_flower.run.completeness import CompletenessRule, completeness
 from fedif_flower.run.figures import summarize
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import ReportedRun, member_table, write_report
 from fedif_flower.run.rows import ClientRow
-from fedif_flower.statement.records import RoundLine
 from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
 
 

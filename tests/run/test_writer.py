@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.open_games import open_games
+from fedif_consortium.statement.records import read_run
+from fedif_consortium.statement.verify import verify as check
 from fedif_flower import CreditBounds, FedIF, PathAttribution, RunWriter, load
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.statement.bundle import make_statement
-from fedif_flower.statement.open_games import open_games
-from fedif_flower.statement.records import read_run
-from fedif_flower.statement.verify import verify as check
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
 from tests.strategies.lines import Movers, Threshold, threshold_validation

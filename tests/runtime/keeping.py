@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from fedif_flower.masking import Keeper, MaskedUpdate, mask_update
-from fedif_flower.run.keeper_client import HttpKeeper
-from fedif_flower.runtime.keeper_config import KeeperConfig, read_keeper_config
-from fedif_flower.runtime.keeper_service import KeeperService, keeper_server
-from fedif_flower.runtime.keeper_store import KeeperStore
+from fedif_consortium.masking import Keeper, MaskedUpdate, mask_update
+from fedif_consortium.masking.keeper_client import HttpKeeper
+from fedif_consortium.masking.keeper_config import KeeperConfig, read_keeper_config
+from fedif_consortium.masking.keeper_service import KeeperService, keeper_server
+from fedif_consortium.masking.keeper_store import KeeperStore
 
 RUN = 2**63 + 5
 

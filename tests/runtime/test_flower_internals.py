@@ -18,7 +18,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore import sql_mixin
 
-from fedif_flower.runtime.guarded_superlink import wait_for_database
+from fedif_consortium.superlink.guarded_superlink import wait_for_database
 
 PACKAGE = Path(__file__).parents[2] / "fedif_flower"
 FLOWER = f"flwr {version('flwr')}"
@@ -132,7 +132,7 @@ def test_a_supernode_s_connection_has_the_parts_that_are_guarded():
     connect = import_module(LOOP).http_request_response
     parts = re.findall(r"yield \(\s*([^)]*)\)", inspect.getsource(connect.__wrapped__))[0]
     found = [part.strip() for part in parts.split(",") if part.strip()]
-    from fedif_flower.runtime.message_guard import Connection
+    from fedif_consortium.member.message_guard import Connection
 
     wanted = ["node.node_id", *Connection._fields[1:]]
     require(found == wanted, f"a connection consists of {found}: see message_guard.py")

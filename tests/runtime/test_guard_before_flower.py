@@ -22,7 +22,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.exceptions import HTTPException
 
-from fedif_flower.runtime.reply_guard import ReplyGuard
+from fedif_consortium.superlink.reply_guard import ReplyGuard
 from tests.integration.protocol import packed
 
 VICTIM_STEP, FORGED_STEP = 1.0, 1e6

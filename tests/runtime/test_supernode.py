@@ -9,7 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from httpx import Request, Response
 
-from fedif_flower.runtime import guarded_supernode, supernode
+from fedif_consortium.member import guarded_supernode
+from fedif_flower.runtime import supernode
 from fedif_flower.runtime.supernode import NOT_KNOWN, NOT_LET_IN, say_why_it_is_refused
 
 CONNECTION = import_module("flwr.supernode.fleet_http_connection")

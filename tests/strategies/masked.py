@@ -11,10 +11,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
-from fedif_flower import Validation
-from fedif_flower.masking import mask_update, read_keeper_key
-from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.masking_terms import (
+from fedif_consortium.masking import mask_update, read_keeper_key
+from fedif_consortium.masking.terms import (
     BOX,
     LENGTH,
     MASK_RECORD,
@@ -22,7 +20,9 @@ from fedif_flower.messages.masking_terms import (
     MaskingTerms,
     trial_key,
 )
-from fedif_flower.messages.trial_keeper import trial_masking
+from fedif_consortium.masking.trial_keeper import trial_masking
+from fedif_flower import Validation
+from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.reports import RoundReport

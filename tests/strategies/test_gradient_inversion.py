@@ -13,10 +13,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
+from fedif_consortium.masking import UPDATE_BITS, SignSketch, decode
+from fedif_consortium.masking.terms import VECTOR
+from fedif_consortium.masking.trial_keeper import TRIAL_POLICY
 from fedif_flower import FedIF, Validation
-from fedif_flower.masking import UPDATE_BITS, SignSketch, decode
-from fedif_flower.messages.masking_terms import VECTOR
-from fedif_flower.messages.trial_keeper import TRIAL_POLICY
 from fedif_flower.strategies.callbacks import Callback
 from tests.strategies import masked
 from tests.strategies.masked import Members, play

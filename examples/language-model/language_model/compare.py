@@ -18,6 +18,8 @@ import typer
 from peft import PeftModel
 from rich.console import Console
 
+from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.signing import load_or_make_key
 from fedif_flower import ShowRounds, Task, client_app, load
 from fedif_flower.errors import FedIFError
 from fedif_flower.run.config import RunConfig
@@ -25,8 +27,6 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.processes import own_command
 from fedif_flower.settings import Scalar
-from fedif_flower.statement.bundle import make_statement
-from fedif_flower.statement.signing import load_or_make_key
 from fedif_flower.storage import write_atomically
 from fedif_flower.sweeps.tables import ResultTable
 from language_model import help_desk

@@ -1,0 +1,137 @@
+"""``fedif app``: look at the app that a run would execute here, sign it, let it run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fedif_consortium.member.app_bundle import AppBundle
+    from fedif_consortium.member.app_rules import MemberApps
+
+app_cli = typer.Typer(add_completion=False, no_args_is_help=True)
+
+App = Annotated[str, typer.Argument(help="a bundle, an app's folder, or a digest's beginning")]
+Policy = Annotated[Path, typer.Option(help="the member's file, which names its folders")]
+_POLICY = Path("member-policy.toml")
+
+
+@app_cli.callback()
+def app() -> None:
+    """Show, sign and approve the apps that run at a member.
+
+    APP is a bundle's file, an app's folder, or how the digest of a bundle begins that lies in one
+    of the policy's folders, such as one that the SuperNode refused.
+    """
+
+
+@app_cli.command()
+def show(
+    app: App,
+    policy: Policy = _POLICY,
+    against: Annotated[
+        str | None,
+        typer.Option(help="compare with this one; default: the app of its name approved last"),
+    ] = None,
+    diff: Annotated[bool, typer.Option("--diff", help="show the lines that differ")] = False,
+) -> None:
+    """Show an app's files, its digest, who signed it, and what changed since the approved one."""
+    from fedif_consortium.member.app_bundle import MANIFEST, bundle_digest, compare, text_diff
+    from fedif_flower.messages.text import printable
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    apps = _apps_if_any(policy)
+    bundle = _find(app, apps)
+    for path, content in sorted(bundle.files.items()):
+        if path != MANIFEST:
+            console.print(f"{bundle_digest(content)[:16]} {len(content):>9}  {printable(path)}")
+    console.print(f"app      {printable(bundle.name)} {printable(bundle.version)}")
+    console.print(f"SHA-256  {bundle.digest}, {len(bundle.content)} bytes")
+    if apps is not None:
+        console.print(
+            f"signers  {', '.join(apps.signers_of(bundle.digest)) or 'nobody on your list'}"
+        )
+        console.print(f"here     {apps.approval(bundle.digest) or 'not approved: it does not run'}")
+    older = _older(bundle, against, apps)
+    if older is None:
+        return
+    found = compare(older, bundle)
+    console.print(f"compared with {printable(older.name)} {older.digest[:16]}:")
+    for what in ("added", "removed", "changed"):
+        for path in getattr(found, what):
+            console.print(f"{what:8} {printable(path)}")
+    if not (found.added or found.removed or found.changed):
+        console.print("the same files")
+    for line in text_diff(older, bundle) if diff else ():
+        console.print(printable(line, 1000))
+
+
+@app_cli.command()
+def sign(
+    app: App,
+    key: Annotated[Path, typer.Option(help="your private key: Ed25519 or an elliptic curve's")],
+    policy: Policy = _POLICY,
+    to: Annotated[Path, typer.Option(help="folder that the signature is written to")] = Path(),
+) -> None:
+    """Sign an app: a file beside it, which members put into their policy's signatures."""
+    from fedif_consortium.evidence.keys import read_private_key
+    from fedif_consortium.member.app_bundle import sign_bundle
+    from fedif_flower.errors import ConfigError
+    from fedif_flower.storage import make_folder, write_atomically
+
+    try:
+        data = key.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--key {str(key)!r}: {error.strerror}") from error
+    bundle = _find(app, _apps_if_any(policy))
+    name, content = sign_bundle(bundle.digest, read_private_key(data, f"--key {str(key)!r}"))
+    make_folder(to)
+    write_atomically(to / name, content)
+    Console(highlight=False, markup=False, soft_wrap=True).print(str(to / name))
+
+
+@app_cli.command()
+def approve(app: App, policy: Policy = _POLICY) -> None:
+    """Let an app run at this member, from the next message on."""
+    apps = _apps(policy)
+    bundle = _find(app, apps)
+    path = apps.approve(bundle)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{bundle.name} {bundle.version} runs here now: {path}")
+
+
+def _apps(policy: Path) -> MemberApps:
+    from fedif_consortium.member.policy import read_member_policy
+
+    return read_member_policy(policy).apps
+
+
+def _apps_if_any(policy: Path) -> MemberApps | None:
+    """Return a member's apps; ``None`` for somebody, such as an auditor, who has no policy."""
+    return None if policy == _POLICY and not policy.exists() else _apps(policy)
+
+
+def _find(app: str, apps: MemberApps | None) -> AppBundle:
+    """Return the bundle that an argument means."""
+    from fedif_consortium.member.app_bundle import read_bundle
+    from fedif_flower.errors import ConfigError
+
+    path = Path(app)
+    if path.is_dir():
+        from fedif_consortium.member.app_build import build_bundle
+
+        return build_bundle(path)
+    if path.is_file():
+        return read_bundle(path.read_bytes(), app)
+    if apps is None:
+        raise ConfigError(f"{app!r} is no file and no folder; for a digest, name --policy as well")
+    return apps.find(app)
+
+
+def _older(bundle: AppBundle, against: str | None, apps: MemberApps | None) -> AppBundle | None:
+    if against is not None:
+        return _find(against, apps)
+    return None if apps is None else apps.last_approved(bundle.name, but=bundle.digest)

@@ -1,0 +1,78 @@
+"""``fedif keeper``: a keeper of masks, and its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+keeper_cli = typer.Typer(add_completion=False)
+
+
+@keeper_cli.callback(invoke_without_command=True)
+def keeper(
+    context: typer.Context,
+    policy: Annotated[
+        Path, typer.Option(help="TOML: where it listens, whom it knows, what it answers")
+    ] = Path("keeper.toml"),
+) -> None:
+    """Keep the masks of a federation whose server sees no update; see also: fedif keeper log."""
+    if context.invoked_subcommand is None:
+        from fedif_consortium.masking.keeper_config import read_keeper_config
+        from fedif_consortium.masking.keeper_service import serve
+        from fedif_flower.run.logs import show_logs
+
+        config = read_keeper_config(policy)
+        show_logs(config.settings.log_format)
+        serve(config)
+
+
+@keeper_cli.command("log")
+def keeper_log(
+    file: Annotated[Path, typer.Argument(help="log.txt in the keeper's folder")],
+) -> None:
+    """Show what a keeper answered and refused, and check that its log is whole."""
+    import json
+
+    from fedif_consortium.masking.keeper_store import read_log
+
+    entries, head = read_log(file)
+    console = Console()
+    for entry in entries:
+        console.print(json.dumps(entry), soft_wrap=True, highlight=False, markup=False)
+    found = f"Unchanged: {len(entries)} lines, the last hash is {head}"
+    console.print(found, soft_wrap=True, highlight=False)
+
+
+@keeper_cli.command("init")
+def keeper_init(
+    folder: Annotated[Path, typer.Argument(help="the keeper's folder")],
+    hosts: Annotated[list[str], typer.Argument(help="names or addresses the server reaches it by")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say it, and do nothing")] = False,
+) -> None:
+    """Make a keeper's keys, certificate and unit for systemd; what is there already stays."""
+    from fedif_consortium.federation.server import make_pair
+    from fedif_consortium.federation.steps import Steps
+    from fedif_consortium.federation.units import keeper_unit
+    from fedif_consortium.masking.keeper_config import KeeperSettings
+    from fedif_consortium.masking.keeper_store import KeeperStore
+
+    def say(line: str) -> None:
+        Console().print(line, soft_wrap=True, highlight=False, markup=False)
+
+    steps, found = Steps(say, dry_run=dry_run), folder.expanduser().absolute()
+    steps.folder(found)
+    make_pair(found, "keeper", hosts, "the operator of the server", steps)
+    state = found / KeeperSettings().state
+    public = state / "box-key.pub"
+    if public.exists():
+        say(f"kept {public}")
+    else:
+        what = f"{public}: goes to every member; its private half stays"
+        steps.do("make", "made", what, lambda: KeeperStore(state).key())
+    unit = found / "fedif-keeper.service"
+    steps.new(unit, "for systemd: look at User= first", lambda: keeper_unit(found))
+    if public.exists():
+        say(f"public key of this keeper: {public.read_text().strip()}")

@@ -1,0 +1,153 @@
+"""``fedif statement``: made by the operator, signed by members, collected by the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from fedif_flower.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedif_consortium.statement.manifest import SignedBy
+
+DEFAULT = "make"
+
+
+class DefaultCommand(TyperGroup):
+    """A group whose first word may be left out: it is ``make`` where it is no command's name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default command first where no other one, nor ``--help``, is."""
+        if args and args[0] not in (*self.commands, "--help"):
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+statement_cli = typer.Typer(
+    cls=DefaultCommand,
+    add_completion=False,
+    no_args_is_help=True,
+    help="State what each member contributed (fedif statement RUN_DIR), and sign such a statement.",
+)
+
+Members = Annotated[
+    Path | None,
+    typer.Option(help="folder with members' public keys, NAME.pub: says who signed"),
+]
+Stated = Annotated[
+    Path, typer.Argument(help="a run's folder, or a member's page with its manifest beside it")
+]
+
+
+@statement_cli.command(DEFAULT)
+def make(
+    run_dir: Annotated[Path, typer.Argument(help="a run's folder")],
+    budget: Annotated[str, typer.Option(help="an amount to share out, such as 1000")] = "",
+    names: Annotated[
+        Path | None, typer.Option(help="CSV: client_id,name; default: the names at registration")
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="Ed25519 key that signs, made if missing; default: one of your own"),
+    ] = None,
+    from_round: Annotated[
+        int, typer.Option(help="the first round that counts, where the first ones decide too much")
+    ] = 1,
+    contact: Annotated[str, typer.Option(help="whom members may ask: shown on every page")] = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="make another one; the one that is there is kept")
+    ] = False,
+) -> None:
+    """State what each member contributed to a run: signed pages, a table, JSON.
+
+    The word make may be left out: fedif statement RUN_DIR.
+    """
+    if not run_dir.is_dir():
+        raise ConfigError(f"{str(run_dir)!r} is no directory")
+    from fedif_consortium.evidence.keys import fingerprint, public_of
+    from fedif_consortium.statement.bundle import make_statement, parse_budget, read_account
+    from fedif_consortium.statement.manifest import ACCOUNT
+    from fedif_consortium.statement.open_games import open_games
+    from fedif_consortium.statement.records import read_names, read_run
+    from fedif_consortium.statement.signing import default_key_path, load_or_make_key
+
+    cents = parse_budget(budget) if budget else None
+    known = read_names(names) if names is not None else None
+    signer = load_or_make_key(key or default_key_path())
+    folder = make_statement(
+        *(run_dir, signer),
+        budget_cents=cents,
+        names=known,
+        from_round=from_round,
+        contact=contact,
+        again=again,
+    )
+    console = Console()
+    console.print(f"Statement: {(folder / 'statement.html').absolute()}", soft_wrap=True)
+    account, _ = read_account((folder / ACCOUNT).read_text())
+    if account.unpaid:
+        console.print(f"No shares: {account.unpaid}", style="yellow", markup=False)
+    for warning in open_games(read_run(run_dir).config):
+        console.print(f"Left open: {warning}", style="yellow", markup=False)
+    console.print(f"Signed by: {fingerprint(public_of(signer))}", highlight=False)
+
+
+@statement_cli.command()
+def sign(
+    path: Stated,
+    key: Annotated[Path, typer.Option(help="your private key; the SuperNode's own will do")],
+    operator: Annotated[
+        str, typer.Option(help="fingerprint that the operator's key must have")
+    ] = "",
+    members: Members = None,
+    keeper_log: Annotated[
+        Path | None,
+        typer.Option(help="you kept the masks of this run: your log, which it must agree with"),
+    ] = None,
+) -> None:
+    """Verify a statement and add your signature to its manifest: you agree with what it says.
+
+    Send manifest.intoto.json to the operator afterwards. Nothing is signed that does not verify.
+    """
+    from fedif_consortium.evidence.keys import fingerprint, public_of
+    from fedif_consortium.evidence.members import read_members
+    from fedif_consortium.statement.countersign import sign_statement
+    from fedif_consortium.statement.signing import load_key
+
+    signer = load_key(key)
+    known = None if members is None else read_members(members)
+    target = sign_statement(path, signer, operator, known, keeper_log)
+    console = Console()
+    console.print(f"Signed by: {fingerprint(public_of(signer))}", highlight=False)
+    console.print(f"Send this to the operator: {target.absolute()}", soft_wrap=True)
+
+
+@statement_cli.command()
+def merge(
+    path: Stated,
+    files: Annotated[list[Path], typer.Argument(help="manifest.intoto.json as members signed it")],
+    members: Annotated[Path, typer.Option(help="folder with the members' public keys, NAME.pub")],
+) -> None:
+    """Add the members' signatures to a statement; each is checked first."""
+    from fedif_consortium.evidence.members import read_members
+    from fedif_consortium.statement.countersign import merge_signatures
+
+    console = Console()
+    for name, is_new in merge_signatures(path, files, read_members(members)).items():
+        console.print(
+            f"{'Added' if is_new else 'Was there'}: {name}", highlight=False, markup=False
+        )
+
+
+def print_signers(signers: Iterable[SignedBy], console: Console) -> None:
+    """Say whose each signature is, and which key made it."""
+    for signer in signers:
+        whose = f"Signed by: {signer.key}, {signer.name}"
+        unknown = f"Not checked: a signature with key {signer.key}; --members says whose it is"
+        text = whose if signer.name else unknown
+        console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,223 @@
+"""Replies signed by their member: how a signature travels, and how the server looks at it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, public_der
+from fedif_consortium.evidence.receipt_messages import seen_size
+from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement, arrays_digest
+from fedif_flower.errors import EvidenceError, ReplyError
+from fedif_flower.messages.arrays import view_array
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.reply_arrays import model_arrays_of
+
+SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
+EXAMPLES = "num-examples"
+_MOST_BYTES = 1024  # Of a key or a signature.
+logger = logging.getLogger(__name__)
+
+
+def record_digest(arrays: ArrayRecord) -> bytes:
+    """Return the digest of a record's arrays, however they are serialised.
+
+    Raises
+    ------
+    ReplyError
+        If an array is none of NumPy's.
+    """
+    return arrays_digest((str(name), view_array(array)) for name, array in arrays.items())
+
+
+def sign_reply(
+    content: RecordDict,
+    received: ArrayRecord,
+    key: SigningKey,
+    *,
+    run: str,
+    server_round: int,
+    node_id: int,
+) -> SignedUpdate:
+    """Sign what a reply holds, and add the signature to it."""
+    statement = UpdateStatement(
+        run=run,
+        server_round=server_round,
+        node=node_id,
+        examples=_examples(content),
+        received=record_digest(received),
+        sent=record_digest(model_arrays_of(content)),
+    )
+    signed = SignedUpdate.by(key, statement)
+    content[SIGNATURE_RECORD] = ConfigRecord(
+        {
+            "key": signed.key,
+            "signature": signed.signature,
+            "received": statement.received,
+            "sent": statement.sent,
+        }
+    )
+    return signed
+
+
+@dataclass(frozen=True)
+class SeenReply:
+    """What the server can show of a reply later: the update's digest, and who signed it."""
+
+    node: ClientNode
+    digest: bytes
+    signed: SignedUpdate | None = None
+    head: int = 0  # Leaves of the tree of receipts that it saw.
+    arrays: ArrayRecord | None = field(default=None, repr=False)
+
+
+class ReplyWitness:
+    """Looks at the signature of each reply, and remembers what it saw in the round.
+
+    Parameters
+    ----------
+    run : str
+        The run's id, which members sign.
+    required : bool
+        Whether replies without a signature are refused.
+    digests : bool
+        Whether the digest of every reply is taken, signed or not.
+    keeps : bool
+        Whether the arrays of signed replies stay in memory until the next round.
+
+    Attributes
+    ----------
+    seen : dict of int to SeenReply
+        The round's replies by node id, as far as their arrays could be read.
+    """
+
+    def __init__(
+        self, run: str, *, required: bool = False, digests: bool = False, keeps: bool = False
+    ) -> None:
+        self.run = run
+        self.seen: dict[int, SeenReply] = {}
+        self._required, self._digests, self._keeps = required, digests, keeps
+        self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
+        self._grid: Grid | None = None
+        self._registered: dict[int, bytes | None] | None = None  # Keys, asked for when needed.
+        self._keys: dict[int, bytes] = {}  # That a node has signed with.
+
+    def begin(
+        self,
+        server_round: int,
+        sent: ArrayRecord,
+        grid: Grid,
+        *,
+        late_rounds: int = 0,
+    ) -> None:
+        """Take note of what a round's members are sent.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        sent : ArrayRecord
+            The model.
+        grid : Grid
+            Knows the keys that nodes were registered with.
+        late_rounds : int
+            A reply may come so many rounds late.
+        """
+        self.seen = {}
+        # Of an older model no more is kept than its digest.
+        older = [t for t in self._sent if server_round - t <= late_rounds]
+        self._sent = {t: self._digest_of(t) for t in older}
+        self._sent[server_round] = sent
+        self._grid, self._registered = grid, None
+
+    def look(self, content: RecordDict, arrays: ArrayRecord, node: ClientNode, asked: int) -> None:
+        """Take note of a reply to round ``asked``, and check its signature.
+
+        Raises
+        ------
+        ReplyError
+            If it is signed falsely, or not at all where that is required.
+        """
+        record = content.get(SIGNATURE_RECORD)
+        if not isinstance(record, ConfigRecord):
+            if self._digests:
+                head = seen_size(content)
+                self.seen[node.node_id] = SeenReply(node, record_digest(arrays), head=head)
+            if self._required:
+                raise ReplyError("it is not signed: this run has require-signatures")
+            return
+        digest = record_digest(arrays)
+        head = seen_size(content)
+        self.seen[node.node_id] = SeenReply(node, digest, head=head)
+        key, signature = (_bytes(record, name) for name in ("key", "signature"))
+        received = self._digest_of(asked)
+        if _bytes(record, "received") != received:
+            raise ReplyError("it signed that it received another model than it was sent")
+        if _bytes(record, "sent") != digest:
+            raise ReplyError("it signed another update than it sent")
+        statement = UpdateStatement(
+            self.run, asked, node.node_id, _examples(content), received, digest
+        )
+        signed = SignedUpdate(statement, key, signature)
+        try:
+            signed.check()
+        except EvidenceError as error:
+            raise ReplyError(str(error)) from error
+        if node.node_id not in self._keys:
+            self._keys[node.node_id] = key
+            if self._registered_key(node.node_id) not in (None, key):
+                logger.warning(
+                    "%s signs with another key than it is registered with: whoever verifies the "
+                    "statement needs that key's public half",
+                    node.label,
+                )
+        if self._keys[node.node_id] != key:
+            raise ReplyError("it is signed with another key than before")
+        kept = arrays if self._keeps else None
+        self.seen[node.node_id] = SeenReply(node, digest, signed, head, kept)
+
+    def _registered_key(self, node_id: int) -> bytes | None:
+        """Return the key that the operator registered a node with; ``None``: not known."""
+        assert self._grid is not None  # begin
+        if self._registered is None:  # One question a round, however many sign for the first time.
+            # A node that registered itself has no name, and a key that it made up.
+            nodes = [info for info in self._grid.get_nodes() if info.name]
+            self._registered = {info.node_id: _read_pem(info.public_key) for info in nodes}
+        return self._registered.get(node_id)
+
+    def _digest_of(self, server_round: int) -> bytes:
+        """Return the digest of the model that was sent in a round."""
+        sent = self._sent.get(server_round, b"")
+        if not isinstance(sent, bytes):
+            sent = self._sent[server_round] = record_digest(sent)
+        return sent
+
+
+def _examples(content: RecordDict) -> float:
+    """Return what a reply says of its examples; NaN: nothing."""
+    for record in content.values():
+        if isinstance(record, MetricRecord):
+            value = record.get(EXAMPLES)
+            if isinstance(value, int | float):
+                return float(value)
+    return float("nan")
+
+
+def _bytes(record: ConfigRecord, name: str) -> bytes:
+    value = record.get(name)
+    if not isinstance(value, bytes) or len(value) > _MOST_BYTES:
+        raise ReplyError(f"its signature has no {name!r}")
+    return value
+
+
+def _read_pem(data: bytes) -> bytes | None:
+    """Return the key that a node was registered with, as DER; ``None``: it has none."""
+    try:
+        key = load_pem_public_key(data)
+    except Exception:  # whatever lies in the SuperLink's database
+        return None
+    return public_der(key) if isinstance(key, VerifyingKey) else None

@@ -1,0 +1,193 @@
+"""The server's folder: which file is what, the federation's settings, and its members."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import MinLen
+
+from fedif_consortium.federation.documents import NAME, NAME_ALLOWED, read_document
+from fedif_flower.errors import ConfigError
+from fedif_flower.settings import Settings, setting
+
+
+class FederationSettings(Settings):
+    """What a federation is called and where it is, from ``federation.toml``."""
+
+    name: str = setting(
+        ...,
+        "The federation's name, also that of the connection in Flower's commands.",
+        pattern=NAME,
+        allowed=NAME_ALLOWED,
+    )
+    hosts: Annotated[list[str], MinLen(1)] = setting(
+        ..., "Names or addresses by which members reach the server.", allowed="one or more names"
+    )
+    listen: str = setting(
+        "0.0.0.0:9092",
+        "Where the SuperLink listens.",
+        pattern=r"^\S+:\d{1,5}$",
+        allowed="HOST:PORT",
+    )
+    keeper_key: str = setting(
+        "",
+        "The public key of the keeper of masks, where there is one.",
+        pattern=r"^([0-9a-fA-F]{64})?$",
+        allowed="64 hexadecimal digits",
+    )
+
+    @property
+    def port(self) -> int:
+        """Where the SuperLink listens, and members connect to."""
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def bind(self) -> str:
+        """The address that the SuperLink listens at."""
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def address(self) -> str:
+        """Where members reach the server: the first of its hosts."""
+        return host_and_port(self.hosts[0], self.port)
+
+    @property
+    def local_address(self) -> str:
+        """Where the server itself reaches it."""
+        try:
+            anywhere = ipaddress.ip_address(self.bind).is_unspecified
+        except ValueError:
+            anywhere = False
+        return host_and_port("127.0.0.1" if anywhere else self.bind, self.port)
+
+
+class Member(Settings):
+    """What the operator knows of a member, from ``members/<name>.toml``."""
+
+    name: str = setting(..., "What it is called.", pattern=NAME, allowed=NAME_ALLOWED)
+    number: int = setting(..., "Its own number (`partition-id`).", ge=0)
+    invited: str = setting("", "When it was invited.")
+    key: str = setting("", "Its public key, once it is known.")
+    node_id: str = setting("", "Its id at the SuperLink, once its key is registered there.")
+    registered: str = setting("", "When that was.")
+    removed: str = setting("", "When its registration was ended.")
+
+    @property
+    def state(self) -> str:
+        """How far it has come: ``invited``, ``registered`` or ``removed``."""
+        if self.removed:
+            return "removed"
+        return "registered" if self.node_id else "invited"
+
+
+@dataclass(frozen=True)
+class FederationFolder:
+    """Everything that a federation's server keeps, in one folder.
+
+    Parameters
+    ----------
+    path : Path
+        The folder, absolute.
+    """
+
+    path: Path
+
+    @property
+    def configuration(self) -> Path:
+        """The federation's settings."""
+        return self.path / "federation.toml"
+
+    @property
+    def authority_key(self) -> Path:
+        """Signs the server's certificates."""
+        return self.path / "ca.key"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that members know the federation by."""
+        return self.path / "ca.crt"
+
+    @property
+    def server_key(self) -> Path:
+        """The SuperLink's private key."""
+        return self.path / "server.key"
+
+    @property
+    def certificate(self) -> Path:
+        """The SuperLink's certificate."""
+        return self.path / "server.crt"
+
+    @property
+    def previous_certificate(self) -> Path:
+        """The one before, until the new one has been seen to work."""
+        return self.path / "server.previous.crt"
+
+    @property
+    def statement_key(self) -> Path:
+        """Signs statements of contributions."""
+        return self.path / "statement-key.pem"
+
+    @property
+    def database(self) -> Path:
+        """The SuperLink's own."""
+        return self.path / "superlink.db"
+
+    @property
+    def runs(self) -> Path:
+        """Results of runs."""
+        return self.path / "runs"
+
+    @property
+    def lock(self) -> Path:
+        """Held while members' numbers are given out."""
+        return self.path / ".lock"
+
+    def invitation(self, name: str) -> Path:
+        """Return where a member's invitation lies."""
+        return self.path / "invitations" / f"{name}.invitation.toml"
+
+    def member_file(self, name: str) -> Path:
+        """Return where a member's record lies."""
+        return self.path / "members" / f"{name}.toml"
+
+    def member_key(self, name: str) -> Path:
+        """Return where a member's public key lies, as `fedif verify --members` reads it."""
+        return self.path / "members" / f"{name}.pub"
+
+    def settings(self) -> FederationSettings:
+        """Read the federation's settings.
+
+        Raises
+        ------
+        ConfigError
+            If there is no federation, or a setting is wrong.
+        """
+        if not self.configuration.is_file():
+            raise ConfigError(
+                f"{self.path} has no federation.toml: name the federation's folder with --in, or "
+                "make one with `fedif federation init`"
+            )
+        return read_document(self.configuration, FederationSettings)
+
+    def members(self) -> list[Member]:
+        """Return everyone who was ever invited or registered, by number."""
+        files = sorted((self.path / "members").glob("*.toml"))
+        return sorted((read_document(path, Member) for path in files), key=lambda m: m.number)
+
+    def member(self, name: str) -> Member | None:
+        """Return one of them, if there is such a one."""
+        return next((member for member in self.members() if member.name == name), None)
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets round an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return the host, without brackets, and the port of ``host:port``."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,137 @@
+"""What a member and the operator send to each other before the first connection: two files.
+
+The invitation says where the server is and how to know it. The answer has the member's public key,
+signed by its private half together with the fingerprint of the certificate that the member was
+given. Both hold no secret, and both are worth comparing aloud: whoever can change them on their
+way could take either's place.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from datetime import UTC, datetime
+from typing import Literal
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from fedif_consortium.evidence.keys import is_signed, read_public_key, sign
+from fedif_consortium.federation.certificates import certificate_fingerprint, load_certificate
+from fedif_consortium.federation.documents import NAME, NAME_ALLOWED
+from fedif_flower.errors import ConfigError
+from fedif_flower.settings import Settings, setting
+
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # Of NIST: Flower takes no other.
+
+
+class Invitation(Settings):
+    """What a member has to know to join."""
+
+    kind: Literal["fedif-invitation-1"] = setting("fedif-invitation-1", "What this file is.")
+    federation: str = setting(..., "The federation's name.", pattern=NAME, allowed=NAME_ALLOWED)
+    member: str = setting(..., "What it calls this member.", pattern=NAME, allowed=NAME_ALLOWED)
+    number: int = setting(..., "The member's own number (`partition-id`).", ge=0)
+    address: str = setting(
+        ..., "Where members reach the server.", pattern=r"^\S+:\d{1,5}$", allowed="HOST:PORT"
+    )
+    certificate_fingerprint: str = setting(..., "Of the certificate, to compare aloud.")
+    statement_key: str = setting(..., "Fingerprint of the key that signs statements.")
+    keeper_key: str = setting(
+        "",
+        "The keeper's public key, if masks are kept: to compare with the keeper's operator.",
+        pattern=r"^([0-9a-fA-F]{64})?$",
+        allowed="64 hexadecimal digits",
+    )
+    certificate: str = setting(..., "Of the federation's authority, in PEM.")
+
+    def check(self) -> None:
+        """Raise ConfigError if the certificate is none, too old, or not that of the fingerprint."""
+        certificate = load_certificate(self.certificate.encode(), "certificate")
+        found = certificate_fingerprint(certificate)
+        if found != self.certificate_fingerprint:
+            raise ConfigError(
+                f"certificate has the fingerprint {found}, but certificate-fingerprint = "
+                f"{self.certificate_fingerprint!r}: ask the operator for another invitation"
+            )
+        if certificate.not_valid_after_utc < datetime.now(UTC):
+            raise ConfigError(f"certificate ended on {certificate.not_valid_after_utc:%Y-%m-%d}")
+
+
+class Answer(Settings):
+    """A member's public key, on its way to the operator."""
+
+    kind: Literal["fedif-answer-1"] = setting("fedif-answer-1", "What this file is.")
+    federation: str = setting(..., "The federation's name.", pattern=NAME, allowed=NAME_ALLOWED)
+    member: str = setting(..., "The member's name there.", pattern=NAME, allowed=NAME_ALLOWED)
+    number: int = setting(..., "The member's number.", ge=0)
+    certificate_fingerprint: str = setting(..., "Of the certificate that the member was given.")
+    key: str = setting(..., "The member's public key, in a line as OpenSSH writes it.")
+    key_fingerprint: str = setting(..., "Of the key, to compare aloud.")
+    signature: str = setting("", "Of all the above by the member's key, in base64.")
+
+    def check(self) -> None:
+        """Raise ConfigError unless the key is one of a SuperNode, and signed this."""
+        found = key_fingerprint(self.key)
+        if found != self.key_fingerprint:
+            raise ConfigError(f"key has the fingerprint {found}, not {self.key_fingerprint!r}")
+        try:
+            signature = base64.b64decode(self.signature, validate=True)
+        except ValueError as error:
+            raise ConfigError("signature is no base64") from error
+        if not is_signed(read_public_key(self.key.encode(), "key"), signature, self._signed()):
+            raise ConfigError("signature is not that of key: the answer was changed on its way")
+
+    def _signed(self) -> bytes:
+        values = {k: v for k, v in self.to_mapping().items() if k != "signature"}
+        return json.dumps(values, sort_keys=True).encode()
+
+
+def make_answer(invitation: Invitation, key: ec.EllipticCurvePrivateKey) -> Answer:
+    """Return the answer to an invitation, signed."""
+    public = public_line(key, invitation.member)
+    answer = Answer(
+        federation=invitation.federation,
+        member=invitation.member,
+        number=invitation.number,
+        certificate_fingerprint=invitation.certificate_fingerprint,
+        key=public,
+        key_fingerprint=key_fingerprint(public),
+    )
+    return answer.replace(signature=base64.b64encode(sign(key, answer._signed())).decode())
+
+
+def make_node_key() -> bytes:
+    """Return a new private key of the curve P-384 in OpenSSH's format, as SuperNodes need it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def public_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
+    """Return a key's public half in a line, as OpenSSH writes it."""
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return f"{public.decode()} {comment}"
+
+
+def key_fingerprint(public: str) -> str:
+    """Return a public key's fingerprint as ``ssh-keygen -l`` shows it.
+
+    Raises
+    ------
+    ConfigError
+        If it is no key of a curve that Flower takes, in a line as OpenSSH writes it.
+    """
+    found = read_public_key(public.encode(), "key")
+    if not isinstance(found, ec.EllipticCurvePublicKey) or found.curve.name not in _CURVES:
+        raise ConfigError(f"key is of another kind; allowed: elliptic curves {', '.join(_CURVES)}")
+    words = public.split()
+    if len(words) < 2:
+        raise ConfigError("key is no public key in a line, as OpenSSH writes it")
+    blob = base64.b64decode(words[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")

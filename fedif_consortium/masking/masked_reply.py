@@ -1,0 +1,212 @@
+"""A member's side of masked rounds: its update leaves it under a mask, whose seed is sealed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+from torch import nn
+
+from fedif_consortium.evidence.keys import SigningKey
+from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD
+from fedif_consortium.evidence.reply_signing import signing_key
+from fedif_consortium.masking import mask_update, read_keeper_key
+from fedif_consortium.masking.terms import (
+    BOX,
+    LENGTH,
+    MASK_RECORD,
+    VECTOR,
+    MaskingTerms,
+    trial_key,
+)
+from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods import LocalMethod
+from fedif_flower.messages.arrays import pack_array, view_array
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import ROUND_KEY
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.tasks.modules import trainable_names
+
+
+@dataclass(frozen=True)
+class MemberMasking:
+    """How a member masks its updates: for which keeper, signed with which key.
+
+    Attributes
+    ----------
+    terms : MaskingTerms
+        The run's.
+    keeper : X25519PublicKey
+        Whom the seed is sealed for.
+    key : SigningKey
+        The member's own.
+    node_id, partition_id : int
+        The member's.
+    own_updates : Path, optional
+        Where it keeps what it trained.
+    """
+
+    terms: MaskingTerms
+    keeper: X25519PublicKey
+    key: SigningKey
+    node_id: int
+    partition_id: int
+    own_updates: Path | None = None
+
+    def require_plain(self, config: ClientConfig, method: LocalMethod) -> None:
+        """Raise ConfigError unless a server lets the member train honestly, and by SGD alone.
+
+        A method may send more than the update, or remember rounds in which members got other
+        models; an attack is some members' alone, and what those send may be known.
+        """
+        if type(method) is not LocalMethod:
+            raise ConfigError(f"masking: local-method = {config.local_method!r}; allowed: sgd")
+        if config.attack != "none" and not self.terms.is_trial:
+            raise ConfigError(f"masking: attack = {config.attack!r}; allowed: none")
+
+    def masked(
+        self, received: RecordDict, model: nn.Module
+    ) -> dict[str, ArrayRecord | ConfigRecord]:
+        """Return what is sent in place of a trained model's arrays.
+
+        Parameters
+        ----------
+        received : RecordDict
+            What the server sent, by whose hash the keeper sees that all members got the same.
+        model : nn.Module
+            The trained one.
+
+        Raises
+        ------
+        ConfigError
+            If training changed what is no parameter, or the server's terms name other parameters.
+        MaskingError
+            If the update is not finite, or too long.
+        """
+        arrays = cast(ArrayRecord, received["arrays"])
+        update = trained_update(arrays, model, self.terms)  # [d]
+        server_round = int(cast(int, cast(ConfigRecord, received["config"])[ROUND_KEY]))
+        sent = mask_update(
+            update,
+            self.keeper,
+            self.key,
+            run=self.terms.run,
+            server_round=server_round,
+            node=self.node_id,
+            instructions=content_hash(received),
+        )
+        if self.own_updates is not None:
+            self._keep(self.own_updates / f"{self.terms.run:016x}", server_round, update)
+        return {
+            "arrays": ArrayRecord({VECTOR: pack_array(sent.vector)}),
+            MASK_RECORD: ConfigRecord({BOX: sent.box, LENGTH: sent.length}),
+        }
+
+    def _keep(self, folder: Path, server_round: int, update: NDArray[np.floating]) -> None:
+        """Write an update of one's own, ``round-000001.npz``, and who it is of."""
+        make_folder(folder)
+        buffer = BytesIO()
+        np.savez(buffer, update=update, node_id=self.node_id, partition_id=self.partition_id)
+        write_atomically(folder / f"round-{server_round:06d}.npz", buffer.getvalue())
+
+
+def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> MemberMasking | None:
+    """Return how a node masks what it sends in a run; ``None``: it sends updates as they are.
+
+    A node that names a keeper sends nothing that this keeper does not guard, whatever the server
+    says.
+
+    Raises
+    ------
+    ConfigError
+        If the run is masked and the node names no keeper, or the other way.
+    """
+    terms = MaskingTerms.read(settings)
+    own = Path(node.own_updates_dir).expanduser().absolute() if node.own_updates_dir else None
+    who = node_id, node.partition_id
+    if node.keeper_key is None:
+        if terms is None:
+            return None
+        if not terms.is_trial:
+            raise ConfigError(
+                "this run is masked: the node config needs keeper-key, the public key of the "
+                "keeper whom this member trusts, and signing-key"
+            )
+        keeper = read_keeper_key(terms.trial_keeper, "the trial's keeper key")
+        return MemberMasking(terms, keeper, trial_key(terms.trial_secret, node_id), *who, own)
+    if terms is None or terms.is_trial:
+        found = "off" if terms is None else "trial"
+        raise ConfigError(
+            f"masking = {found!r}: this node names a keeper (keeper-key), and takes part in runs "
+            "with masking = 'keeper' alone"
+        )
+    key = signing_key(node)
+    assert key is not None  # NodeConfig has made sure
+    keeper = read_keeper_key(node.keeper_key, "keeper-key")
+    return MemberMasking(terms, keeper, key, *who, own)
+
+
+def content_hash(received: RecordDict) -> bytes:
+    """Return the SHA-256 of all that a server sent but receipts.
+
+    Those are each member's own, and nothing that trains reads them.
+    """
+    digest = hashlib.sha256()
+    for name, record in sorted(received.items()):
+        if name == RECEIPTS_RECORD:
+            continue
+        arrays = sorted(record.items()) if isinstance(record, ArrayRecord) else []
+        values = [] if arrays else sorted(map(repr, record.items()))
+        digest.update(json.dumps([name, len(arrays), values]).encode())
+        for key, array in arrays:
+            about = [key, array.dtype, list(array.shape), array.stype, len(array.data)]
+            digest.update(json.dumps(about).encode())
+            digest.update(array.data)
+    return digest.digest()
+
+
+def trained_update(
+    received: ArrayRecord, model: nn.Module, terms: MaskingTerms
+) -> NDArray[np.floating]:
+    """Return what training changed of the parameters, ``[d]``, no longer than the terms allow.
+
+    Raises
+    ------
+    ConfigError
+        If it changed something else, or the terms name other parameters.
+    """
+    trained, state = model_arrays(model), model.state_dict()
+    # One named twice would have two places in the vector; another order, other sums in a sketch.
+    if list(terms.keys) != trainable_names(model):
+        raise ConfigError(
+            "masking: the server names other parameters than this client's model trains"
+        )
+    # A tied parameter has a second name.
+    places = {state[key].data_ptr() for key in terms.keys}
+    for name, tensor in state.items():
+        others = tensor.data_ptr() not in places
+        if others and not np.array_equal(view_array(trained[name]), view_array(received[name])):
+            raise ConfigError(
+                f"masking: training changed {name!r}, which is no trained parameter; masked rounds "
+                "take parameters alone"
+            )
+    pieces: list[NDArray[Any]] = [
+        np.subtract(view_array(trained[key]), view_array(received[key])).ravel()
+        for key in terms.keys
+    ]
+    update = np.concatenate(pieces)
+    length = float(np.linalg.norm(update.astype(np.float64, copy=False)))
+    if math.isfinite(length) and length > terms.max_length:
+        update *= terms.max_length / length
+    return update

@@ -1,0 +1,108 @@
+"""Masked runs: who keeps the masks."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from fedif_consortium.masking.asked_vectors import AskedVectors
+from fedif_consortium.masking.keeper_client import HttpKeeper, OnAnswer
+from fedif_consortium.masking.trial_keeper import trial_masking
+from fedif_consortium.masking.workspace import Masking
+from fedif_flower.errors import ConfigError, RefusedByPolicyError, require
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+from fedif_flower.strategies.combinations import require_maskable
+from fedif_flower.strategies.screened import ScreenedStrategy
+
+logger = logging.getLogger(__name__)
+
+BESIDE_THE_SERVER = "beside the server, for trial"
+MOST_KEEPER_SECONDS = 600.0  # For one answer.
+EXPERIMENTAL = (
+    "masked rounds are experimental: a server that follows the protocol learns lengths, scores, a "
+    "few random sums and the sum of all updates, and no update; one that does not can come by "
+    "updates, for example by having a model trained twice and taking two sums apart, and one in "
+    "league with the keeper, or with all members but one, sees them as if there were no masks"
+)
+
+
+class MaskedRounds(RunPart):
+    """``masking = "keeper"``: the server sees no update."""
+
+    def build(self, run: RunContext) -> Built:
+        """Return who keeps the masks, and the record of what is asked."""
+        config = run.config
+        masking = build_masking(config, run.loaded.validation.num_params, run.waited)
+        if masking is None:
+            return NOTHING
+        asked = AskedVectors(run.folder, masking, keeper_title(config), after=run.done)
+        return Built(setup={"masking": replace(masking, on_vector=asked.note)}, callbacks=[asked])
+
+    def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
+        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+        if strategy.setup.masking is not None:
+            require_maskable(strategy, model_arrays(run.loaded.model))
+
+
+def build_masking(
+    config: RunConfig, num_params: int, on_answer: OnAnswer | None = None
+) -> Masking | None:
+    """Return who keeps the masks of a run; ``None``: there are none.
+
+    ``num_params`` is d, the parameters of the model; ``on_answer`` is what :class:`HttpKeeper`
+    takes.
+
+    Raises
+    ------
+    ConfigError
+        If the keeper's policy refuses every round of this run, or a file cannot be used.
+    KeeperError
+        If the keeper does not answer.
+    """
+    if config.masking == "off":
+        return None
+    logger.warning(EXPERIMENTAL)
+    if config.masking == "trial":
+        masking = trial_masking()
+    else:
+        keeper = HttpKeeper(
+            config.keeper_url,
+            keeper_certificate=Path(config.keeper_certificate).expanduser(),
+            certificate=Path(config.keeper_client_certificate).expanduser(),
+            certificate_key=Path(config.keeper_client_key).expanduser(),
+            seconds=min(config.round_timeout, MOST_KEEPER_SECONDS),
+            on_answer=on_answer,
+        )
+        masking = Masking(keeper)
+    policy = masking.keeper.policy()
+    # The least of FedIF's normalised scores is 0, and in the first round its member's weight.
+    members, more = config.clients_per_round, int(config.strategy == "fedif")
+    require(
+        members >= policy.least_members + more,
+        "fraction-train",
+        config.fraction_train,
+        f"enough for the keeper's least-members = {policy.least_members}"
+        f"{' and the one whom FedIF gives no weight' * more}: a round has {members}",
+    )
+    vectors = (config.strategy == "fedif") + (config.attribution != "off")
+    require(
+        vectors <= policy.vectors,
+        "attribution",
+        config.attribution,
+        f"'off' with the keeper's vectors = {policy.vectors}",
+    )
+    try:
+        policy.check_known(vectors * config.num_server_rounds, num_params)
+    except RefusedByPolicyError as error:
+        raise ConfigError(f"num-server-rounds = {config.num_server_rounds}: {error}") from error
+    if config.masking == "keeper":
+        logger.info("masked: the keeper at %s has the masks", config.keeper_url)
+    return masking
+
+
+def keeper_title(config: RunConfig) -> str:
+    """Return what records call who keeps the masks."""
+    return config.keeper_url or BESIDE_THE_SERVER

@@ -1,0 +1,184 @@
+"""What a keeper answers at most: its own file's settings, which no run can change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedif_consortium.masking.products import encode_weights
+from fedif_consortium.masking.ring import WEIGHT_BITS, Ring
+from fedif_flower.errors import RefusedByPolicyError
+from fedif_flower.settings import Settings, setting
+
+
+class KeeperPolicy(Settings):
+    """The limits of a keeper.
+
+    Each is one line of ``[policy]`` in the keeper's file, and is named where the keeper refuses.
+    """
+
+    least_members: int = setting(
+        3, "Members who must be in a round, and have weight in its sum.", ge=2
+    )
+    most_members: int = setting(10_000, "Members in a round.", ge=2)
+    most_parameters: int = setting(200_000_000, "Parameters of a model, d.", ge=1)
+    largest_share: float = setting(
+        0.5, "The largest share of a sum's weight that one member may have.", gt=0, le=1
+    )
+    least_effective_members: float = setting(
+        2.5, "The least effective number of members in a sum: 1 / sum of squared shares.", ge=1
+    )
+    vectors: int = setting(
+        4, "Vectors of the server's choice in a round, with which every update is multiplied.", ge=1
+    )
+    largest_entry: float = setting(
+        0.25,
+        "The largest share of the squared length that one parameter may have in any combination "
+        "of a round's vectors; 1: any. A vector with a single parameter has 1.",
+        gt=0,
+        le=1,
+    )
+    sums: int = setting(1, "Weighted sums in a round.", ge=1)
+    # An update of a few examples has few degrees of freedom: no more numbers than lengths need.
+    sketch_size: int = setting(256, "Random sums of each update that tell its length, k.", ge=64)
+    sketch_share: float = setting(
+        0.0625, "The largest share of the parameters, k / d, that a sketch may have.", gt=0, le=1
+    )
+    largest_known_share: float = setting(
+        0.5,
+        "The most numbers that a run may ask for about each member, as a share of the parameters: "
+        "its sketch, which has the same sums in each round, and a product for each vector.",
+        gt=0,
+    )
+    hours_kept: float = setting(24.0, "Hours after which a round's seeds are deleted.", gt=0)
+    runs_at_once: int = setting(
+        1, "Runs with a round that is kept; another one's round takes the oldest's place.", ge=1
+    )
+
+    def sketch_for(self, length: int) -> int:
+        """Return k for models of ``length`` parameters."""
+        return max(1, min(self.sketch_size, int(self.sketch_share * length)))
+
+    def check_length(self, length: int) -> None:
+        """Raise RefusedByPolicyError unless a model has few enough parameters."""
+        _allow(
+            1 <= length <= self.most_parameters,
+            f"most-parameters = {self.most_parameters}",
+            f"{length} parameters",
+        )
+
+    def check_members(self, members: int) -> None:
+        """Raise RefusedByPolicyError unless a round has enough members, and not too many."""
+        _allow(
+            members >= self.least_members,
+            f"least-members = {self.least_members}",
+            f"{members} in the round",
+        )
+        _allow(
+            members <= self.most_members,
+            f"most-members = {self.most_members}",
+            f"{members} in the round",
+        )
+
+    def check_vectors(self, vectors: int) -> None:
+        """Raise RefusedByPolicyError where a round asks for too many vectors."""
+        _allow(
+            vectors <= self.vectors, f"vectors = {self.vectors}", f"{vectors} vectors in the round"
+        )
+
+    def check_entry(self, share: float) -> None:
+        """Raise RefusedByPolicyError where a parameter has too large a share of the vectors."""
+        _allow(
+            share <= self.largest_entry,
+            f"largest-entry = {self.largest_entry:g}",
+            f"a combination of the round's vectors with {share:.3g} of it in one parameter",
+        )
+
+    def check_sums(self, sums: int) -> None:
+        """Raise RefusedByPolicyError where a round asks for too many sums."""
+        _allow(sums <= self.sums, f"sums = {self.sums}", f"{sums} sums in the round")
+
+    def check_known(self, vectors: int, length: int) -> None:
+        """Raise RefusedByPolicyError where a run asks for too many numbers about each member.
+
+        Parameters
+        ----------
+        vectors : int
+            Those of all its rounds.
+        length : int
+            d, the parameters of the model.
+        """
+        known = self.sketch_for(length) + vectors
+        _allow(
+            known <= self.largest_known_share * length,
+            f"largest-known-share = {self.largest_known_share:g}",
+            f"{known} numbers about updates of {length} parameters in the run",
+        )
+
+    def check_weights(self, weights: Ring, names: Sequence[str]) -> None:
+        """Raise RefusedByPolicyError unless a sum hides each of its members.
+
+        Parameters
+        ----------
+        weights : ndarray
+            ``[m]``, of :func:`~fedif_consortium.masking.products.encode_weights`.
+        names : sequence of str
+            The members', for the reason.
+        """
+        total = float(np.sum(weights, dtype=np.float64))
+        off = abs(total - 2**WEIGHT_BITS)  # Each is rounded by half a unit.
+        _allow(off <= len(weights), "weights are shares, whose sum is 1", "others")
+        shares = weights / total  # [m]
+        weighty = int(np.count_nonzero(shares))
+        _allow(
+            weighty >= self.least_members,
+            f"least-members = {self.least_members}",
+            f"{weighty} with weight",
+        )
+        largest = int(np.argmax(shares))
+        _allow(
+            shares[largest] <= self.largest_share,
+            f"largest-share = {self.largest_share:g}",
+            f"{shares[largest]:.3g} for {names[largest]}",
+        )
+        effective = float(1 / np.sum(shares**2))
+        _allow(
+            effective >= self.least_effective_members,
+            f"least-effective-members = {self.least_effective_members:g}",
+            f"{effective:.3g}",
+        )
+
+    def capped(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return weights ``[m]`` whose largest are cut to what a sum may have; their total stays.
+
+        They are not changed where they are allowed, or where no cut helps.
+        """
+        if not weights.any() or self._allows(weights):
+            return weights
+        total, high = weights.sum(), weights.max()
+        low = max(weights[weights > 0].min(), total * 2.0**-64)  # So that no quotient overflows.
+
+        def cut(most: float) -> NDArray[np.float64]:
+            lower = np.minimum(weights, most)
+            return np.asarray(lower * (total / lower.sum()))
+
+        if not self._allows(cut(low)):  # All equal, of those that have any.
+            return weights
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._allows(cut(middle)) else (low, middle)
+        return cut(low)
+
+    def _allows(self, weights: NDArray[np.float64]) -> bool:
+        try:
+            self.check_weights(encode_weights(weights)[0], [""] * len(weights))
+        except RefusedByPolicyError:
+            return False
+        return True
+
+
+def _allow(is_allowed: bool, line: str, asked: str) -> None:
+    if not is_allowed:
+        raise RefusedByPolicyError(f"the keeper refuses: {line}; asked: {asked}")

@@ -1,0 +1,184 @@
+"""Which apps run at a member: bundles in a folder, or those that somebody on its list signed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedif_consortium.evidence.keys import VerifyingKey, key_digest, read_public_key
+from fedif_consortium.member.app_bundle import (
+    MOST_BYTES,
+    AppBundle,
+    bundle_digest,
+    read_bundle,
+    signers_of,
+)
+from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.settings import Settings, setting
+from fedif_flower.storage import make_folder, temporary_siblings, write_atomically
+
+REFUSED = "refused-apps"  # In the folder of the policy's state.
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_BEGINNING = re.compile(r"[0-9a-f]{6,64}")
+
+
+class AppRules(Settings):
+    """``[apps]``: which apps run. Folders are relative to the policy's file."""
+
+    approved: str = setting(
+        "approved-apps",
+        "Folder with the bundles that run here; `fedif app approve` writes them. What is put into "
+        "it, or taken out of it, counts from the next message on.",
+    )
+    signers: str = setting(
+        "",
+        "Folder with public keys, `NAME.pub`: a bundle that enough of these signed runs, too; "
+        "empty: none.",
+    )
+    signatures: str = setting(
+        "app-signatures",
+        "Folder with the signatures of bundles, as `fedif app sign` writes them.",
+    )
+    least_signers: int = setting(1, "How many of them must have signed a bundle.", ge=1)
+    keep_refused: int = setting(
+        4,
+        "Bundles that were refused and are kept, for `fedif app show`; then the oldest goes.",
+        ge=0,
+    )
+
+
+class MemberApps:
+    """A member's apps: what runs, who says so, and what was refused.
+
+    Parameters
+    ----------
+    rules : AppRules
+        With folders as the policy's file has them.
+    beside : Path
+        The folder of the policy's file.
+    state : Path
+        Where what was refused is kept.
+
+    Raises
+    ------
+    ConfigError
+        If a signer's key cannot be read, or there are too few.
+    """
+
+    def __init__(self, rules: AppRules, beside: Path, state: Path) -> None:
+        self._rules = rules
+        self.approved = beside / rules.approved
+        self.signatures = beside / rules.signatures
+        self.refused = state / REFUSED
+        self._signers = _read_signers(beside / rules.signers) if rules.signers else {}
+        if rules.signers and len(self._signers) < rules.least_signers:
+            raise ConfigError(
+                f"[apps] signers = {rules.signers!r} has {len(self._signers)} keys, NAME.pub; "
+                f"allowed: at least least-signers = {rules.least_signers}"
+            )
+
+    def signers_of(self, digest: str) -> list[str]:
+        """Return who on the member's list signed a bundle."""
+        return signers_of(digest, self.signatures, self._signers)
+
+    def approval(self, digest: str) -> str:
+        """Return why a bundle runs, in words; empty: it does not."""
+        if not _DIGEST.fullmatch(digest):
+            return ""
+        if _path(self.approved, digest).is_file():
+            return "approved"
+        signers = self.signers_of(digest)
+        enough = bool(signers) and len(signers) >= self._rules.least_signers
+        return f"signed by {', '.join(signers)}" if enough else ""
+
+    def check(self, digest: str) -> None:
+        """Raise RefusedByMemberError, with what to do, unless a bundle runs here."""
+        if not self.approval(digest):
+            raise RefusedByMemberError(
+                f"this member has not approved app {digest}; there: fedif app approve {digest[:12]}"
+            )
+
+    def approve(self, bundle: AppBundle) -> Path:
+        """Let a bundle run; return its file.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be written.
+        """
+        make_folder(self.approved)
+        path = _path(self.approved, bundle.digest)
+        write_atomically(path, bundle.content)
+        _path(self.refused, bundle.digest).unlink(missing_ok=True)
+        return path
+
+    def keeps(self, digest: str) -> bool:
+        """Return whether a refused bundle is kept already, or none is to be."""
+        return not self._rules.keep_refused or _path(self.refused, digest).is_file()
+
+    def keep_refused(self, content: bytes) -> None:
+        """Keep a bundle that was refused, instead of the oldest one where there are too many.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be written.
+        """
+        if len(content) > MOST_BYTES:
+            return
+        make_folder(self.refused)
+        path = _path(self.refused, bundle_digest(content))
+        for left in temporary_siblings(path):
+            left.unlink(missing_ok=True)
+        kept = sorted(self.refused.glob("*.fab"), key=lambda one: one.stat().st_mtime)
+        for oldest in kept[: max(0, len(kept) + 1 - self._rules.keep_refused)]:
+            oldest.unlink(missing_ok=True)
+        write_atomically(path, content)
+
+    def find(self, beginning: str) -> AppBundle:
+        """Return the one bundle here, approved or refused, whose digest begins so.
+
+        Raises
+        ------
+        ConfigError
+            If there is none, or more than one.
+        """
+        paths: list[Path] = []
+        if _BEGINNING.fullmatch(beginning):
+            folders = (self.approved, self.refused)
+            paths = [path for folder in folders for path in folder.glob(f"{beginning}*.fab")]
+        if len({path.name for path in paths}) != 1:
+            raise ConfigError(
+                f"{beginning!r} is no file, no folder, and the beginning of "
+                f"{'no' if not paths else 'more than one'} digest of a bundle in "
+                f"{self.approved} and {self.refused}"
+            )
+        return read_bundle(paths[0].read_bytes(), str(paths[0]))
+
+    def last_approved(self, name: str, but: str) -> AppBundle | None:
+        """Return the app of a name that was approved last, other than the bundle ``but``."""
+        paths = sorted(self.approved.glob("*.fab"), key=lambda path: path.stat().st_mtime)
+        for path in reversed(paths):
+            bundle = read_bundle(path.read_bytes(), str(path))
+            if bundle.name == name and bundle.digest != but:
+                return bundle
+        return None
+
+
+def _path(folder: Path, digest: str) -> Path:
+    return folder / f"{digest}.fab"
+
+
+def _read_signers(folder: Path) -> Mapping[str, VerifyingKey]:
+    signers: dict[str, VerifyingKey] = {}
+    by_key: dict[bytes, str] = {}
+    for path in sorted(folder.glob("*.pub")):
+        try:
+            key = read_public_key(path.read_bytes(), f"[apps] signers: {path}")
+        except OSError as error:
+            raise ConfigError(f"[apps] signers: {path}: {error.strerror}") from error
+        if (other := by_key.setdefault(key_digest(key), path.stem)) != path.stem:
+            raise ConfigError(f"[apps] signers: {path.stem} and {other} have the same key")
+        signers[path.stem] = key
+    return signers

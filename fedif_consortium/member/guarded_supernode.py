@@ -1,0 +1,124 @@
+"""``flower-supernode`` for a member with a policy of its own: what runs, when, what leaves.
+
+Flower 1.41 runs whatever app the server sends, with whatever run config, and sends back whatever
+the app replies. Here the member's own file decides
+(:mod:`~fedif_consortium.member.policy`, ``docs/member-policy.md``), before an app starts and before
+a reply leaves (:mod:`~fedif_consortium.member.message_guard`). It cannot stop an app that runs from
+reading what its user may read, or from opening connections of its own: systemd can, see
+the unit of ``fedif node join``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedif_consortium.member.message_guard import Connection, MessageGuard
+from fedif_consortium.member.node_log import NodeLog
+from fedif_consortium.member.outgoing import OutgoingPolicy
+from fedif_consortium.member.policy import MemberPolicy, read_member_policy
+from fedif_consortium.member.round_counts import RoundCounts
+from fedif_flower.errors import FedIFError
+from fedif_flower.run.logs import show_logs
+from fedif_flower.runtime.supernode import COMMAND, prepare
+from fedif_flower.settings import Scalar
+
+logger = logging.getLogger(
+    "fedif_consortium.member.guarded_supernode"
+)  # Not __main__: it is shown.
+
+USAGE = """\
+usage: python -m fedif_consortium.member.guarded_supernode POLICY.toml ARGUMENT...
+
+Run flower-supernode with its own arguments (flower-supernode --help lists them), in the limits of
+a member's policy: docs/member-policy.md."""
+_LOOP = "flwr.supernode.start_client_internal"
+
+
+def with_signing_key(
+    node_config: Mapping[str, Scalar], policy: MemberPolicy, arguments: Sequence[str]
+) -> dict[str, Scalar]:
+    """Return a node config that names the SuperNode's own key, unless it names one or must not.
+
+    Parameters
+    ----------
+    node_config : mapping of str to bool, int, float or str
+        The SuperNode's.
+    policy : MemberPolicy
+        Whose ``[sign]`` decides.
+    arguments : sequence of str
+        Those of ``flower-supernode``, of which one names the key.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--auth-supernode-private-key", dest="key")
+    key = parser.parse_known_args(arguments)[0].key
+    if not policy.sign.with_node_key or not key:
+        return dict(node_config)
+    return {"signing-key": str(Path(key).expanduser().absolute()), **node_config}
+
+
+def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
+    """Put a guard into Flower's SuperNode, which has no hook of its own for this.
+
+    Raises
+    ------
+    FedIFError
+        If the log is in use, cannot be written, or was changed; if counts are damaged, or noise
+        is to be added and cannot be.
+    """
+    command: Any = import_module(COMMAND)
+    loop: Any = import_module(_LOOP)
+    counts = RoundCounts(policy.counts, policy.runs)
+    log = NodeLog(policy.log_folder)
+    leaves = OutgoingPolicy(policy.leaves, log)
+    start, connect = command.start_client_internal, loop.http_request_response
+
+    def start_guarded(*, state_factory: Any, node_config: Any, **options: Any) -> None:
+        store = state_factory.objectstore_factory.store()
+        config = with_signing_key(node_config or {}, policy, arguments)
+        given = {"store": store, "counts": counts, "leaves": leaves, "log": log}
+        guard = partial(MessageGuard, policy, node_config=config, **given)
+        loop.http_request_response = _guarding(connect, guard)
+        start(state_factory=state_factory, node_config=config, **options)
+
+    command.start_client_internal = start_guarded
+
+
+def _guarding(
+    connect: Callable[..., AbstractContextManager[Any]],
+    guard: Callable[[Connection], MessageGuard],
+) -> Callable[..., AbstractContextManager[Connection]]:
+    """Return what connects as Flower does, with a guard."""
+
+    @contextmanager
+    def connect_guarded(*options: Any) -> Iterator[Connection]:
+        with connect(*options) as connection:
+            yield guard(Connection(*connection)).guarded()
+
+    return connect_guarded
+
+
+def main() -> None:
+    """Run ``flower-supernode`` with its own arguments, guarded."""
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(USAGE)
+    show_logs()
+    try:
+        policy = read_member_policy(Path(sys.argv.pop(1)))
+        prepare(sys.argv[1:])
+        install(policy, sys.argv[1:])
+    except FedIFError as error:
+        sys.exit(f"error: {error}")
+    logger.info("Guarded by the policy of this member; it writes to %s", policy.state)
+    import_module(COMMAND).flower_supernode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What a member's host finds out by itself, before any run asks: for ``fedif node check``."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import cast
+
+from cryptography import x509
+
+from fedif_consortium.member.policy import read_member_policy
+from fedif_flower.client.preflight import check_member, tried
+from fedif_flower.client.trust import require_trusted
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.preflight import Finding, Status, clock_finding
+from fedif_flower.tasks.config import IMAGES
+from fedif_flower.tasks.images import settled, task_of_folder
+from fedif_flower.tasks.registry import build_task
+from fedif_flower.tasks.task import Task
+
+SOON = timedelta(days=30)  # A certificate that ends by then is told.
+_CONNECT_SECONDS = 10.0
+
+
+def own_findings(config: ClientConfig, node: NodeConfig, masking: str) -> list[Finding]:
+    """Return what this host finds out by itself, without a server.
+
+    Of images of its own it takes classes and size as they are: only the server's question tells
+    whether they fit the others'.
+    """
+
+    def of_host() -> Task:
+        require_trusted(config, node)
+        if config.task == IMAGES and node.num_partitions is None:
+            return task_of_folder(config, str(node.data_dir))
+        return build_task(settled(config))
+
+    return check_member(config, node, of_host, masking)
+
+
+def check_policy(path: Path) -> str | Finding:
+    """Return which apps a member's policy lets run.
+
+    Raises
+    ------
+    ConfigError
+        If the policy cannot be read, naming the key.
+    """
+    approved = len(list(read_member_policy(path).apps.approved.glob("*.fab")))
+    words = f"approved apps: {approved}"
+    return words if approved else Finding("app", Status.WARNING, words)
+
+
+def check_server(address: str, ca: Path) -> list[Finding]:
+    """Return what a server's certificate and clock are, as seen from here.
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT`` of the SuperLink.
+    ca : Path
+        The federation's certificate, which alone is trusted.
+    """
+    dates: list[datetime] = []
+
+    def certificate() -> str | Finding:
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdigit()):
+            raise ConfigError(f"server = {address!r}; allowed: HOST:PORT")
+        try:
+            trusted = x509.load_pem_x509_certificates(ca.read_bytes())
+            context = ssl.create_default_context(cafile=str(ca))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"ca = {str(ca)!r} is no certificate: {error}") from error
+        connection = http.client.HTTPSConnection(
+            host, int(port), timeout=_CONNECT_SECONDS, context=context
+        )
+        try:
+            connection.connect()
+            shown = cast(ssl.SSLSocket, connection.sock).getpeercert(binary_form=True)
+            # A guarded server may close on a stranger: then it tells no time.
+            with suppress(OSError, ValueError, http.client.HTTPException):
+                connection.request("HEAD", "/")
+                dates.append(parsedate_to_datetime(connection.getresponse().getheader("date", "")))
+        except OSError as error:
+            raise ConfigError(f"{address} cannot be reached: {error}") from error
+        finally:
+            connection.close()
+        trusted.append(x509.load_der_x509_certificate(shown or b""))
+        end = min(one.not_valid_after_utc for one in trusted)
+        soon = end < datetime.now(UTC) + SOON
+        return Finding(
+            "certificate", Status.WARNING if soon else Status.OK, f"valid until {end:%Y-%m-%d}"
+        )
+
+    def clock() -> str | Finding:
+        if not dates:
+            return Finding("clock", Status.WARNING, "the server told no time")
+        return clock_finding((datetime.now(UTC) - dates[0]).total_seconds())
+
+    return [tried("certificate", certificate), tried("clock", clock)]

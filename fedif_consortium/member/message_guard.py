@@ -1,0 +1,390 @@
+"""What stands between a SuperNode and its SuperLink: the member's policy, for any Flower app.
+
+A SuperNode of Flower 1.41 talks to its SuperLink by eight functions. This guard has its place
+before them: a message that the policy forbids is answered with an error before any app is started
+for it, and a reply leaves as the policy allows, made anew from its records: nothing else that the
+app wrote, such as metadata, leaves with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import httpx
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.config import get_fused_config_from_fab
+from flwr.common.constant import ErrorCode
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_object_contents_from_iterable,
+)
+
+from fedif_consortium.member.app_bundle import bundle_digest, read_bundle
+from fedif_consortium.member.node_log import Direction, NodeLog
+from fedif_consortium.member.outgoing import OutgoingPolicy
+from fedif_consortium.member.own_replies import OwnReplies
+from fedif_consortium.member.policy import MemberPolicy
+from fedif_consortium.member.round_counts import RoundCounts
+from fedif_consortium.member.run_rules import AskedRun
+from fedif_flower.errors import RefusedByMemberError, StorageError
+from fedif_flower.messages.instructions import CONFIG_KEY, told_config
+from fedif_flower.messages.text import printable
+from fedif_flower.settings import Scalar
+
+logger = logging.getLogger(__name__)
+
+REFUSED = ErrorCode.MOD_FAILED_PRECONDITION
+MOST_WAITING = 4  # Messages without a reply; an app that answers none must not fill the memory.
+WHOLE_SECONDS = 600.0  # For a reply that its app has announced to be there.
+_CODES = range(ErrorCode.CLIENT_APP_CRASHED + 1)
+_POLL_SECONDS = 0.1
+
+
+class Connection(NamedTuple):
+    """What Flower's connection consists of, in its order."""
+
+    node_id: int
+    receive: Callable[[], tuple[Message, Any] | None]
+    send: Callable[[Message, Any, float], tuple[set[str], str]]
+    get_run: Callable[[int], Any]
+    get_fab: Callable[[str, int], Any]
+    pull_object: Callable[[int, str], bytes]
+    push_object: Callable[[int, str, str, bytes], None]
+    confirm_message_received: Callable[[int, str], None]
+
+
+@dataclass
+class AdmittedRun:
+    """A run that the member takes part in, and its run config; its bundle until Flower has it."""
+
+    run: Any
+    config: Mapping[str, Scalar]
+    fab: Any
+
+
+class Objects(NamedTuple):
+    """A message in pieces, as Flower sends it."""
+
+    tree: Any
+    contents: dict[str, bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all pieces."""
+        return sum(map(len, self.contents.values()))
+
+
+class MessageGuard:
+    """Passes on, both ways, what a member's policy allows.
+
+    Parameters
+    ----------
+    policy : MemberPolicy
+        The member's.
+    connection : Connection
+        Flower's.
+    store : ObjectStore
+        Where Flower has what the app sends.
+    counts : RoundCounts
+        Of earlier rounds.
+    leaves : OutgoingPolicy
+        Decides what of a reply leaves.
+    log : NodeLog
+        Gets a line of every message.
+    node_config : mapping of str to bool, int, float or str
+        As the app gets it.
+    today : callable
+        Returns the day in UTC.
+    """
+
+    def __init__(
+        self,
+        policy: MemberPolicy,
+        connection: Connection,
+        store: Any,
+        counts: RoundCounts,
+        leaves: OutgoingPolicy,
+        log: NodeLog,
+        node_config: Mapping[str, Scalar] = MappingProxyType({}),
+        today: Callable[[], date] = lambda: datetime.now(UTC).date(),
+    ) -> None:
+        self._policy, self._connection, self._store = policy, connection, store
+        self._leaves, self._log, self._today = leaves, log, today
+        self._counts = counts
+        self._replies = OwnReplies(connection.node_id, node_config)
+        self._runs: dict[int, AdmittedRun] = {}
+        self._asked: Any = None  # The run that was looked at last, admitted or not.
+        self._waiting: OrderedDict[str, tuple[Message, RecordDict]] = OrderedDict()
+        self._pulled: dict[str, bytes] = {}
+
+    def guarded(self) -> Connection:
+        """Return the connection with this guard in it."""
+        return self._connection._replace(
+            receive=self.receive,
+            send=self.send,
+            get_run=lambda run_id: self._runs[run_id].run,
+            get_fab=self._hand_on_fab,
+            pull_object=lambda _, object_id: self._pulled[object_id],
+            confirm_message_received=self._confirm,
+        )
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def receive(self) -> tuple[Message, Any] | None:
+        """Return the next message that the app may see, whole; ``None``: there is none now."""
+        try:
+            taken = self._connection.receive()
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code < 500:
+                raise
+            # Such as a database that is locked for a moment: Flower's SuperNode would end.
+            logger.warning("the SuperLink fails, and is asked again: %s", error)
+            return None
+        if taken is None:
+            return None
+        message, tree = taken
+        try:
+            self._policy.runs.check_day(self._today())
+            self._admit(message.metadata.run_id)
+            self._counts.count(
+                message.metadata.run_id, message.metadata.message_type, self._today()
+            )
+            objects = self._pull(message, tree)
+            content = _read_message(message, objects)
+            self._check_told(message.metadata.run_id, content)
+            self._note("in", message, message.metadata.message_id, objects.size)
+        except Exception as error:  # whatever a server sends, the SuperNode goes on
+            self._refuse("in", message, error)
+            return None
+        self._pulled = objects.contents
+        self._waiting[message.metadata.message_id] = message, content
+        while len(self._waiting) > MOST_WAITING:
+            self._waiting.popitem(last=False)
+        return taken
+
+    def _admit(self, run_id: int) -> None:
+        """Raise RefusedByMemberError unless the member takes part in a run."""
+        apps = self._policy.apps
+        if run_id in self._runs:
+            apps.check(self._runs[run_id].run.fab_hash)
+            return
+        run = self._connection.get_run(run_id)
+        self._asked = run
+        try:
+            apps.check(run.fab_hash)
+        except RefusedByMemberError:
+            self._keep_refused(run)
+            raise
+        fab = self._connection.get_fab(run.fab_hash, run_id)
+        if not fab.hash_str == run.fab_hash == bundle_digest(fab.content):
+            raise RefusedByMemberError("the server sent another app than it announced")
+        bundle = read_bundle(fab.content, "the app")
+        if (run.fab_id, run.fab_version) != (bundle.name, bundle.version):
+            raise RefusedByMemberError("the server calls the app by another name than its own")
+        try:
+            config = get_fused_config_from_fab(fab.content, run)
+            own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
+        except ValueError as error:
+            raise RefusedByMemberError(f"the run config does not fit the app: {error}") from error
+        overridden = {key: value for key, value in config.items() if value != own[key]}
+        asked = AskedRun(bundle.name, run.federation_id, config, overridden)
+        self._policy.runs.check_run(asked, self._policy.config)
+        self._runs[run_id] = AdmittedRun(run, config, fab)
+
+    def _check_told(self, run_id: int, content: RecordDict) -> None:
+        """Raise RefusedByMemberError where a message tells the app other settings than the run's.
+
+        The app of this project goes by those of the message.
+        """
+        for record in content.values():
+            if isinstance(record, ConfigRecord) and CONFIG_KEY in record:
+                self._policy.runs.check_told(
+                    told_config(record), self._runs[run_id].config, self._policy.config
+                )
+
+    def _keep_refused(self, run: Any) -> None:
+        """Keep a bundle that was refused, so that the member can look at it."""
+        if self._policy.apps.keeps(run.fab_hash):
+            return
+        content = self._connection.get_fab(run.fab_hash, run.run_id).content
+        if bundle_digest(content) == run.fab_hash:
+            try:
+                self._policy.apps.keep_refused(content)
+            except StorageError as error:
+                logger.error("%s", error)
+
+    def _hand_on_fab(self, _: str, run_id: int) -> Any:
+        """Return the bundle that was checked, which Flower keeps from then on."""
+        fab, self._runs[run_id].fab = self._runs[run_id].fab, None
+        return fab
+
+    def _confirm(self, run_id: int, message_id: str) -> None:
+        """Let go of a message's objects, all of which Flower has now."""
+        self._pulled = {}
+        self._connection.confirm_message_received(run_id, message_id)
+
+    def _pull(self, message: Message, tree: Any) -> Objects:
+        """Fetch the objects of a message, which are what their names say."""
+        if tree.object_id != message.metadata.message_id:
+            raise RefusedByMemberError("the objects are not those of the message")
+        wanted = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
+        pull = partial(self._connection.pull_object, message.metadata.run_id)
+        contents = pull_objects(wanted, pull)
+        if any(get_object_id(content) != name for name, content in contents.items()):
+            raise RefusedByMemberError("the objects are not those of the message")
+        return Objects(tree, contents)
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def send(self, message: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
+        """Send an app's reply as the policy allows; return that nothing is left to be sent."""
+        answered = self._waiting.pop(message.metadata.reply_to_message_id, None)
+        if answered is None:
+            logger.warning("run %d: a reply to no message: not sent", message.metadata.run_id)
+            return set(), ""
+        asked, received = answered
+        noted = []  # What the app, or this guard, may have noted as sent.
+        try:
+            if message.has_error():
+                reply = self._failure(message, asked)
+            else:
+                noted.append(_read_content(tree, self._contents(tree)))
+                noted.append(self._leaves.check(received, noted[0], asked.metadata.run_id))
+                self._replies.amend(received, *noted)
+                reply = Message(noted[1], reply_to=asked)
+            objects = _in_pieces(reply)
+            self._note("out", asked, reply.metadata.message_id, objects.size)
+        except Exception as error:  # whatever an app sends, the SuperNode goes on
+            self._refuse("out", asked, error)
+            try:
+                for content in noted:
+                    self._replies.disown(received, content)
+            except StorageError as full:
+                logger.error("%s", full)
+        else:
+            self._push(reply, objects, seconds)
+        return set(), ""
+
+    def _failure(self, message: Message, asked: Message) -> Message:
+        """Return what leaves of an app's error."""
+        said = str(message.error.reason)
+        logger.warning("run %d: the app failed: %s", asked.metadata.run_id, printable(said, 2000))
+        code = message.error.code
+        known = code if code in _CODES else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        return Message(Error(known, self._leaves.error_text(said)), reply_to=asked)
+
+    def _contents(self, tree: Any) -> dict[str, bytes]:
+        """Return the objects of a reply once the app has sent all of them."""
+        deadline = time.monotonic() + WHOLE_SECONDS
+        contents: dict[str, bytes] = {}
+        for node in iterate_object_tree(tree):
+            while (content := self._store.get(node.object_id)) == b"":
+                if time.monotonic() > deadline:
+                    raise RefusedByMemberError("the app did not send all of its reply")
+                time.sleep(_POLL_SECONDS)
+            contents[node.object_id] = content
+        return contents
+
+    def _push(self, reply: Message, objects: Objects, seconds: float) -> None:
+        wanted, session = self._connection.send(reply, objects.tree, seconds)
+        push_object_contents_from_iterable(
+            ((name, content) for name, content in objects.contents.items() if name in wanted),
+            partial(self._connection.push_object, reply.metadata.run_id, session),
+        )
+
+    # -- both -------------------------------------------------------------------------------------
+
+    def _refuse(self, direction: Direction, asked: Message, error: Exception) -> None:
+        """Answer a message with an error that says why, and with nothing else."""
+        # The server is told nothing that an app wrote, and no path.
+        if isinstance(error, RefusedByMemberError):
+            told, reason = error.told, str(error)
+        elif isinstance(error, StorageError):
+            told = "this member cannot write what its policy asks it to keep; is its disk full?"
+            reason = str(error)
+        else:
+            what = "message" if direction == "in" else "app's reply"
+            told, reason = f"the {what} cannot be read", repr(error)
+        reason = printable(reason, 1000)
+        logger.warning("run %d: refused: %s", asked.metadata.run_id, reason)
+        try:
+            self._note(direction, asked, asked.metadata.message_id, 0, reason)
+        except StorageError as full:
+            logger.error("%s", full)
+        reply = Message(Error(REFUSED, f"refused by the member: {printable(told)}"), reply_to=asked)
+        try:
+            self._push(reply, _in_pieces(reply), 0.0)
+        except Exception as failure:  # as Flower does where a reply cannot be sent
+            logger.error("run %d: the refusal was not sent: %r", asked.metadata.run_id, failure)
+
+    def _note(
+        self,
+        direction: Direction,
+        asked: Message,
+        digest: str,
+        size: int,
+        reason: str = "",
+    ) -> None:
+        run_id = asked.metadata.run_id
+        run = self._runs[run_id].run if run_id in self._runs else self._asked
+        is_known = run is not None and run.run_id == run_id
+        self._log.append(
+            direction=direction,
+            run_id=run_id,
+            app=f"{run.fab_id} {run.fab_hash}" if is_known else "",
+            kind=asked.metadata.message_type,
+            bytes=size,
+            digest=digest,
+            decision="refused" if reason else "passed",
+            reason=reason,
+        )
+
+
+def _in_pieces(message: Message) -> Objects:
+    """Return a message as it is sent, with its id in its metadata."""
+    with no_object_id_recompute():
+        message.metadata.__dict__["_message_id"] = message.object_id
+        nested = get_all_nested_objects(message)
+        contents = {name: part.deflate() for name, part in nested.items()}
+        return Objects(get_object_tree(message), contents)
+
+
+def _read_message(announced: Message, objects: Objects) -> RecordDict:
+    """Return a message's content; the message must be the one that was announced."""
+    # The app goes by what is inside, the policy by what was announced.
+    found = inflate_object_from_contents(
+        objects.tree.object_id, objects.contents, keep_object_contents=True
+    )
+    if not isinstance(found, Message) or _facts(found) != _facts(announced):
+        raise RefusedByMemberError("the message is not the one that was announced")
+    return found.content
+
+
+def _facts(message: Message) -> Iterable[object]:
+    metadata = message.metadata
+    return metadata.run_id, metadata.dst_node_id, metadata.message_type, metadata.group_id
+
+
+def _read_content(tree: Any, contents: dict[str, bytes]) -> RecordDict:
+    """Return the content of a reply, whose own metadata are not believed."""
+    (child,) = tree.children
+    found = inflate_object_from_contents(child.object_id, contents)
+    if not isinstance(found, RecordDict):
+        raise RefusedByMemberError("the app's reply has no records")
+    return found

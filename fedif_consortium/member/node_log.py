@@ -1,0 +1,222 @@
+"""What a member's node keeps: one line for each message in and out, chained by hashes.
+
+The lines lie in ``log.txt``: one that is gone or was changed is found by its number. Who has
+written down a hash finds a cut at the end as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Literal, Self
+
+from filelock import FileLock, Timeout
+
+from fedif_consortium.evidence.chained_log import START, ChainedLog, verified
+from fedif_flower.errors import EvidenceError, StorageError
+from fedif_flower.messages.text import printable
+from fedif_flower.settings import Settings, setting
+from fedif_flower.storage import append_line, cut_torn_line, make_folder
+
+logger = logging.getLogger(__name__)
+OWNER_ALONE = 0o600
+PRIVACY = "privacy"  # The kind of a line that says what noise has cost so far.
+FILE = "log.txt"
+
+Direction = Literal["in", "out"]
+Decision = Literal["passed", "refused"]
+Entry = Mapping[str, object]
+
+
+class LogSettings(Settings):
+    """``[log]`` of a member's policy."""
+
+    folder: str = setting(
+        "node-log", "Folder of the log, in the policy's `state` folder; made if it is not there."
+    )
+
+
+class NodeLog:
+    """The log of a node, which one process holds at a time.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there; its owner alone can read it.
+    now : callable
+        Returns the time, with its zone.
+
+    Raises
+    ------
+    StorageError
+        If another process holds it, or it cannot be written.
+    EvidenceError
+        If a line was changed.
+    """
+
+    def __init__(
+        self, folder: Path, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self.folder, self._path, self._now = folder, folder / FILE, now
+        self._threads = threading.Lock()
+        make_folder(folder)
+        self._held = FileLock(folder / ".lock", timeout=0)
+        try:
+            self._held.acquire()
+        except Timeout:
+            raise StorageError(f"{folder} is in use by another node") from None
+        except OSError as error:
+            raise StorageError(f"cannot write {folder}: {error.strerror or error}") from error
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def head(self) -> str:
+        """The last line's hash."""
+        return self._chain.head
+
+    def append(
+        self,
+        *,
+        direction: Direction,
+        run_id: int,
+        app: str,
+        kind: str,
+        bytes: int,
+        digest: str,
+        decision: Decision,
+        reason: str = "",
+        **more: object,
+    ) -> None:
+        """Add a line; it is on the disk when this returns.
+
+        Parameters
+        ----------
+        direction : str
+            ``"in"`` or ``"out"``.
+        run_id : int
+            Flower's id of the run.
+        app : str
+            The app, with its hash where it is known.
+        kind : str
+            Flower's type of message: ``"train"``, ``"query"`` and so on.
+        bytes : int
+            Length of the message's content.
+        digest : str
+            SHA-256 of the content, in hex.
+        decision : str
+            ``"passed"`` or ``"refused"``.
+        reason : str
+            Why it was refused.
+        **more : object
+            Further figures of the line, which JSON can write.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be written; then the message must not pass.
+        """
+        entry = {
+            "time": self._now().astimezone(UTC).isoformat(timespec="seconds"),
+            "direction": direction,
+            "run": run_id,
+            # What a server or an app wrote.
+            "app": printable(app),
+            "kind": printable(kind),
+            "bytes": bytes,
+            "digest": digest,
+            "decision": decision,
+            "reason": printable(reason, 1000),
+            **more,
+        }
+        with self._threads:
+            self._chain.append(entry)
+
+    def close(self) -> None:
+        """Let another process have the log."""
+        self._held.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        if cut_torn_line(self._path, OWNER_ALONE):
+            logger.warning("The end of %s was torn off, and is written over.", self._path)
+        _, head = verified(_written(self._path), str(self._path))
+        self._chain = ChainedLog(head, partial(append_line, self._path))
+
+
+@dataclass(frozen=True)
+class ReadLog:
+    """A node's log, which is whole.
+
+    Attributes
+    ----------
+    entries : list of mapping of str to object
+        What each line says, the oldest first.
+    hashes : list of str
+        What was the last hash, from the start on.
+    """
+
+    entries: Sequence[Entry]
+    hashes: list[str]
+
+    @property
+    def head(self) -> str:
+        """The last line's hash, to be written down."""
+        return self.hashes[-1]
+
+    def lines_after(self, head: str) -> int:
+        """Return how many lines came after the one whose hash was written down.
+
+        Raises
+        ------
+        EvidenceError
+            If no line has that hash.
+        """
+        if head not in self.hashes:
+            raise EvidenceError(
+                f"no line has the hash {head!r}: since it was written down, lines were removed or "
+                "changed"
+            )
+        return len(self.hashes) - 1 - self.hashes.index(head)
+
+
+def read_node_log(folder: Path) -> ReadLog:
+    """Read a node's log, and check that it is whole; the node may go on meanwhile.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be read.
+    EvidenceError
+        If it was cut short, or naming the first line that was changed.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise StorageError(f"{folder} holds no log of a node")
+    written = _written(path)
+    entries, _ = verified(written, str(path))
+    return ReadLog(entries, [START, *(line.partition(" ")[0] for line in written)])
+
+
+def _written(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    *lines, rest = text.split("\n")
+    if rest:
+        raise EvidenceError(f"{path} ends in half a line: it was cut short")
+    return lines

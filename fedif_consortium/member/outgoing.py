@@ -1,0 +1,424 @@
+"""What may leave a member's house: the update of the model that came, and figures on a list.
+
+A reply is made anew, of what the policy allows and in an order of its own. So nothing leaves by
+names, the order of things, a header's padding or the low bits of a figure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NoReturn, Self
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from pydantic import field_validator, model_validator
+
+from fedif_consortium.member.node_log import PRIVACY, NodeLog
+from fedif_consortium.member.privacy import Floats, PrivacyBudget, add_noise
+from fedif_flower.errors import ConfigError, RefusedByMemberError, ReplyError
+from fedif_flower.messages.arrays import pack_array, view_array
+from fedif_flower.messages.instructions import VECTOR_RECORD
+from fedif_flower.messages.statistics import is_statistic
+from fedif_flower.messages.text import printable
+from fedif_flower.settings import RefusedValueError, Settings, setting
+
+Values = NDArray[np.generic]
+_NAMES = 'a list of names, each "RECORD.KEY"'
+_ARRAY = re.compile(r"(?P<name>\S+) (?P<dtype>[a-z]+\d*)\[(?P<shape>((\d+|\*)(,(\d+|\*))*)?)\]")
+_BLOCK = 1 << 20
+_LARGEST_INTEGER = 2**63 - 1
+
+
+class LeavesSettings(Settings):
+    """``[leaves]`` of a member's policy."""
+
+    arrays: list[str] = setting(
+        [],
+        "Arrays beside the model's, each `RECORD.NAME DTYPE[SHAPE]`; `*` is any length.",
+        allowed='a list such as ["arrays.masked-update uint64[*]"]',
+    )
+    buffers: list[str] = setting(
+        [],
+        "Integer arrays and batch norm's statistics that training may change: names or patterns "
+        "such as `*.running_mean`. All others come back as they were sent.",
+        allowed="a list of names or patterns",
+    )
+    metrics: list[str] = setting(
+        ["metrics.num-examples", "metrics.train-loss", "metrics.train-seconds"],
+        "Metrics, each `RECORD.KEY`.",
+        allowed=_NAMES,
+    )
+    metric_digits: int = setting(
+        4, "Significant digits of a metric; the rest is rounded away.", ge=1, le=15
+    )
+    count_digits: int = setting(
+        7, "A whole number of at most so many digits leaves as it is.", ge=0, le=15
+    )
+    longest_list: int = setting(1, "Numbers in one metric.", ge=1)
+    config: list[str] = setting(
+        [
+            *("node.partition-id", "node.attack"),
+            *("preflight.data", "preflight.training", "preflight.disk", "preflight.masking"),
+            *("preflight.signing-key", "preflight.time"),
+            *("signature.key", "signature.signature", "signature.received", "signature.sent"),
+            "seen-head.size",
+            *("statement.kept", "statement.wanted", "statement.reason"),
+        ],
+        "Values of ConfigRecords, each `RECORD.KEY`. They leave as they are.",
+        allowed=_NAMES,
+    )
+    longest_text: int = setting(400, "Bytes in one such value.", ge=0)
+    longest_error: int = setting(
+        0, "Characters of an app's error message that leave; 0: only that there was one.", ge=0
+    )
+    most_bytes: int = setting(0, "Bytes of a reply; 0: any.", ge=0)
+    longest_update: float = setting(
+        0.0, "A longer update, in L2, is refused; 0: none is.", ge=0, allowed="a number >= 0"
+    )
+    clip_length: float = setting(0.0, "A longer update is shortened to this; 0: none is.", ge=0)
+    noise_multiplier: float = setting(
+        0.0,
+        "Standard deviation of the noise on each parameter, in clip-lengths; 0: no noise.",
+        ge=0,
+        le=1e6,
+        allowed="0, or a number >= 0.01 and <= 1e6",
+    )
+    target_delta: float = setting(1e-5, "Delta at which epsilon is stated.", gt=0, lt=1)
+    most_epsilon: float = setting(
+        8.0, "The privacy budget of all runs together: a reply beyond it is refused.", gt=0
+    )
+
+    @field_validator("noise_multiplier")
+    @classmethod
+    def _is_noise(cls, value: float) -> float:
+        if 0 < value < 0.01:
+            raise ValueError
+        return value
+
+    @field_validator("arrays")
+    @classmethod
+    def _are_arrays(cls, value: list[str]) -> list[str]:
+        for text in value:
+            _ListedArray.read(text)
+        return value
+
+    @model_validator(mode="after")
+    def _leave_nothing_without_noise(self) -> Self:
+        if not self.noise_multiplier:
+            return self
+        if not self.clip_length:
+            raise RefusedValueError("clip_length", "more than 0 where noise_multiplier is")
+        for name in ("arrays", "buffers"):
+            if getattr(self, name):
+                raise RefusedValueError(
+                    name, "an empty list where noise_multiplier > 0: they would leave without noise"
+                )
+        if self.longest_update:
+            raise RefusedValueError(
+                "longest_update", "0 where noise_multiplier > 0: a refusal tells of the update"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class _ListedArray:
+    """An array that may leave beside the model's; a length of ``None`` is any."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    shape: tuple[int | None, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        found = _ARRAY.fullmatch(text)
+        if found is None:
+            raise ValueError
+        lengths = found["shape"].split(",") if found["shape"] else []
+        try:
+            dtype = np.dtype(found["dtype"])
+        except TypeError as error:
+            raise ValueError from error
+        return cls(found["name"], dtype, tuple(None if n == "*" else int(n) for n in lengths))
+
+    def fits(self, values: Values) -> bool:
+        return (
+            values.dtype == self.dtype
+            and len(values.shape) == len(self.shape)
+            and all(want in (None, n) for want, n in zip(self.shape, values.shape, strict=True))
+        )
+
+
+class OutgoingPolicy:
+    """Judges each reply of an app before it leaves.
+
+    Parameters
+    ----------
+    settings : LeavesSettings
+        The member's.
+    log : NodeLog, optional
+        In its folder lies what noise has cost so far, and each release gets a line there. Noise
+        needs it.
+
+    Raises
+    ------
+    ConfigError
+        If noise has no log, no accountant, or a single reply would cost more than the budget.
+    """
+
+    def __init__(self, settings: LeavesSettings, log: NodeLog | None = None) -> None:
+        self.settings, self._log = settings, log
+        self._listed = {one.name: one for one in map(_ListedArray.read, settings.arrays)}
+        self._budget: PrivacyBudget | None = None
+        if settings.noise_multiplier:
+            if log is None:
+                raise ConfigError("noise-multiplier needs a log, where the spent budget is kept")
+            self._budget = PrivacyBudget(
+                log.folder,
+                noise_multiplier=settings.noise_multiplier,
+                delta=settings.target_delta,
+                most_epsilon=settings.most_epsilon,
+            )
+
+    def check(self, received: RecordDict, reply: RecordDict, run_id: int = 0) -> RecordDict:
+        """Return the reply that may leave.
+
+        Parameters
+        ----------
+        received : RecordDict
+            The content of the message that the reply answers.
+        reply : RecordDict
+            What the app wants to send: nothing in it is believed.
+        run_id : int
+            The run, for the privacy budget.
+
+        Raises
+        ------
+        RefusedByMemberError
+            If nothing may. Its ``told`` is what the server may learn of it.
+        StorageError
+            If the spent budget cannot be written.
+        """
+        limits = self.settings
+        if VECTOR_RECORD in reply and (limits.longest_update or limits.clip_length):
+            # Its values are no update of the vector that came, as the model's are.
+            _refuse("no bound on the update's length holds for a vector beside it", VECTOR_RECORD)
+        leaving: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
+        models: list[_ReturnedArrays] = []
+        for name in sorted(reply):
+            record = reply[name]
+            if not len(record):
+                continue  # Its name would be text that is on no list.
+            if isinstance(record, ArrayRecord):
+                models.append(self._arrays(name, received.get(name), record))
+            elif isinstance(record, MetricRecord):
+                leaving[name] = MetricRecord(dict(self._metrics(name, record)))
+            else:
+                leaving[name] = ConfigRecord(dict(self._config(name, record)))
+        size = sum(map(_record_size, leaving.values()))
+        size += sum(values.nbytes for model in models for values in model.returned.values())
+        if 0 < self.settings.most_bytes < size:
+            _refuse(
+                "the reply is too large", f"{size} bytes; most-bytes: {self.settings.most_bytes}"
+            )
+        factor = self._shortening(models)
+        std = self.settings.noise_multiplier * self.settings.clip_length
+        if std and any(model.moved for model in models):
+            self._charge(run_id)
+        leaving |= {model.name: model.pack(factor, std) for model in models}
+        return RecordDict(leaving)
+
+    def error_text(self, reason: str) -> str:
+        """Return what of an app's error message may leave."""
+        limit = self.settings.longest_error
+        told = printable(reason, limit) if limit > len("...") else ""
+        return told or "the app failed; the reason is in the member's log"
+
+    def _arrays(self, record: str, sent: object, returned: ArrayRecord) -> _ReturnedArrays:
+        try:
+            model = _views(sent) if isinstance(sent, ArrayRecord) else {}
+        except (ReplyError, ValueError) as error:
+            _refuse("the model that came cannot be read", str(error))
+        try:
+            values = _views(returned)
+        except (ReplyError, ValueError) as error:
+            _refuse("an array cannot be read", str(error))
+        if not values.keys().isdisjoint(model) and (missing := model.keys() - values.keys()):
+            _refuse("an array of the model is missing", f"{record}.{min(missing)}")
+        moved = []
+        # The app's own order would be text.
+        order = [*(n for n in model if n in values), *sorted(values.keys() - model.keys())]
+        for name in order:
+            path, own = f"{record}.{name}", values[name]
+            if name not in model:
+                if path not in self._listed:
+                    _refuse("an array is neither the model's nor on the list", path)
+                if not self._listed[path].fits(own):
+                    _refuse("an array is not as the list has it", f"{path} {own.dtype}{own.shape}")
+                continue
+            came = model[name]
+            if (own.dtype, own.shape) != (came.dtype, came.shape):
+                _refuse(
+                    "an array is of another type or shape than the model's",
+                    f"{path} {own.dtype}{own.shape}, not {came.dtype}{came.shape}",
+                )
+            if _is_parameter(name, came):
+                moved.append(name)
+            elif own.tobytes() != came.tobytes():
+                if not any(fnmatchcase(path, pattern) for pattern in self.settings.buffers):
+                    _refuse("an array that is no parameter has changed", f"{path}; see buffers")
+                if own.dtype.kind == "f" and not np.isfinite(own).all():
+                    _refuse("an array is not finite", path)
+        return _ReturnedArrays(record, model, {name: values[name] for name in order}, moved)
+
+    def _shortening(self, models: list[_ReturnedArrays]) -> float:
+        """Return the factor by which the update is shortened, <= 1."""
+        limits = self.settings
+        length = math.sqrt(sum(model.squared_length() for model in models))
+        if not math.isfinite(length):
+            _refuse("the update is not finite")
+        if 0 < limits.longest_update < length:
+            _refuse(
+                "the update is too long", f"{length:.4g}; longest-update: {limits.longest_update:g}"
+            )
+        return limits.clip_length / length if 0 < limits.clip_length < length else 1.0
+
+    def _charge(self, run_id: int) -> None:
+        assert self._budget is not None  # the constructor has seen to it
+        assert self._log is not None
+        spent = self._budget.charge(run_id)
+        self._log.append(
+            direction="out",
+            run_id=run_id,
+            app="",
+            kind=PRIVACY,
+            bytes=0,
+            digest="",
+            decision="passed",
+            **spent._asdict(),
+        )
+
+    def _metrics(
+        self, record: str, metrics: MetricRecord
+    ) -> Iterator[tuple[str, float | list[float]]]:
+        for name in sorted(metrics):
+            path, value = f"{record}.{name}", metrics[name]
+            if path not in self.settings.metrics:
+                _refuse("a metric is not on the list", path)
+            if not isinstance(value, list):
+                yield name, self._rounded(path, value)
+            elif len(value) > self.settings.longest_list:
+                _refuse("a metric is too long a list", f"{path}, of {len(value)}")
+            else:
+                yield name, [self._rounded(path, number) for number in value]
+
+    def _rounded(self, path: str, value: float) -> float:
+        limits = self.settings
+        if (isinstance(value, int) or value.is_integer()) and abs(value) < 10**limits.count_digits:
+            return value + 0  # -0 becomes 0.
+        found = rounded(value, limits.metric_digits)
+        if not math.isfinite(found) or (isinstance(found, int) and abs(found) > _LARGEST_INTEGER):
+            _refuse("a metric is not finite", path)
+        return found
+
+    def _config(self, record: str, config: ConfigRecord) -> Iterator[tuple[str, Any]]:
+        for name in sorted(config):
+            path, value = f"{record}.{name}", config[name]
+            if path not in self.settings.config:
+                _refuse("a value of a ConfigRecord is not on the list", path)
+            if (size := _size(value)) > self.settings.longest_text:
+                _refuse("a value of a ConfigRecord is too long", f"{path}, of {size} bytes")
+            yield name, value
+
+
+@dataclass(frozen=True)
+class _ReturnedArrays:
+    """An ArrayRecord as it came and as the app returns it; ``moved`` names the parameters."""
+
+    name: str
+    sent: Mapping[str, Values]
+    returned: Mapping[str, Values]
+    moved: Collection[str]
+
+    def squared_length(self) -> float:
+        return sum(
+            float(np.vdot(update, update))
+            for name in self.moved
+            for _, _, update in _blocks(self.sent[name], self.returned[name])
+        )
+
+    def pack(self, factor: float, std: float) -> ArrayRecord:
+        """Return the record with a shortened update and, where ``std`` > 0, noise."""
+        return ArrayRecord(
+            {
+                name: pack_array(
+                    _moved(self.sent[name], values, factor, std)
+                    if name in self.moved and (std or factor < 1)
+                    else values
+                )
+                for name, values in self.returned.items()
+            }
+        )
+
+
+def rounded(value: float, digits: int) -> float:
+    """Return a number with so many significant digits, 1 to 15; an int stays one."""
+    if isinstance(value, int):
+        return round(value, min(0, digits - len(str(abs(value)))))
+    return float(f"{value:.{digits - 1}e}") + 0.0  # -0 becomes 0.
+
+
+def _views(arrays: ArrayRecord) -> dict[str, Values]:
+    found = {}
+    for name, array in arrays.items():
+        try:
+            found[name] = view_array(array)
+        except ReplyError as error:
+            raise ReplyError(f"{name}: {error}") from error
+    return found
+
+
+def _is_parameter(name: str, came: Values) -> bool:
+    """Return whether training may change an array of the model."""
+    return came.dtype.kind == "f" and not is_statistic(name) and bool(np.isfinite(came).all())
+
+
+def _blocks(came: Values, returned: Values) -> Iterator[tuple[slice, Floats, Floats]]:
+    """Yield pieces of a model's array: where, as it came, and its update."""
+    flat_came, flat_returned = came.reshape(-1), returned.reshape(-1)
+    for start in range(0, came.size, _BLOCK):
+        where = slice(start, start + _BLOCK)
+        before = flat_came[where].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):  # refused by its length
+            yield where, before, flat_returned[where].astype(np.float64) - before
+
+
+def _moved(came: Values, returned: Values, factor: float, std: float) -> Values:
+    """Return an array as it came, and its shortened update with noise."""
+    moved = np.empty(came.size, came.dtype)
+    for where, before, update in _blocks(came, returned):
+        shortened = factor * update
+        moved[where] = before + (add_noise(shortened, std) if std else shortened)
+    return moved.reshape(came.shape)
+
+
+def _record_size(record: Mapping[str, object]) -> int:
+    """Return the bytes of a record's names and values; Flower's count refuses an empty text."""
+    return sum(_size(name) + _size(value) for name, value in record.items())
+
+
+def _size(value: object) -> int:
+    """Return the bytes of a MetricRecord's or ConfigRecord's value."""
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    if isinstance(value, str):
+        return len(value.encode(errors="surrogatepass"))
+    return len(value) if isinstance(value, bytes) else 8
+
+
+def _refuse(told: str, detail: str = "") -> NoReturn:
+    raise RefusedByMemberError(told, printable(detail))

@@ -1,0 +1,118 @@
+"""A member's own file: which apps and runs it takes part in, and what of it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedif_consortium.member.app_rules import AppRules, MemberApps
+from fedif_consortium.member.node_log import LogSettings
+from fedif_consortium.member.outgoing import LeavesSettings
+from fedif_consortium.member.run_rules import Accepted, RunRules
+from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import read_toml
+from fedif_flower.settings import Settings, setting, take_section, unknown_key
+
+SECTIONS = ("apps", "runs", "leaves", "log", "sign")
+FILE = "member-policy.toml"
+_Rules = TypeVar("_Rules", bound=Settings)
+
+
+class PolicySettings(Settings):
+    """What stands above the sections of a member's file."""
+
+    state: str = setting(
+        "member-state",
+        "Folder, relative to this file, in which the SuperNode writes: counts of rounds, bundles "
+        "that it refused, its log; made if it is not there.",
+    )
+
+
+class SignRules(Settings):
+    """``[sign]``: with which key the app signs what it sends."""
+
+    with_node_key: bool = setting(
+        True,
+        "Whether the app is told of the key that the SuperNode logs in with, as `signing-key` of "
+        "its node config, unless that names one.",
+    )
+
+
+@dataclass(frozen=True)
+class MemberPolicy:
+    """A member's file, read.
+
+    Attributes
+    ----------
+    state : Path
+        The folder in which the SuperNode writes.
+    apps : MemberApps
+        ``[apps]``: what runs here.
+    runs : RunRules
+        ``[runs]``.
+    config : mapping of str to Accepted
+        ``[runs.config]``.
+    leaves : LeavesSettings
+        ``[leaves]``: what of a reply leaves.
+    log : LogSettings
+        ``[log]``.
+    sign : SignRules
+        ``[sign]``.
+    """
+
+    state: Path
+    apps: MemberApps
+    runs: RunRules
+    config: Mapping[str, Accepted]
+    leaves: LeavesSettings
+    log: LogSettings
+    sign: SignRules
+
+    @property
+    def log_folder(self) -> Path:
+        """Where the log lies."""
+        return self.state / self.log.folder
+
+    @property
+    def counts(self) -> Path:
+        """Where rounds are counted."""
+        return self.state / "round-counts.json"
+
+
+def read_member_policy(path: Path) -> MemberPolicy:
+    """Read a member's file, and check all of it.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file, the key, and what is allowed.
+    """
+    content = read_toml(path)
+    beside = path.parent.absolute()
+    try:
+        apps, runs, leaves, log, sign = (take_section(content, name) for name in SECTIONS)
+        config = take_section(runs, "config", "runs.config")
+        for key in content:
+            if key not in PolicySettings.key_names():
+                raise ConfigError(unknown_key(key, [*PolicySettings.key_names(), *SECTIONS]))
+        state = beside / PolicySettings(**content).state
+        return MemberPolicy(
+            state,
+            MemberApps(_read(AppRules, "apps", apps), beside, state),
+            _read(RunRules, "runs", runs),
+            {key: Accepted.from_toml(key, value) for key, value in config.items()},
+            _read(LeavesSettings, "leaves", leaves),
+            _read(LogSettings, "log", log),
+            _read(SignRules, "sign", sign),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _read(kind: type[_Rules], section: str, values: dict[str, Any]) -> _Rules:
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"[{section}] {error}") from error

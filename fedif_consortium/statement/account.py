@@ -1,0 +1,495 @@
+r"""What each member contributed over a run, and what it is due: numbers in, numbers out.
+
+A member's contribution is the sum of its rounds' contributions in nats of validation loss. It is
+credited with what of it lies within bounds (:mod:`fedif_flower.valuation.credit`). Its share of
+what was gained is
+
+.. math:: s_i = \frac{\max(\hat c_i, 0)}{\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
+
+with :math:`c_i` the contributions and :math:`\hat c_i \le c_i` what is credited of them, so that a
+negative one is shown as such and paid 0. What the model gained beyond all credits is paid to
+nobody. The sum of positive contributions would be no better whole: two members whose updates cancel
+could raise it at will, and take everybody's pay. Rounds whose remainders keep the contributions
+from adding up are left out and named. A run that lowered the loss by nothing gives no shares, nor
+does one of which no round is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedif_consortium.statement.records import Part, Reply, RoundLoss, RunRecords
+from fedif_consortium.statement.twins import have_twins
+from fedif_consortium.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
+from fedif_flower.messages.client_node import all_different, called
+from fedif_flower.run.completeness import Completeness, MemberTurns
+
+NOTHING = Fraction(0)
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
+DECISIVE = 0.5  # Of what all rounds together moved.
+MIN_ROUNDS = 5  # Fewer rounds say nothing about how much depends on the rounds.
+
+
+@dataclass(frozen=True)
+class MemberAccount:
+    """One member over the whole run.
+
+    Attributes
+    ----------
+    client_id, partition_id : int
+        Its lasting id, and the part of the data that it says it holds (-1: unknown).
+    name : str
+        What pages call it.
+    asked, taken_part, refused, away, signed : int
+        Rounds: in all, with an accepted reply, with a refused one, without any; and with an
+        accepted reply that it signed.
+    late : int
+        Of those that it took part in: with a reply that came after the round.
+    revoked_in : int, optional
+        The round in which the operator ended its registration.
+    examples : float, optional
+        The most examples it claimed and was believed.
+    contribution : float
+        In nats of validation loss; negative: it raised the loss.
+    equal_part : float
+        What it would be if each round's were shared equally among those who took part.
+    interval : tuple of float, optional
+        Its 95 % interval (see :func:`intervals`).
+    other_rounds : float, optional
+        The contribution without the decisive round, where there is one.
+    other_interval : tuple of float, optional
+        The interval of that.
+    by_class : tuple of float
+        The same in each class's loss, where that was attributed.
+    credited : float
+        What of the contribution lies within the bounds; at most the contribution.
+    share : float
+        Of what was gained, in [0, 1].
+    cents : int, optional
+        Its part of the budget.
+    withheld : float
+        What more its share would be without bounds, in [0, 1]; it is paid to nobody.
+    withheld_cents : int, optional
+        The same of the budget, rounded down.
+    weight_score : float, optional
+        Omega after its last round.
+    refusals : tuple of (str, int)
+        Why replies were refused, and how often.
+    verdict : Verdict
+        Accept, review or quarantine, and why.
+    """
+
+    client_id: int
+    partition_id: int
+    name: str
+    asked: int
+    taken_part: int
+    refused: int
+    away: int
+    late: int
+    signed: int
+    revoked_in: int | None
+    examples: float | None
+    contribution: float
+    equal_part: float
+    interval: tuple[float, float] | None
+    other_rounds: float | None
+    other_interval: tuple[float, float] | None
+    by_class: tuple[float, ...]
+    credited: float
+    share: float
+    cents: int | None
+    withheld: float
+    withheld_cents: int | None
+    weight_score: float | None
+    refusals: tuple[tuple[str, int], ...]
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Account:
+    """A run's gain, in nats of validation loss, and its members', the highest first.
+
+    ``first_round`` is the first of the ``rounds`` that count, but for those ``left_out`` (see
+    :func:`left_out_rounds`); ``decisive_round`` is the one that
+    brought more than half of what was gained, which is ``decisive``. ``unpaid`` says why nobody
+    has a share; it is empty where shares hold. ``uncredited`` is what of the contributions lies
+    beyond the bounds, ``nobody_share`` and ``nobody_cents`` what is paid to nobody.
+    ``completeness`` is that of the whole run, whichever rounds count.
+    """
+
+    rounds: int
+    loss_before: float
+    loss_after: float
+    decrease: float
+    attributed: float
+    remainder: float
+    budget_cents: int | None
+    first_round: int = 1
+    left_out: tuple[int, ...] = ()
+    decisive_round: int | None = None
+    decisive: float = 0.0
+    uncredited: float = 0.0
+    nobody_share: float = 0.0
+    nobody_cents: int | None = None
+    unpaid: str = ""
+    completeness: Completeness | None = None
+    members: tuple[MemberAccount, ...] = field(default_factory=tuple)
+
+    @property
+    def last_round(self) -> int:
+        """The last of the rounds that count."""
+        return self.first_round + self.rounds - 1
+
+    @property
+    def has_signatures(self) -> bool:
+        """Whether any member signed an update."""
+        return any(member.signed for member in self.members)
+
+    @property
+    def gained(self) -> float:
+        """The sum of the positive credits."""
+        return math.fsum(max(member.credited, 0.0) for member in self.members)
+
+
+def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
+    """Return the account of a run.
+
+    Parameters
+    ----------
+    records : RunRecords
+        What the run left.
+    budget_cents : int, optional
+        What is shared out, in cents, >= 0; ``None``: nothing is.
+    """
+    whole, left_out = records, left_out_rounds(records.rounds)
+    records = records.without(left_out)
+    members = list(records.members)
+    per_round = contributions_by_round(records)  # [T, n]
+    totals = [math.fsum(column) + 0.0 for column in per_round.T]
+    found = intervals(per_round)
+    twins = have_twins(per_round)
+    rounds, losses = records.rounds, whole.losses
+    decisive = decisive_row([row.attributed for row in rounds])
+    others = per_round[:0] if decisive is None else np.delete(per_round, decisive, axis=0)
+    found_others = intervals(others)
+    decrease = math.fsum(row.decrease for row in rounds)
+    remainder = math.fsum(row.remainder for row in rounds)
+    credits = [
+        math.fsum(part.credited for part in records.parts_of[client_id]) + 0.0
+        for client_id in members
+    ]
+    unpaid = reason_against_shares(decrease, remainder, credits)
+    shares = [Fraction(0)] * len(members)
+    if not unpaid:
+        shares = gain_shares(credits, _sum(totals))
+    withheld = withheld_shares(totals, credits) if any(shares) else [NOTHING] * len(members)
+    nobody = 1 - sum(shares, Fraction(0)) if any(shares) else Fraction(0)
+    cents: list[int] | list[None] = [None] * (len(members) + 1)
+    if budget_cents is not None:
+        cents = share_out(budget_cents, [*shares, nobody])
+    replies: dict[int, list[Reply]] = {client_id: [] for client_id in members}
+    for reply in records.replies:
+        replies[reply.client_id].append(reply)
+    names = labels(records)
+    by_class = _by_class(records)
+    turns = {member.client_id: member for member in records.judged().members}
+    equal = equal_parts(records)
+    accounts = [
+        _member(
+            client_id,
+            records.members[client_id],
+            names[client_id],
+            replies[client_id],
+            turns.get(client_id),
+            totals[i],
+            _pair(found, i),
+            None if decisive is None else math.fsum(others[:, i]) + 0.0,
+            _pair(found_others, i),
+            bool(twins[i]),
+            by_class.get(client_id, ()),
+            credits[i],
+            float(shares[i]),
+            cents[i],
+            withheld[i],
+            budget_cents,
+            equal[client_id],
+            records.signed,
+            beyond(records.parts_of[client_id]),
+        )
+        for i, client_id in enumerate(members)
+    ]
+    return Account(
+        rounds=len(whole.rounds),
+        loss_before=losses[0],
+        loss_after=losses[-1],
+        decrease=decrease,
+        attributed=math.fsum(row.attributed for row in rounds),
+        remainder=remainder,
+        budget_cents=budget_cents,
+        first_round=whole.rounds[0].round,
+        left_out=left_out,
+        decisive_round=None if decisive is None else rounds[decisive].round,
+        decisive=0.0 if decisive is None else rounds[decisive].attributed,
+        uncredited=math.fsum(totals) - math.fsum(credits),
+        nobody_share=float(nobody),
+        nobody_cents=cents[-1],
+        unpaid=unpaid,
+        completeness=records.completeness,
+        members=tuple(sorted(accounts, key=lambda m: (-m.contribution, m.client_id))),
+    )
+
+
+def left_out_rounds(rounds: Sequence[RoundLoss]) -> tuple[int, ...]:
+    """Return the rounds without which the contributions add up to the fall of the loss.
+
+    Where the remainders come to more than half of the fall, the round of the largest remainder is
+    left out, and with it those after it that only bring the loss back to what it was before; then
+    the next one, until the others add up. Where they never do, none is left out: nobody is paid.
+
+    Parameters
+    ----------
+    rounds : sequence of RoundLoss
+        In their order.
+    """
+    left = list(rounds)
+    while left and not _adds_up(left):
+        worst = max(left, key=lambda row: abs(row.remainder))
+        start = rounds.index(worst)
+        end = start + 1
+        while end < len(rounds) and not rounds[end - 1].loss_after <= worst.loss_before:
+            end += 1
+        gone = {row.round for row in rounds[start:end]}
+        left = [row for row in left if row.round not in gone]
+    kept = {row.round for row in left}
+    return tuple(row.round for row in rounds if row.round not in kept) if left else ()
+
+
+def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
+    """Tell whether the remainders come to at most half of the fall; a rise has nothing to share."""
+    decrease = math.fsum(row.decrease for row in rounds)
+    remainder = math.fsum(row.remainder for row in rounds)
+    return decrease <= 0 or abs(remainder) <= MOST_REMAINDER * decrease
+
+
+def contributions_by_round(records: RunRecords) -> NDArray[np.float64]:
+    """Return what each member contributed in each round, ``[T, n]``: 0 where it had no part."""
+    column = {client_id: i for i, client_id in enumerate(records.members)}
+    row = {of_round.round: t for t, of_round in enumerate(records.rounds)}
+    values = np.zeros((len(records.rounds), len(column)))
+    for part in records.parts:
+        values[row[part.round], column[part.client_id]] += part.contribution
+    return values
+
+
+def decisive_row(attributed: Sequence[float]) -> int | None:
+    """Return which round gained more than all others together moved the loss, from 0.
+
+    ``None``: no round did, or there are fewer than 5.
+    """
+    if len(attributed) < MIN_ROUNDS:
+        return None
+    most = max(range(len(attributed)), key=attributed.__getitem__)
+    return most if attributed[most] > DECISIVE * math.fsum(map(abs, attributed)) else None
+
+
+def equal_parts(records: RunRecords) -> dict[int, float]:
+    """Return each member's contribution if its rounds' were shared equally, by client id."""
+    counts = Counter(part.round for part in records.parts)
+    equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
+    return {
+        client_id: math.fsum(equal[part.round] for part in parts)
+        for client_id, parts in records.parts_of.items()
+    }
+
+
+def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Return 95 % bootstrap intervals of the members' sums, over rounds.
+
+    All T rounds are drawn again with replacement, 2,000 times, whole: a round in which a member
+    had no part counts 0 for it. So a member drawn once has an interval from 0 to about three times
+    its contribution: in a third of the drawings its round is not there. The seed is fixed: whoever
+    has the records gets the same interval.
+
+    Parameters
+    ----------
+    per_round : NDArray
+        ``[T, n]``.
+
+    Returns
+    -------
+    NDArray or None
+        ``[n, 2]``; ``None`` with fewer than 5 rounds, which cannot tell.
+    """
+    rounds = per_round.shape[0]
+    if rounds < MIN_ROUNDS:
+        return None
+    generator = np.random.default_rng(0)
+    drawn = generator.multinomial(rounds, np.full(rounds, 1 / rounds), size=RESAMPLES)  # [B, T]
+    sums = drawn.astype(np.float64) @ per_round  # [B, n]
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(sums, [tail, 1 - tail], axis=0, method="inverted_cdf")
+    return np.stack([low, high], axis=1) + 0.0
+
+
+def reason_against_shares(decrease: float, remainder: float, contributions: Sequence[float]) -> str:
+    """Return why a run gives nobody a share of what was gained; empty: it does.
+
+    Parameters
+    ----------
+    decrease, remainder : float
+        By how much the validation loss fell, and what of that is nobody's.
+    contributions : sequence of float
+        The members'.
+    """
+    if not decrease > 0:
+        return "the validation loss did not fall: there is no gain to share"
+    if not abs(remainder) <= MOST_REMAINDER * decrease:
+        return (
+            "the contributions do not add up to the fall of the validation loss: the remainder is "
+            f"{abs(remainder) / decrease:.0%} of it"
+        )
+    return "" if any(value > 0 for value in contributions) else "nobody contributed"
+
+
+def gain_shares(credits: Sequence[float], gained: Fraction = NOTHING) -> list[Fraction]:
+    """Return each credit's exact share of the positive ones, or of ``gained`` if that is more.
+
+    All are 0 if none is positive.
+    """
+    positive = [max(value, 0.0) for value in credits]
+    whole = max(_sum(positive), gained)
+    return [Fraction(value) / whole if any(positive) else NOTHING for value in positive]
+
+
+def withheld_shares(contributions: Sequence[float], credits: Sequence[float]) -> list[Fraction]:
+    r"""Return what bounds take from each member's share.
+
+    .. math:: \frac{\max(c_i, 0) - \max(\hat c_i, 0)}
+                   {\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
+    """
+    whole = max(_sum([max(value, 0.0) for value in credits]), _sum(contributions))
+    return [
+        min((Fraction(max(value, 0.0)) - Fraction(max(credit, 0.0))) / whole, Fraction(1))
+        for value, credit in zip(contributions, credits, strict=True)
+    ]
+
+
+def _sum(values: Sequence[float]) -> Fraction:
+    return sum(map(Fraction, values), NOTHING)
+
+
+def beyond(parts: Sequence[Part]) -> Beyond:
+    """Return how a member's updates compare with what is usual."""
+    count = max(len(parts), 1)
+    return Beyond(
+        length=math.fsum(part.length for part in parts) / count,
+        weight=math.fsum(part.weight for part in parts) / count,
+        borrowed=math.fsum(part.borrowed for part in parts) / count,
+        opposed_rounds=sum(part.opposed > OPPOSED for part in parts),
+    )
+
+
+def share_out(cents: int, shares: Sequence[Fraction]) -> list[int]:
+    """Return whole cents by share, which add up to ``cents`` (largest remainder).
+
+    Every member gets its share rounded down; the cents left over go, one each, to the largest
+    fractions, the first of equal ones first. Where all shares are 0, nobody is paid.
+    """
+    if not any(shares):
+        return [0] * len(shares)
+    exact = [cents * share for share in shares]
+    paid = [int(value) for value in exact]
+    by_fraction = sorted(range(len(shares)), key=lambda i: (paid[i] - exact[i], i))
+    for i in by_fraction[: cents - sum(paid)]:
+        paid[i] += 1
+    return paid
+
+
+def labels(records: RunRecords) -> dict[int, str]:
+    """Return what pages call each member; all different."""
+    return all_different(
+        {i: called(i, held, records.names.get(i, "")) for i, held in records.members.items()}
+    )
+
+
+def _pair(found: NDArray[np.float64] | None, row: int) -> tuple[float, float] | None:
+    return None if found is None else (float(found[row, 0]), float(found[row, 1]))
+
+
+def _by_class(records: RunRecords) -> Mapping[int, tuple[float, ...]]:
+    rows: dict[int, list[tuple[float, ...]]] = {}
+    for part in records.parts:
+        if part.by_class:
+            rows.setdefault(part.client_id, []).append(part.by_class)
+    return {i: tuple(map(math.fsum, zip(*values, strict=True))) for i, values in rows.items()}
+
+
+def _member(
+    client_id: int,
+    partition_id: int,
+    name: str,
+    replies: Sequence[Reply],
+    turns: MemberTurns | None,
+    contribution: float,
+    between: tuple[float, float] | None,
+    other_rounds: float | None,
+    other_interval: tuple[float, float] | None,
+    has_twin: bool,
+    by_class: tuple[float, ...],
+    credit: float,
+    share: float,
+    cents: int | None,
+    withheld: Fraction,
+    budget_cents: int | None,
+    equal_part: float,
+    signed: Collection[tuple[int, int]],
+    usual: Beyond,
+) -> MemberAccount:
+    refused = turns.refused if turns else 0
+    taken_part = turns.usable if turns else 0
+    scores = [r.weight_score for r in replies if r.weight_score is not None]
+    claims = [r.num_examples for r in replies if r.num_examples is not None]
+    refusals = Counter(reply.rejection for reply in replies if reply.rejection)
+    return MemberAccount(
+        client_id=client_id,
+        partition_id=partition_id,
+        name=name,
+        asked=turns.asked if turns else 0,
+        taken_part=taken_part,
+        refused=refused,
+        away=turns.missing if turns else 0,
+        late=turns.late if turns else 0,
+        signed=sum((r.round, client_id) in signed for r in replies if r.status == "accepted"),
+        revoked_in=replies[-1].round if replies and replies[-1].status == "revoked" else None,
+        examples=max(claims, default=None),
+        contribution=contribution,
+        equal_part=equal_part,
+        interval=between,
+        other_rounds=other_rounds,
+        other_interval=other_interval,
+        by_class=by_class,
+        credited=credit,
+        share=share,
+        cents=cents,
+        withheld=float(withheld),
+        withheld_cents=None if budget_cents is None else int(budget_cents * withheld),
+        weight_score=scores[-1] if scores else None,
+        refusals=tuple(refusals.most_common()),
+        verdict=judge(
+            Facts(
+                *(contribution, equal_part, between, taken_part, refused, has_twin),
+                uncredited=contribution - credit,
+                usual=usual,
+            )
+        ),
+    )

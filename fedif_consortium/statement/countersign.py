@@ -1,0 +1,125 @@
+"""More signatures on a statement: members sign what they verified, the operator collects them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedif_consortium.evidence.chained_log import verified
+from fedif_consortium.evidence.dsse import Signature, read_envelope
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, key_id
+from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR, read_signed
+from fedif_consortium.statement.page_messages import MAX_PAGE_BYTES
+from fedif_consortium.statement.verify import verify
+from fedif_flower.errors import ConfigError, EvidenceError, StatementError
+from fedif_flower.messages.text import printable
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.storage import write_atomically
+
+
+def sign_statement(
+    path: Path,
+    key: SigningKey,
+    operator: str = "",
+    members: Mapping[str, VerifyingKey] | None = None,
+    keeper_log: Path | None = None,
+) -> Path:
+    """Verify a statement and add a signature to its manifest; return the manifest's path.
+
+    Parameters
+    ----------
+    path : Path
+        A run's folder, or a member's page with the manifest beside it.
+    key : SigningKey
+        Of the member who agrees.
+    operator : str
+        The fingerprint that the operator's key must have; empty: any.
+    members : mapping of str to public key, optional
+        Who else may have signed, by name.
+    keeper_log : Path, optional
+        Of the keeper of a masked run, who signs: it must hold the hash that the records name.
+
+    Raises
+    ------
+    StatementError, ConfigError
+        If it is not verified, or this key has signed it already; nothing is signed then.
+    """
+    envelope = verify(path, operator, members).signed.envelope
+    if keeper_log is not None:
+        _require_in_log(RunFolder(path), keeper_log)
+    try:
+        signed = envelope.signed_by(key)
+    except EvidenceError as error:
+        raise ConfigError(f"{str(path)!r}: {error}") from error
+    target = envelope_of(path)
+    write_atomically(target, signed.to_bytes())
+    return target
+
+
+def merge_signatures(
+    path: Path, files: Sequence[Path], members: Mapping[str, VerifyingKey]
+) -> dict[str, bool]:
+    """Add members' signatures from their own copies of a statement's manifest.
+
+    Parameters
+    ----------
+    path : Path
+        A run's folder, or a page with the manifest beside it: what they are added to.
+    files : sequence of Path
+        ``manifest.intoto.json`` as members sent it back.
+    members : mapping of str to public key
+        Whose signatures are taken, by name.
+
+    Returns
+    -------
+    dict of str to bool
+        Who signed, and whether that was not known before.
+
+    Raises
+    ------
+    StatementError
+        Naming the file that is of another statement, or has a signature that is false or of
+        nobody in ``members``; nothing is added then.
+    """
+    target = envelope_of(path)
+    signed = read_signed(target.parent, members)
+    envelope, keys = signed.envelope, {**members, OPERATOR: signed.statement.predicate.signer}
+    added = {signer.name: False for signer in signed.signers if signer.name not in ("", OPERATOR)}
+    for file in files:
+        if not file.is_file() or file.stat().st_size > MAX_PAGE_BYTES:
+            raise ConfigError(f"{str(file)!r} is no file of at most {MAX_PAGE_BYTES} bytes")
+        try:
+            other = read_envelope(file.read_bytes(), str(file))
+            if other.signed_bytes() != envelope.signed_bytes():
+                raise EvidenceError("it is of another statement")
+            for signature in other.signatures:
+                name = other.signer(signature, keys)
+                if not name:
+                    key = printable(signature.keyid, 64)
+                    raise EvidenceError(f"a signature with key {key!r}, which is no member's")
+                if name != OPERATOR and name not in added:
+                    envelope = envelope.with_signature(Signature(key_id(keys[name]), signature.sig))
+                    added[name] = True
+        except EvidenceError as error:
+            raise StatementError(f"{file}: {error}") from error
+    write_atomically(target, envelope.to_bytes())
+    return added
+
+
+def _require_in_log(run: RunFolder, log: Path) -> None:
+    """Raise an error unless a keeper's log is whole, with the hash that a run's records name."""
+    if not run.masking.path.is_file():
+        raise ConfigError(f"{str(run.path)!r} is not the folder of a masked run")
+    try:
+        lines = log.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{str(log)!r} is no keeper's log: {error}") from error
+    verified(lines, str(log))
+    named = run.masking.read().get("log")
+    if named not in [line.partition(" ")[0] for line in lines]:
+        raise StatementError(f"{log} does not hold {named}, the hash that the records name")
+
+
+def envelope_of(path: Path) -> Path:
+    """Return where the manifest of a run's folder, or beside a page, lies."""
+    return (path.parent if path.is_file() else RunFolder(path).statement) / ENVELOPE

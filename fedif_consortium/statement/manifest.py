@@ -1,0 +1,254 @@
+"""What a statement signs: the model that it is about, and the hash of every file behind it.
+
+It names no member: all members get the same ``manifest.intoto.json``, and may compare. It is an
+envelope (DSSE) around a statement of in-toto, as ``docs/statement-format.md`` describes it; one
+signature covers every page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_der_public_key
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic.alias_generators import to_camel
+
+from fedif_consortium.evidence.dsse import Envelope, read_envelope
+from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id
+from fedif_flower.errors import EvidenceError, StatementError
+from fedif_flower.foreign import parse_json, read_whole, regular
+from fedif_flower.messages.text import printable
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+ENVELOPE = "manifest.intoto.json"
+OPERATOR = "the operator"
+SALT = "validation-salt.txt"
+ACCOUNT, TABLE, PAGE, CHAIN, PAGES = (
+    "statement.json",
+    "statement.csv",
+    "statement.html",
+    "chain.csv",
+    "members",
+)
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+# Below the run's folder; fit for terminals.
+_Path = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,200}$")]
+_Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+
+
+class _Part(BaseModel):
+    """A JSON object with these keys alone, in camel case."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, alias_generator=to_camel, populate_by_name=True
+    )
+
+
+class Manifest(_Part):
+    """The predicate: what is said about a run's model.
+
+    Attributes
+    ----------
+    run : str
+        What the run is called.
+    made : str
+        When the statement was made: RFC 3339, UTC.
+    contact : str
+        Whom members may ask; empty: nobody was named.
+    public_key : str
+        Of the operator who signed first: DER, SubjectPublicKeyInfo, in base64.
+    chain : str
+        The last hash of the chain.
+    head : str
+        Lines and root of the tree that members have receipts of; empty: there are none.
+    settings, validation, code : str
+        Hashes of what can change a result, of the validation set, of the package's source.
+    made_with : str
+        Hash of the package's source that made the statement.
+    files : dict of str to str
+        SHA-256 of every file but the model, by its path below the run's folder.
+    """
+
+    run: str
+    made: _Time
+    contact: str
+    public_key: str
+    chain: Sha256
+    head: str
+    settings: Sha256
+    validation: Sha256
+    code: Sha256
+    made_with: Sha256
+    files: dict[_Path, Sha256]
+
+    @property
+    def signer(self) -> VerifyingKey:
+        """The operator's public key.
+
+        Raises
+        ------
+        ValueError
+            If it is none.
+        """
+        key = load_der_public_key(base64.b64decode(self.public_key, validate=True))
+        if not isinstance(key, VerifyingKey):
+            raise ValueError("a public key of another kind")
+        return key
+
+
+class _Digest(_Part):
+    sha256: Sha256
+
+
+class _Subject(_Part):
+    name: _Path
+    digest: _Digest
+
+
+class SignedStatement(_Part):
+    """A statement of in-toto: what is said (the predicate), and about what (the subject)."""
+
+    kind: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: Annotated[list[_Subject], Field(min_length=1, max_length=1)]
+    predicate_type: Literal["urn:fedif-flower:contributions:v1"]
+    predicate: Manifest
+
+    def envelope(self) -> Envelope:
+        """Return it in an envelope, without a signature yet."""
+        text = json.dumps(self.model_dump(by_alias=True), separators=(",", ":"))
+        return Envelope(PAYLOAD_TYPE, text.encode())
+
+    @property
+    def files(self) -> dict[str, str]:
+        """SHA-256 of every file, the model's included, by its path below the run's folder."""
+        return {one.name: one.digest.sha256 for one in self.subject} | self.predicate.files
+
+
+def statement_of(model: str, digest: str, manifest: Manifest) -> SignedStatement:
+    """Return what a manifest says about a model: its file's name and SHA-256."""
+    return SignedStatement.model_validate(
+        {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": model, "digest": {"sha256": digest}}],
+            "predicateType": "urn:fedif-flower:contributions:v1",
+            "predicate": manifest,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class SignedBy:
+    """Who signed: the operator, a member's name, or nobody who is known (empty), and the key."""
+
+    name: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Signed:
+    """What was read: the envelope, the statement in it, and whose signatures it has."""
+
+    envelope: Envelope
+    statement: SignedStatement
+    signers: tuple[SignedBy, ...]
+
+
+def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxyType({})) -> Signed:
+    """Read the envelope in a folder, and check that it is as the operator signed it.
+
+    Parameters
+    ----------
+    folder : Path
+        With ``manifest.intoto.json``.
+    members : mapping of str to public key
+        Whose signatures are known, by name.
+
+    Raises
+    ------
+    StatementError
+        If it is not there, was changed, or a signature is false.
+    """
+    content = read_file(folder, ENVELOPE)
+    try:
+        envelope = read_envelope(content, ENVELOPE)
+        statement = statement_in(envelope)
+    except EvidenceError as error:
+        raise StatementError(f"{ENVELOPE} was changed: {error}") from error
+    signers = signers_of(envelope, {**members, OPERATOR: statement.predicate.signer})
+    named = key_id(statement.predicate.signer) in [one.keyid for one in envelope.signatures]
+    if OPERATOR not in [signer.name for signer in signers] or not named:
+        raise StatementError(f"{ENVELOPE} was changed: the operator's signature is not there")
+    if envelope.to_bytes() != content:
+        raise StatementError(f"{ENVELOPE} was changed: it is not written as fedif writes it")
+    return Signed(envelope, statement, signers)
+
+
+def statement_in(envelope: Envelope) -> SignedStatement:
+    """Return what an envelope holds.
+
+    Raises
+    ------
+    EvidenceError
+        If it is no statement of this version.
+    """
+    try:
+        if envelope.payload_type != PAYLOAD_TYPE:
+            raise ValueError(f"payloadType is {envelope.payload_type!r:.80}")
+        found = SignedStatement.model_validate(parse_json(envelope.payload))
+        _ = found.predicate.signer
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        why = printable(f"{where}: {wrong['msg']}")
+        raise EvidenceError(f"its content is no statement: {why}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise EvidenceError(f"its content is no statement: {error}") from error
+    return found
+
+
+def signers_of(envelope: Envelope, keys: Mapping[str, VerifyingKey]) -> tuple[SignedBy, ...]:
+    """Return whose each signature is; ``keys`` are those that are known, by name.
+
+    Raises
+    ------
+    StatementError
+        Naming whose signature is false.
+    """
+    found = []
+    for signature in envelope.signatures:
+        try:
+            name = envelope.signer(signature, keys)
+        except EvidenceError as error:
+            raise StatementError(f"{ENVELOPE} was changed: {error}") from error
+        key = fingerprint(keys[name]) if name else printable(signature.keyid, 64)
+        found.append(SignedBy(name, key))
+    return tuple(found)
+
+
+def read_file(folder: Path, name: str) -> bytes:
+    """Return a file's content.
+
+    Raises
+    ------
+    StatementError
+        If it cannot be read, naming it.
+    """
+    try:
+        return read_whole(folder / name)
+    except OSError as error:
+        raise StatementError(f"{name} cannot be read: {error.strerror}") from error
+
+
+def file_hash(path: Path) -> str:
+    """Return a file's SHA-256 in hex."""
+    with open(path, "rb", opener=regular) as file:  # Path.open takes no opener
+        return hashlib.file_digest(file, "sha256").hexdigest()

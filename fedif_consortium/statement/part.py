@@ -1,0 +1,37 @@
+"""A deployed run's statement: made at its end, and brought to the members."""
+
+from __future__ import annotations
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedif_consortium.statement.page_delivery import deliver, state_and_deliver
+from fedif_consortium.statement.signing import default_key_path, load_or_make_key
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+
+
+class Stated(RunPart):
+    """Brings members their pages: of earlier runs at a run's start, of this one at its end."""
+
+    def build(self, run: RunContext) -> Built:
+        """Bring pages of earlier runs to nodes that were away."""
+        deliver(run.grid, run.folder.path.parent)
+        return NOTHING
+
+    def finished(self, run: RunContext) -> None:
+        """Make the statement, and bring members their pages."""
+        state_and_deliver(run.grid, run.config, run.folder.path)
+
+
+def receipt_key() -> Ed25519PrivateKey:
+    """Return the key that signs what members are told of the records: the statements' own.
+
+    Raises
+    ------
+    ConfigError
+        If it is no Ed25519 key.
+    """
+    key = load_or_make_key(default_key_path())
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"receipts = True; allowed: with an Ed25519 key, {default_key_path()}")
+    return key

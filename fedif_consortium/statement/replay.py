@@ -1,0 +1,207 @@
+"""Recomputing the attribution of a run whose updates were kept, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fedif_consortium.statement.manifest import SALT
+from fedif_consortium.statement.records import RunRecords, read_run
+from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.foreign import refused_as
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.registry import importing_only
+from fedif_flower.round import ModelVectors
+from fedif_flower.run.attribution import credit_bounds
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import files_of_rounds
+from fedif_flower.run.kept_updates import read_step
+from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
+from fedif_flower.run.provenance import code_hash, tensors_hash
+from fedif_flower.run.secret_validation import (
+    COMMITMENT,
+    NONCE,
+    commitment_of,
+    paying_part,
+    salt_of,
+)
+from fedif_flower.run.strategy import build_strategy
+from fedif_flower.strategies.attributed import RoundAttribution
+from fedif_flower.strategies.attribution import PathAttribution
+from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.steps import Step
+from fedif_flower.tasks.config import OWN
+from fedif_flower.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How many rounds and contributions were recomputed, all with the same bits."""
+
+    rounds: int
+    contributions: int
+
+
+def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str] = ()) -> Replayed:
+    """Recompute every contribution from the kept updates and compare it with the recorded one.
+
+    The bits are the same on the same kind of processor, with the same versions and number of
+    threads; elsewhere the last digits may differ, and the error says by how much.
+
+    Parameters
+    ----------
+    run_dir : Path
+        A complete run with ``attribution`` and ``keep-updates``.
+    task : Task, optional
+        The app's own task, where the run had one.
+    import_from : collection of str
+        Packages whose code may be imported where the run's settings name it, ``module:object``.
+
+    Raises
+    ------
+    StatementError
+        Naming the round and the client whose contribution is another one, or the validation set if
+        it is not the run's.
+    ConfigError
+        If the run kept no updates, had a task of its app's own and none is given, or its settings
+        name a module of a package that may not be imported.
+    """
+    with importing_only(import_from), refused_as(StatementError, "the run cannot be recomputed"):
+        return _replayed(run_dir, task)
+
+
+def _replayed(run_dir: Path, task: Task | None) -> Replayed:
+    records = read_run(run_dir)
+    folder = records.folder
+    kept = files_of_rounds(folder.updates)
+    rows = folder.rounds.read()
+    stayed = {
+        int(row["round"])
+        for row in rows
+        if row["round_failed"] == "1" or row.get("status") == "kept"
+    }
+    contributed = {part.round for part in records.parts}
+    if missing := contributed - kept.keys() - stayed:
+        raise ConfigError(
+            f"{str(run_dir)!r}: the updates of round {min(missing)} were not kept: run it with "
+            "keep-updates = true"
+        )
+    loaded = _load(records, task)
+    steps = {number: read_step(path) for number, path in kept.items()}
+    return _compare(records, _attribute(loaded, steps, len(records.rounds), contributed))
+
+
+def _load(records: RunRecords, task: Task | None) -> LoadedTask:
+    """Return what the run's server held: its task and validation set."""
+    config = RunConfig.from_run_config(records.config)
+    if task is None and config.task.startswith(OWN):
+        raise ConfigError(f"the run's task is its app's own, {config.task!r}: call replay with it")
+    loaded = load_task(config, task)
+    if tensors_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
+        raise StatementError("the validation set is not the one that the run had")
+    if COMMITMENT not in records.provenance:
+        return loaded
+    salt = _salt(records)
+    if commitment_of(salt) != records.provenance[COMMITMENT]:
+        raise StatementError("the salt is not the one that the run committed to")
+    return replace(loaded, validation=paying_part(loaded, salt))
+
+
+def _salt(records: RunRecords) -> str:
+    """Return the salt of a run's secret data: as its statement opens it, else the server's own."""
+    opened = records.folder.statement / SALT
+    if opened.is_file():
+        return opened.read_text().strip()
+    return salt_of(str(records.provenance[NONCE])).value
+
+
+def _attribute(
+    loaded: LoadedTask, steps: Mapping[int, Step], num_rounds: int, contributed: set[int]
+) -> list[RoundAttribution]:
+    """Attribute the steps as the run did; whether one was taken back is told by the records."""
+    # The models that were kept have the server's momentum in them.
+    settings = loaded.config.replace(server_momentum=0.0)
+    strategy = build_strategy(replace(loaded, config=settings))
+    model = strategy.model
+    model.receive(model_arrays(loaded.model))
+    attribution = PathAttribution(
+        loaded.validation,
+        settings.attribution,
+        per_class=settings.attribution_per_class,
+        bounds=credit_bounds(settings),
+    )
+    attribution.on_start(strategy)
+    last: Step | None = None
+    for number in range(1, num_rounds + 1):
+        step = steps.get(number)
+        if step is not None and not _same(step.before.params, model.vectors.params):
+            model.advance(step.before)
+        attribution.on_replies(number)
+        if step is None:
+            if number in contributed and last is not None:
+                model.advance(_copy(last.before))
+            attribution.on_round(_failed(number))
+            continue
+        last = replace(step, before=model.vectors)
+        model.advance(step.after)
+        attribution.on_step(last)
+        if number not in contributed:
+            model.advance(_copy(last.before))
+    attribution.on_end()
+    return attribution.rounds
+
+
+def _copy(vectors: ModelVectors) -> ModelVectors:
+    """Return the same model as another one: a model is known by its tensor."""
+    return replace(vectors, params=vectors.params.clone())
+
+
+def _failed(number: int) -> RoundReport:
+    """Return the report of a round that left the model as it was, or took it back."""
+    return RoundReport(number, (), 0, 0, 0, True, 0.0, 0.0, 0)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
+
+
+def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:
+    """Raise StatementError for the first contribution that is not the recorded one."""
+    recomputed = {
+        (of_round.server_round, client.client_id): (
+            *(client.contribution, client.credited),
+            *client.classes,
+        )
+        for of_round in found
+        for client in of_round.clients
+    }
+    recorded = {
+        (part.round, part.client_id): (part.contribution, part.credited, *part.by_class)
+        for part in records.parts
+    }
+    other_code = records.provenance["code_sha256"] != code_hash()
+    version = "; this is another version of the code" if other_code else ""
+    for number, client_id in sorted(recorded.keys() | recomputed.keys()):
+        told, is_now = (which.get((number, client_id)) for which in (recorded, recomputed))
+        if told != is_now:
+            off = (
+                f" (relative difference {_difference(told, is_now):.1g})" if told and is_now else ""
+            )
+            table, kept = records.folder.attribution.path.name, records.folder.updates.name
+            raise StatementError(
+                f"{table}: round {number}, client {client_id}: {_shown(told)} is recorded, the "
+                f"updates in {kept}/ give {_shown(is_now)}{off}{version}"
+            )
+    return Replayed(len(found), len(recorded))
+
+
+def _difference(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    pairs = zip(one, other, strict=False)
+    return max(abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs)
+
+
+def _shown(values: tuple[float, ...] | None) -> str:
+    return "nothing" if values is None else repr(values[0])

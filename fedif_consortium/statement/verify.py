@@ -1,0 +1,276 @@
+"""Checking a statement: signature, hashes, chain, sums; the first thing that is wrong is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
+from fedif_consortium.statement.account import settle
+from fedif_consortium.statement.bundle import account_json, read_account, render
+from fedif_consortium.statement.chain import chain_of, chained
+from fedif_consortium.statement.manifest import (
+    ACCOUNT,
+    CHAIN,
+    ENVELOPE,
+    SALT,
+    Manifest,
+    Signed,
+    SignedStatement,
+    file_hash,
+    read_file,
+    read_signed,
+)
+from fedif_consortium.statement.receipts import (
+    CheckedReceipts,
+    check_receipts,
+    check_tree,
+    redone_rounds,
+)
+from fedif_consortium.statement.records import RunRecords, read_names, read_run
+from fedif_consortium.statement.signatures import SignedMember, check_signatures
+from fedif_flower.errors import ConfigError, FedIFError, StatementError
+from fedif_flower.foreign import refused_as
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.provenance import code_hash
+from fedif_flower.run.secret_validation import COMMITMENT, commitment_of
+
+ROUNDING = 1e-9  # Sums in another order, on another processor.
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found right.
+
+    Attributes
+    ----------
+    signed : Signed
+        The statement, and whose signatures it has; those of nobody known were not checked.
+    not_here : tuple of str
+        Files whose hashes are signed but which are not there, and so were not checked.
+    members : tuple of SignedMember
+        Who signed its updates; empty: nobody did.
+    receipts : tuple of CheckedReceipts
+        Whose receipts are as the records say.
+    redone : tuple of int
+        Rounds of which members have receipts twice: the run was resumed, and did them again.
+    """
+
+    signed: Signed
+    not_here: tuple[str, ...] = ()
+    members: tuple[SignedMember, ...] = ()
+    receipts: tuple[CheckedReceipts, ...] = ()
+    redone: tuple[int, ...] = ()
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the statement says."""
+        return self.signed.statement.predicate
+
+    @property
+    def key(self) -> str:
+        """The fingerprint of the operator's key: compare it with what the operator told you."""
+        return fingerprint(self.manifest.signer)
+
+
+def verify(
+    path: Path,
+    key: str = "",
+    members: Mapping[str, VerifyingKey] | None = None,
+    receipts: Sequence[Path] = (),
+) -> Verified:
+    """Check a run's statement, or a single page of one.
+
+    Parameters
+    ----------
+    path : Path
+        A run's folder, or a member's page with the manifest beside it.
+    key : str
+        The fingerprint that the operator's key must have; empty: any, which the caller compares.
+    members : mapping of str to public key, optional
+        Who may have signed updates and the statement, by name; see
+        :func:`~fedif_consortium.statement.signatures.check_signatures`. Beside a page there are no
+        updates, and they say who signed the statement alone.
+    receipts : sequence of Path
+        Members' ``receipts-dir``, see
+        :func:`~fedif_consortium.statement.receipts.check_receipts`.
+
+    Raises
+    ------
+    StatementError
+        Naming what was changed, is missing, or does not follow from the records.
+    ConfigError
+        If there is no statement, or a single page is to be checked against more than itself.
+    """
+    if not path.exists():
+        raise ConfigError(f"{str(path)!r} does not exist")
+    is_page = path.is_file()
+    if is_page and receipts:
+        raise ConfigError(f"{str(path)!r} is a page; receipts are checked against a run's folder")
+    run = RunFolder(path)
+    folder = path.parent if is_page else run.statement
+    if not is_page and not folder.is_dir():
+        raise ConfigError(f"{str(path)!r} holds no statement: make one with `fedif statement`")
+    found = Verified(read_signed(folder, members or {}))
+    if key and key.replace(" ", "") != found.key.replace(" ", ""):
+        raise StatementError(f"the statement is signed by another key: {found.key}")
+    if is_page:
+        _check_page(path, found.signed.statement)
+        return found
+    with refused_as(StatementError, "the records cannot be read"):
+        return _checked_against_records(found, run, members, receipts)
+
+
+def _checked_against_records(
+    found: Verified,
+    run: RunFolder,
+    members: Mapping[str, VerifyingKey] | None,
+    receipts: Sequence[Path],
+) -> Verified:
+    not_here = _check_files(run, found.signed.statement)
+    _check_chain(run, found.manifest)
+    _check_salt(run)
+    _check_account(run, found.manifest)
+    names = read_names(run.names.path) if run.names.path.is_file() else {}
+    signed = check_signatures(run, names, members)
+    tree = check_tree(run, found.manifest.head)
+    return replace(
+        found,
+        not_here=not_here,
+        members=signed,
+        receipts=check_receipts(run, tree, receipts) if receipts else (),
+        redone=tuple(redone_rounds(tree)) if tree else (),
+    )
+
+
+def _check_page(page: Path, statement: SignedStatement) -> None:
+    """Raise StatementError unless a page is one of the statement's."""
+    digest = hashlib.sha256(read_file(page.parent, page.name)).hexdigest()
+    pages = {h for name, h in statement.files.items() if name.endswith(".html")}
+    if digest not in pages:
+        raise StatementError(f"{page.name} was changed: it is no page of this statement")
+
+
+def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
+    """Return what is not there; raise StatementError for what differs, or is too much."""
+    # Large files that others need not be given; where they are not there, that is said.
+    not_here = []
+    for name, digest in statement.files.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise StatementError(f"{name!r:.200} in the manifest lies outside of the run's folder")
+        path = run.path / name
+        if not path.is_file():
+            if name != run.model.name and not name.startswith(f"{run.updates.name}/"):
+                raise StatementError(f"{name} is missing")
+            not_here.append(name)
+        elif _hash(path) != digest:
+            raise StatementError(f"{name} was changed{_first_round(run, name)}")
+    folder = run.statement
+    own = [p.relative_to(run.path).as_posix() for p in folder.rglob("*") if p.is_file()]
+    known = {*statement.files, f"{folder.name}/{ENVELOPE}"}
+    if unknown := sorted({*own, *run.results()} - known):
+        raise StatementError(f"{unknown[0]} is no part of the statement")
+    return tuple(not_here)
+
+
+def _hash(path: Path) -> str:
+    try:
+        return file_hash(path)
+    except OSError as error:
+        raise StatementError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _first_round(run: RunFolder, name: str) -> str:
+    """Return from which round on a file differs, if the chain tells."""
+    if name not in [table.path.name for table in chained(run)]:
+        return ""
+    try:
+        signed = _signed_chain(run)
+        found = chain_of(run, len(signed) - 1, run.provenance.read())
+        number = next(i for i, (a, b) in enumerate(zip(signed, found, strict=True)) if a != b)
+    except (FedIFError, ValueError, StopIteration, OSError):
+        return ""
+    return f": the rows of round {number} are not those that were signed" if number else ""
+
+
+def _signed_chain(run: RunFolder) -> list[str]:
+    lines = read_file(run.statement, CHAIN).decode().splitlines()[1:]
+    return [line.partition(",")[2] for line in lines]
+
+
+def _check_chain(run: RunFolder, manifest: Manifest) -> None:
+    """Raise StatementError unless the chain is that of the records."""
+    signed = _signed_chain(run)
+    found = chain_of(run, len(signed) - 1, run.provenance.read())
+    if found != signed or signed[-1] != manifest.chain:
+        raise StatementError(f"{CHAIN} does not follow from the records")
+
+
+def _check_salt(run: RunFolder) -> None:
+    """Raise StatementError unless the salt of secret data is the one committed to."""
+    committed = run.provenance.read().get(COMMITMENT)
+    if committed is None:
+        return
+    salt = read_file(run.statement, SALT).decode("utf-8", "replace").strip()
+    if commitment_of(salt) != committed:
+        raise StatementError(f"{SALT} is not the salt that the run committed to")
+
+
+def _check_account(run: RunFolder, manifest: Manifest) -> None:
+    """Raise StatementError unless account and pages follow from the records."""
+    content = read_file(run.statement, ACCOUNT)
+    account, names = read_account(content)
+    records = read_run(run.path, names)
+    counted = records.since(account.first_round)
+    of_rounds: dict[int, list[float]] = {row.round: [] for row in records.rounds}
+    for part in records.parts:
+        of_rounds[part.round].append(part.contribution)
+    for row in records.rounds:
+        total = math.fsum(of_rounds[row.round])
+        scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
+        off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
+        if off > 1e-6 * scale:
+            name = run.attributed_rounds.path.name
+            raise StatementError(f"{name}: round {row.round} does not add up")
+    _check_credits(run, records)
+    again = json.loads(account_json(settle(counted, account.budget_cents), counted))
+    for where, told, found in _differences(json.loads(content), again, ACCOUNT):
+        raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
+    # Another version may word or draw things differently.
+    if manifest.made_with == code_hash():
+        for name, page in render(account, counted, manifest).items():
+            if read_file(run.statement, name) != page:
+                raise StatementError(f"{name} does not show what {ACCOUNT} says")
+
+
+def _check_credits(run: RunFolder, records: RunRecords) -> None:
+    """Raise StatementError for a member that is credited with more than it contributed.
+
+    Over the whole run: a step that was taken back has both with the other sign.
+    """
+    for client_id, parts in records.parts_of.items():
+        contribution = math.fsum(part.contribution for part in parts)
+        scale = math.fsum(abs(part.contribution) for part in parts)
+        if math.fsum(part.credited for part in parts) > contribution + 1e-9 * scale:
+            name = run.attribution.path.name
+            raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
+
+
+def _differences(told: Any, found: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield where two JSON values differ by more than rounding."""
+    if isinstance(told, dict) and isinstance(found, dict) and told.keys() == found.keys():
+        for key in told:
+            yield from _differences(told[key], found[key], f"{where}: {key}")
+    elif isinstance(told, list) and isinstance(found, list) and len(told) == len(found):
+        for i, (a, b) in enumerate(zip(told, found, strict=True)):
+            yield from _differences(a, b, f"{where}[{i}]")
+    elif isinstance(told, float) and isinstance(found, float):
+        if not math.isclose(told, found, rel_tol=ROUNDING, abs_tol=1e-15):
+            yield where, told, found
+    elif told != found or type(told) is not type(found):
+        yield where, told, found

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from typer.testing import CliRunner
+
+from fedif_consortium.commands.app import app_cli
+from fedif_consortium.member.app_bundle import bundle_digest
+from fedif_flower.errors import ConfigError
+from tests.consortium.member.bundles import bundle
+from tests.consortium.member.test_app_rules import write_signer
+
+APP, CHANGED = bundle(), bundle("x = 2\n", **{"\x1b[31mred.py": "y = 1\n"})
+DIGEST = bundle_digest(APP)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """Call ``fedif app`` in a folder that has a policy."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "member-policy.toml").write_text("")
+    (tmp_path / "app.fab").write_bytes(APP)
+    (tmp_path / "changed.fab").write_bytes(CHANGED)
+
+    def call(*arguments):
+        result = CliRunner().invoke(app_cli, [*map(str, arguments)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return call
+
+
+def test_an_app_is_shown_approved_and_compared(call):
+    shown = call("show", "app.fab")
+    assert f"SHA-256  {DIGEST}, {len(APP)} bytes" in shown
+    assert "app      fedif/app 1.0" in shown
+    assert re.search(r"^[0-9a-f]{16} +6  app\.py$", shown, re.M)
+    assert "here     not approved" in shown
+    assert "compared with" not in shown
+    assert "fedif/app 1.0 runs here now" in call("approve", "app.fab")
+    assert "here     approved" in call("show", DIGEST[:12])
+    changed = call("show", "changed.fab", "--diff")
+    assert f"compared with fedif/app {DIGEST[:16]}:" in changed
+    assert "changed  app.py\n" in changed
+    assert {"-x = 1", "+x = 2", "+y = 1"} <= set(changed.splitlines())
+    assert "\x1b" not in changed
+    assert "-x = 1" not in call("show", "changed.fab")
+    assert "the same files" in call("show", "app.fab", "--against", "app.fab")
+
+
+def test_an_auditor_signs_without_a_policy_and_a_member_believes_it(call, tmp_path):
+    (tmp_path / "member-policy.toml").unlink()
+    for name in ("ada", "bob"):
+        key = write_signer(tmp_path / "signers", name)
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        (tmp_path / f"{name}.key").write_bytes(pem)
+    written = call("sign", "app.fab", "--key", "ada.key", "--to", "app-signatures")
+    assert written.startswith(f"app-signatures/{DIGEST}.")
+    (tmp_path / "member-policy.toml").write_text("[apps]\nsigners = 'signers'")
+    shown = call("show", "app.fab")
+    assert "signers  ada\n" in shown
+    assert "here     signed by ada" in shown
+    assert "signers  nobody on your list" in call("show", "changed.fab")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["show", "none.fab"], "'none.fab' is no file, no folder, and the beginning of no digest"),
+        (["approve", "member-policy.toml"], "member-policy.toml is no bundle of a Flower app"),
+        (["sign", "app.fab", "--key", "none.key"], "--key 'none.key': No such file"),
+        (["sign", "app.fab", "--key", "app.fab"], "--key 'app.fab' is no private key"),
+        (["show", "app.fab", "--policy", "none.toml"], "none.toml: "),
+        (["show", "signers"], "signers is no Flower app"),
+    ],
+)
+def test_an_error_says_what_is_wrong(call, tmp_path, arguments, reason):
+    (tmp_path / "signers").mkdir()
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        call(*arguments)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedif_consortium.federation.programs import Program
+from fedif_flower.cli import cli
+from fedif_flower.errors import FedIFError
+from tests.consortium.federation.folders import content
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    monkeypatch.setenv("FEDIF_FEDERATION", str(tmp_path / "server"))
+    monkeypatch.setenv("FEDIF_MEMBER", str(tmp_path / "node"))
+
+
+def call(*words: object) -> str:
+    found = CliRunner().invoke(cli, [*map(str, words)], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+@pytest.fixture
+def server(tmp_path) -> Path:
+    call("federation", "init", "consortium", "localhost", "--listen", "127.0.0.1:9092")
+    return tmp_path / "server"
+
+
+def test_from_an_invitation_to_an_answer(server, tmp_path):
+    call("federation", "invite", "hospital-a")
+    invitation = server / "invitations" / "hospital-a.invitation.toml"
+    (tmp_path / "data").mkdir()
+    given = ("--data-dir", tmp_path / "data", "-c", "attack='label-noise'", "--port", 9200)
+    said = call("node", "join", invitation, *given, "--no-check")
+    assert "once the operator has added this member: fedif node start" in said
+    node = tomllib.loads((tmp_path / "node" / "node.toml").read_text())
+    assert node["port"] == 9200
+    assert node["config"]["data-dir"] == str(tmp_path / "data")
+    assert node["config"]["attack"] == "label-noise"
+    before = content(tmp_path)
+    answer = tmp_path / "node" / "hospital-a.answer.toml"
+    assert "would register hospital-a" in call("federation", "add-member", answer, "--dry-run")
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [
+        (["federation", "superlink", "--", "--log-file", "a.log"], "guarded_superlink"),
+        (["node", "start", "--", "--log-file", "a.log"], "runtime.supernode"),
+        (
+            ["node", "start", "--policy", "policy.toml", "--", "--log-file", "a.log"],
+            "guarded_super",
+        ),
+    ],
+)
+def test_programs_are_started_with_more_of_their_options(
+    server, tmp_path, monkeypatch, words, starts
+):
+    started = []
+    monkeypatch.setattr(Program, "start", lambda program: started.append(program))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.toml").touch()
+    call("federation", "invite", "hospital-a")
+    call("node", "join", server / "invitations" / "hospital-a.invitation.toml", "--no-check")
+    call(*words)
+    (program,) = started
+    assert starts in " ".join(program.arguments)
+    assert list(program.arguments[-2:]) == ["--log-file", "a.log"]
+
+
+def test_a_status_that_is_not_well_has_an_exit_status(server):
+    call("federation", "invite", "hospital-a")
+    shown = CliRunner().invoke(cli, ["federation", "status"])
+    assert shown.exit_code == 1
+    assert "hospital-a" in shown.output
+    assert "! nobody answers at 127.0.0.1:9092" in shown.output
+    told = CliRunner().invoke(cli, ["federation", "status", "--json"])
+    assert told.exit_code == 1
+    assert json.loads(told.output)["members"][0]["state"] == "invited"
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["federation", "rotate-certificate", "--confirm", "--back"], "either hosts, or --confirm"),
+        (["federation", "rotate-certificate", "a.org", "--back"], "either hosts, or --confirm"),
+        (["federation", "remove-member", "x"], "there is no member 'x'; members: none"),
+        (["federation", "invite", "../x"], "name = '../x'"),
+        (["federation", "init", "a b", "localhost"], "name = 'a b'"),
+        (["federation", "connect", "x", "a:1", "nowhere.crt"], r"nowhere\.crt"),
+        (["node", "join", "nowhere.toml"], r"nowhere\.toml: No such file"),
+        (["node", "start"], r"has no node\.toml"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(server, words, match):
+    with pytest.raises(FedIFError, match=match):
+        call(*words)
+
+
+def test_a_join_whose_folders_are_not_there_makes_nothing(server, tmp_path):
+    call("federation", "invite", "hospital-a")
+    invitation = server / "invitations" / "hospital-a.invitation.toml"
+    for option, match in (("--data-dir", "data-dir = .* is no directory"), ("--policy", "policy")):
+        with pytest.raises(FedIFError, match=match):
+            call("node", "join", invitation, option, tmp_path / "nowhere")
+    assert not (tmp_path / "node").exists()

@@ -1,0 +1,89 @@
+"""``fedif watch`` and ``fedif runs``, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from fedif_flower.cli import cli
+from fedif_flower.errors import ConfigError
+from tests.consortium.watch.made import client, make_folder
+
+
+def typed(*arguments: object) -> str:
+    """Return what a command prints; raise what it raises."""
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        typed("watch", tmp_path)
+    with pytest.raises(ConfigError, match="holds no run"):
+        typed("watch", tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="holds no run"):
+        typed("runs", tmp_path)
+    with pytest.raises(ConfigError, match="is no directory"):
+        typed("runs", tmp_path / "nowhere")
+
+
+def test_runs_are_listed_the_newest_first(tmp_path):
+    make_folder(tmp_path / "sweep" / "old", [client(1, 1)], accuracies=[0.1, 0.5])
+    for file in (tmp_path / "sweep" / "old").iterdir():
+        os.utime(file, (time.time() - 7200,) * 2)
+    done = make_folder(tmp_path / "[new]", accuracies=[0.1, 0.5, 0.75], num_rounds=2)
+    done.summary.write({"last_round_failed": False})
+    done.updates.mkdir()
+    (done.updates / "rounds.csv").write_text("")  # Of a run's folder no more than itself.
+    damaged = make_folder(tmp_path / "damaged")
+    damaged.config.path.write_text("{")
+    nested = make_folder(tmp_path / "nested")
+    nested.live.path.write_text(100_000 * "[")
+    found = {run["run"]: run for run in json.loads(typed("runs", tmp_path, "--json"))}
+    assert list(found)[-1] == "sweep/old"
+    assert set(found) == {"[new]", "damaged", "nested", "sweep/old"}
+    assert "config.json" in found["damaged"]["state"]
+    assert "state.json" in found["nested"]["state"]
+    old, new = found["sweep/old"], found["[new]"]
+    assert 7100 < old.pop("age_seconds") < 7300
+    assert old == {
+        "run": "sweep/old",
+        "state": "stopped",
+        "strategy": "fedif",
+        "data": "digits",
+        "rounds": 1,
+        "num_rounds": 10,
+        "accuracy": 0.5,
+        "figure": "test accuracy 50.0%",
+    }
+    assert (new["state"], new["rounds"], new["accuracy"]) == ("finished", 2, 0.75)
+    table = typed("runs", tmp_path)
+    assert "[new]" in table
+    assert "2 / 2" in table
+
+
+@pytest.mark.all
+def test_the_command_serves_until_it_is_told_to_end(tmp_path):
+    folder = make_folder(tmp_path, [client(1, 1)], accuracies=[0.1, 0.5])
+    command = [sys.executable, "-c", "from fedif_flower.cli import main; main()"]
+    with subprocess.Popen(
+        [*command, "watch", str(folder.path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().removeprefix("Watch: ").strip()
+            assert "round 1 of 10 is over" in httpx.get(url, timeout=60).text
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) in (0, 1, 130, -signal.SIGINT)

@@ -1,0 +1,162 @@
+"""What a member does with what a server tells of its records: nothing of it stops its work."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from fedif_consortium.evidence import member_receipts as module
+from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
+from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD, receipts_for
+from fedif_consortium.evidence.receipts import ReceiptTree, SignedHead
+
+RUN, NODE = "ab" * 16, 1000
+KEY = Ed25519PrivateKey.generate()
+FIRST = [f"1,1000,{'aa' * 32},0.5,-0.25,-0.25,accepted", f"1,1001,{'bb' * 32},0.5,0.5,0.5,accepted"]
+SECOND = ["2,1000,,0.0,,,away", f"2,1001,{'bb' * 32},1.0,0.5,0.5,accepted"]
+
+
+def node(tmp_path=None) -> Context:
+    own = {} if tmp_path is None else {"receipts-dir": str(tmp_path)}
+    return Context(1, NODE, {"partition-id": 0, "num-partitions": 2, **own}, RecordDict(), {})
+
+
+def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> RecordDict:
+    """Return what a server tells of a tree with these rounds."""
+    tree = ReceiptTree()
+    for number, leaves in enumerate(rounds, start=1):
+        tree.add(leaves)
+        size = len(tree.leaves)
+        tree.heads.append((number, SignedHead.by(key, run, size, tree.tree.root())))
+    record = receipts_for(tree, client_id, seen).to_record()
+    return RecordDict({RECEIPTS_RECORD: ConfigRecord({**record, **changes})})
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.WARNING, "fedif_flower")
+    return caplog
+
+
+def test_a_true_history_is_taken_without_a_word_and_kept(tmp_path, log):
+    context = node(tmp_path)
+    ReceiptKeeper(context, RUN).note_sent(1, b"\xaa" * 32, None)
+    for content in (told(FIRST), told(FIRST, seen=2), told(FIRST, SECOND, seen=2)):
+        take_receipts(content, context)
+    assert log.text == ""
+    assert ReceiptKeeper(context, RUN).last_size == 4
+    assert sorted(path.name.split("-")[0] for path in (tmp_path / RUN).iterdir()) == [
+        *("head", "head", "receipt", "receipt", "sent")
+    ]
+    take_receipts(RecordDict(), context)  # A server that tells nothing.
+    assert log.text == ""
+
+
+CHANGED = [FIRST[0].replace("0.5", "0.1"), FIRST[1]]
+
+
+@pytest.mark.parametrize(
+    ("later", "reason"),
+    [
+        (told(CHANGED, SECOND, seen=2), "history was rewritten: the records told before, of 2"),
+        (told(CHANGED, seen=2), "history was rewritten"),
+        (told(FIRST[:1], seen=1), "the records have 1 lines; there were 2 before"),
+        (told(FIRST, SECOND, seen=2, key=Ed25519PrivateKey.generate()), "another key than before"),
+        (told(FIRST, SECOND, seen=2, signature=b"x"), "not signed by its key"),
+        (told(FIRST, SECOND, seen=2, proof=b""), "history was rewritten"),
+        (told(FIRST, SECOND, seen=2, client_id=1001), "the line is another member's"),
+        (
+            told([FIRST[0].replace("aa", "cc"), FIRST[1]]),
+            "round 1: the records have another update than this node sent",
+        ),
+    ],
+)
+def test_what_does_not_hold_is_a_warning(later, reason, log, tmp_path):
+    context = node(tmp_path)
+    ReceiptKeeper(context, RUN).note_sent(1, b"\xaa" * 32, None)
+    take_receipts(told(FIRST), context)
+    assert log.text == ""
+    take_receipts(later, context)
+    assert reason in log.text
+    # What was false is evidence: it is kept beside what was there before.
+    assert len(list((tmp_path / RUN).glob("head-*"))) >= 1
+
+
+def test_an_update_that_the_records_leave_out_is_a_warning(log):
+    context = node()
+    ReceiptKeeper(context, RUN).note_sent(2, b"\xaa" * 32, None)
+    take_receipts(told(FIRST, SECOND), context)
+    assert "round 2: this node sent an update; the records say no reply came" in log.text
+
+
+def test_a_round_that_is_done_again_has_its_own_line(log):
+    context = node()
+    take_receipts(told(FIRST), context)
+    ReceiptKeeper(context, RUN).note_sent(1, b"\xcc" * 32, None)  # The run was resumed.
+    take_receipts(told(FIRST, SECOND, seen=2), context)
+    assert log.text == ""
+    again = [FIRST[0].replace("aa", "cc"), FIRST[1]]
+    take_receipts(told(FIRST, SECOND, again, seen=4), context)
+    assert log.text == ""
+    take_receipts(told(FIRST, SECOND, again, FIRST, seen=6), context)
+    assert "round 1: the records have another update than this node sent" in log.text
+
+
+def test_a_missing_proof_is_forgiven_once(log):
+    context = node()
+    for rounds, warned in (((FIRST,), 0), ((FIRST, SECOND), 0), ((FIRST, SECOND, FIRST), 1)):
+        take_receipts(told(*rounds), context)
+        assert log.text.count("does not prove") == warned
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lines": "{"},
+        {"lines": json.dumps([["x", 0, ""]])},
+        {"lines": json.dumps([[FIRST[0], -1, ""]])},
+        {"lines": json.dumps([[FIRST[0], 0, "zz"]])},
+        {"lines": json.dumps([[FIRST[0], 0, ""]] * 17)},
+        {"lines": "[" * 100_000},
+        {"lines": 5},
+        {"run": "../../etc"},
+        {"run": 5},
+        {"size": -1},
+        {"size": True},
+        {"root": "text"},
+        {"proof": b"x"},
+        {"proof": bytes(32 * 1000)},
+        {"since": 2.0},
+    ],
+)
+def test_nonsense_is_a_warning_and_writes_nothing_elsewhere(changes, log, tmp_path):
+    take_receipts(told(FIRST, **changes), node(tmp_path / "own"))
+    assert log.text
+    assert {path.name for path in tmp_path.iterdir()} <= {"own"}
+    assert len(list(tmp_path.rglob("receipt-*"))) == 0
+
+
+def test_a_full_folder_takes_no_more(tmp_path, log, monkeypatch):
+    monkeypatch.setattr(module, "MOST_RUNS", 1)
+    monkeypatch.setattr(module, "MOST_FILES", 3)
+    context = node(tmp_path)
+    take_receipts(told(FIRST), context)
+    assert len(list((tmp_path / RUN).iterdir())) == 2
+    take_receipts(told(FIRST, SECOND, seen=2), context)
+    assert len(list((tmp_path / RUN).iterdir())) == 3
+    assert "holds 3 files: move it away" in log.text
+    take_receipts(told(FIRST, run="cd" * 16), context)
+    assert "holds 1 runs: move some away" in log.text
+
+
+def test_the_nodes_state_stays_small(log):
+    context = node()
+    keeper = ReceiptKeeper(context, RUN)
+    for number in range(200):
+        keeper.note_sent(number, bytes(32), None)
+    (record,) = context.state.values()
+    assert len(json.loads(record["memory"])["sent"]) == 64

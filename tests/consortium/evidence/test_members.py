@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fedif_consortium.evidence.keys import key_digest, public_of
+from fedif_consortium.evidence.members import names_by_digest, read_members
+from fedif_flower.errors import ConfigError
+
+KEYS = {
+    "hospital-a": public_of(Ed25519PrivateKey.generate()),
+    "hospital-b": public_of(ec.generate_private_key(ec.SECP384R1())),
+}
+SSH = (Encoding.OpenSSH, PublicFormat.OpenSSH)
+PEM = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def test_members_are_called_after_their_files(tmp_path):
+    (tmp_path / "hospital-a.pub").write_bytes(KEYS["hospital-a"].public_bytes(*SSH))
+    (tmp_path / "hospital-b.pub").write_bytes(KEYS["hospital-b"].public_bytes(*PEM))
+    (tmp_path / "README").write_text("no key")
+    found = read_members(tmp_path)
+    assert list(found) == ["hospital-a", "hospital-b"]
+    assert names_by_digest(found, "members") == {
+        key_digest(key): name for name, key in KEYS.items()
+    }
+
+
+def test_a_folder_without_keys_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere cannot be read"):
+        read_members(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"holds no public key, NAME\.pub"):
+        read_members(tmp_path)
+
+
+def test_a_file_that_is_no_key_is_named(tmp_path):
+    (tmp_path / "hospital-c.pub").write_text("no key")
+    with pytest.raises(ConfigError, match=r"hospital-c\.pub is no public key"):
+        read_members(tmp_path)
+
+
+def test_two_members_with_one_key_are_named(tmp_path):
+    for name in ("hospital-a", "hospital-z"):
+        (tmp_path / f"{name}.pub").write_bytes(KEYS["hospital-a"].public_bytes(*PEM))
+    with pytest.raises(ConfigError, match="hospital-z and hospital-a have the same key"):
+        read_members(tmp_path)

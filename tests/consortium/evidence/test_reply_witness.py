@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedif_consortium.evidence.reply_witness import SIGNATURE_RECORD, ReplyWitness, sign_reply
+from fedif_flower.errors import ReplyError
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.client_node import ClientNode
+
+RUN = "ab" * 16
+KEY, OTHER = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+NODE = ClientNode(0, 1000, name="ada")
+
+
+def arrays(value: float) -> ArrayRecord:
+    return ArrayRecord({"w": pack_array(np.full(3, value, np.float32))})
+
+
+def reply(value: float = 2.0, key=KEY, *, received: float = 1.0, server_round: int = 1, **about):
+    content = RecordDict({"arrays": arrays(value), "metrics": MetricRecord({"num-examples": 10})})
+    about = {"run": RUN, "node_id": 1000, **about}
+    sign_reply(content, arrays(received), key, server_round=server_round, **about)
+    return content
+
+
+def grid(name: str = "", key=KEY):
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return SimpleNamespace(
+        get_nodes=lambda: [SimpleNamespace(node_id=1000, name=name, public_key=pem)]
+    )
+
+
+def witness(server_round: int = 1, **how) -> ReplyWitness:
+    made = ReplyWitness(RUN, **how)
+    made.begin(server_round, arrays(1.0), grid())
+    return made
+
+
+def look(of: ReplyWitness, content: RecordDict, asked: int = 1) -> None:
+    of.look(content, content.array_records["arrays"], NODE, asked)
+
+
+def test_what_was_signed_is_remembered():
+    found = witness()
+    look(found, reply())
+    seen = found.seen[1000]
+    assert seen.signed is not None
+    assert (seen.signed.statement.server_round, seen.signed.statement.examples) == (1, 10.0)
+    assert seen.digest == seen.signed.statement.sent
+    found.begin(2, arrays(1.0), grid())
+    assert found.seen == {}
+
+
+def forged(name: str, value: object) -> RecordDict:
+    content = reply()
+    record = dict(content.config_records[SIGNATURE_RECORD])
+    content[SIGNATURE_RECORD] = ConfigRecord({**record, name: value})
+    return content
+
+
+def claiming(examples: int) -> RecordDict:
+    content = reply()
+    content["metrics"] = MetricRecord({"num-examples": examples})
+    return content
+
+
+def swapped() -> RecordDict:
+    content = reply()
+    content["arrays"] = arrays(9.0)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (swapped(), "another update than it sent"),
+        (reply(received=7.0), "another model than it was sent"),
+        (reply(server_round=2), "does not fit"),
+        (reply(run="cd" * 16), "does not fit"),
+        (reply(node_id=1001), "does not fit"),
+        (claiming(11), "does not fit"),
+        (forged("signature", b"x"), "does not fit"),
+        (forged("signature", b"x" * 2000), "has no 'signature'"),
+        (forged("key", 5), "has no 'key'"),
+        (forged("key", b"no key"), "signed with no public key"),
+    ],
+)
+def test_a_false_signature_is_refused_by_what_is_false(content, reason):
+    found = witness()
+    with pytest.raises(ReplyError, match=reason):
+        look(found, content)
+    assert found.seen[1000].signed is None
+
+
+def test_a_member_has_one_key_in_a_run():
+    found = witness()
+    look(found, reply())
+    found.begin(2, arrays(1.0), grid())
+    with pytest.raises(ReplyError, match="another key than before"):
+        look(found, reply(key=OTHER, server_round=2), asked=2)
+
+
+def test_a_key_that_nobody_registered_is_told_once(caplog):
+    caplog.set_level(logging.WARNING, "fedif_flower")
+    for registered, told in ((grid("ada"), 0), (grid("", OTHER), 0), (grid("ada", OTHER), 1)):
+        found = ReplyWitness(RUN)
+        for server_round in (1, 2):
+            found.begin(server_round, arrays(1.0), registered)
+            look(found, reply(server_round=server_round), asked=server_round)
+        assert caplog.text.count("another key than it is registered with") == told
+
+
+def test_the_registered_keys_are_asked_for_once_a_round():
+    questions: list[int] = []
+
+    def get_nodes():
+        questions.append(1)
+        return grid("ada").get_nodes()
+
+    found = witness()
+    found.begin(1, arrays(1.0), SimpleNamespace(get_nodes=get_nodes))
+    for node_id in (1000, 1001, 1002):
+        content = reply(node_id=node_id)
+        found.look(content, content.array_records["arrays"], ClientNode(0, node_id), 1)
+    assert (len(found.seen), len(questions)) == (3, 1)
+
+
+def test_a_reply_without_a_signature_is_refused_where_that_is_required():
+    content = RecordDict({"arrays": arrays(2.0), "metrics": MetricRecord({"num-examples": 10})})
+    plain, taking = witness(), witness(digests=True)
+    look(plain, content)
+    look(taking, content)
+    assert (plain.seen, taking.seen[1000].signed) == ({}, None)
+    with pytest.raises(ReplyError, match="require-signatures"):
+        look(witness(required=True), content)
+
+
+def test_a_late_reply_signs_the_round_that_it_was_asked_in():
+    found = witness()
+    found.begin(2, arrays(5.0), grid(), late_rounds=1)
+    look(found, reply(), asked=1)
+    assert found.seen[1000].signed is not None

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedif_consortium.federation.folder import FederationFolder
+from tests.consortium.federation.folders import make_federation
+
+
+@pytest.fixture(autouse=True)
+def flower_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep connections away from the user's own."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    return tmp_path / "flower"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> FederationFolder:
+    return make_federation(tmp_path / "server")

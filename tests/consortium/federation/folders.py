@@ -1,0 +1,86 @@
+"""A federation in a folder, without a process, and what stands for Flower's command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedif_consortium.federation.flower import FlowerCommandError
+from fedif_consortium.federation.folder import FederationFolder, FederationSettings
+from fedif_consortium.federation.invitation import Invitation
+from fedif_consortium.federation.members import invite
+from fedif_consortium.federation.node import NodeFolder, join, read_invitation
+from fedif_consortium.federation.server import initialize
+from fedif_consortium.federation.steps import Steps
+
+SETTINGS = FederationSettings(name="consortium", hosts=["localhost"], listen="127.0.0.1:9092")
+
+
+class Lines(list[str]):
+    """What a command said."""
+
+    def steps(self, *, dry_run: bool = False) -> Steps:
+        return Steps(self.append, dry_run=dry_run)
+
+    def has(self, *words: str) -> bool:
+        return any(all(word in line for word in words) for line in self)
+
+
+@dataclass
+class Registry:
+    """Nodes that are let in, as a SuperLink keeps them."""
+
+    keys: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+    is_down: bool = False
+
+    def register(self, public_key: Path, name: str) -> str:
+        key = " ".join(public_key.read_text().split()[:2])
+        if self.is_down or key in self.keys.values():
+            raise FlowerCommandError("refused")
+        node_id = str(1000 + len(self.keys))
+        self.keys[node_id], self.names[node_id] = key, name
+        return node_id
+
+    def unregister(self, node_id: str) -> None:
+        if self.is_down:
+            raise FlowerCommandError("refused")
+        assert node_id not in self.ended
+        self.ended.add(node_id)
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        if self.is_down:
+            raise FlowerCommandError("refused")
+        status = {i: "unregistered" if i in self.ended else "online" for i in self.keys}
+        return {i: {"node-id": i, "status": status[i], "offline-at": "N/A"} for i in self.keys}
+
+    def runs(self, *arguments: object) -> list[dict[str, Any]]:
+        return [{"run-id": "7", "status": "running", "status-details": ""}]
+
+
+def make_federation(path: Path) -> FederationFolder:
+    folder = FederationFolder(path)
+    initialize(folder, SETTINGS, Lines().steps())
+    return folder
+
+
+def answer_of(folder: FederationFolder, name: str, host: Path) -> Path:
+    """Invite a member and let its host answer; return the answer's file."""
+    path = invite(folder, name, None, Lines().steps())
+    join_as(host, read_invitation(path))
+    return NodeFolder(host).answer(name)
+
+
+def join_as(host: Path, invitation: Invitation, **given: Any) -> Lines:
+    lines = Lines()
+    own = {"config": {}, "port": 9094, "policy": "", "dry_run": False} | given
+    join(NodeFolder(host), invitation, lines.steps(dry_run=own.pop("dry_run")), **own)
+    return lines
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder but a lock, to be compared later."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

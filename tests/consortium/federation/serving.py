@@ -1,0 +1,42 @@
+"""A server at a federation's port that shows the federation's certificate."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from fedif_consortium.federation.folder import FederationFolder
+from fedif_consortium.federation.server import settings_text
+
+
+class _Health(BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(folder: FederationFolder, status: int = 200) -> Iterator[str]:
+    """Serve on a free port; yield the federation's settings with that port."""
+    handler = type("Health", (_Health,), {"status": status})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder.certificate, folder.server_key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        listen = f"127.0.0.1:{server.server_port}"
+        yield settings_text(folder.settings().replace(listen=listen))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

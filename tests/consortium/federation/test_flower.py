@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedif_consortium.federation.flower import (
+    Flower,
+    FlowerCommandError,
+    connect,
+)
+from fedif_consortium.federation.runs import run_to_end
+from fedif_flower.errors import ConfigError
+from tests.consortium.federation.folders import Lines
+
+PROJECT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def flwr(tmp_path, monkeypatch):
+    """Put a program in ``flwr``'s place; return what it was called with."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    called = tmp_path / "called.json"
+
+    def answers(text: str, status: int = 0, error: str = "") -> Path:
+        code = (
+            f"#!{sys.executable}\nimport json, pathlib, sys\n"
+            f"pathlib.Path({str(called)!r}).write_text(json.dumps(sys.argv[1:]))\n"
+            f"print({text!r})\nprint({error!r}, end='', file=sys.stderr)\nsys.exit({status})\n"
+        )
+        (programs / "flwr").write_text(code)
+        (programs / "flwr").chmod(0o755)
+        return called
+
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(programs))
+    return answers
+
+
+def test_a_node_is_registered_under_its_name(flwr, tmp_path):
+    called = flwr('\n{"success": true, "node-id": 77}')
+    assert Flower("consortium").register(tmp_path / "x.pub", "hospital-2") == "77"
+    assert json.loads(called.read_text()) == [
+        *("supernode", "register", str(tmp_path / "x.pub"), "consortium"),
+        *("--name", "hospital-2", "--format", "json"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "match"),
+    [
+        ('{"success": false, "error-message": "no\\n such key"}', 1, "failed: no such key$"),
+        ("it broke", 1, "failed: it broke$"),
+        ("", 1, "failed: it said nothing$"),
+        ("{ no JSON", 0, "failed: { no JSON$"),
+    ],
+)
+def test_what_flower_refuses_is_said_in_its_words(flwr, text, status, match):
+    flwr(text, status)
+    with pytest.raises(FlowerCommandError, match=rf"`flwr supernode list` {match}"):
+        Flower("consortium").nodes()
+
+
+def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home):
+    (flower_home).mkdir()
+    config = flower_home / "config.toml"
+    config.write_text('[superlink]\ndefault = "x"\n[superlink.x]\naddress = "a:1"')
+    lines = Lines()
+    for _ in range(2):
+        connect("b.c", "b:2", tmp_path / "ca.crt", lines.steps())
+    found = tomllib.loads(config.read_text())["superlink"]
+    assert found["x"] == {"address": "a:1"}
+    assert found["b.c"] == {"address": "b:2", "root-certificates": str(tmp_path / "ca.crt")}
+    assert lines[1].startswith("kept connection 'b.c'")
+    with pytest.raises(ConfigError, match=r"has a connection 'b\.c' to 'b:2', not to 'b:3'"):
+        connect("b.c", "b:3", tmp_path / "ca.crt", lines.steps())
+    config.write_text("[")
+    with pytest.raises(ConfigError, match=r"config\.toml: "):
+        connect("d", "b:3", tmp_path / "ca.crt", lines.steps())
+
+
+class Runs:
+    """A SuperLink on which a run ends when it was followed for the second time."""
+
+    connection = "consortium"
+
+    def __init__(self, status: str, details: str = "", *, interrupted: bool = False) -> None:
+        self.status, self.details, self.interrupted = status, details, interrupted
+        self.followed = 0
+
+    def submit(self, app: Path, run_config: str) -> int:
+        assert (app, run_config) == (PROJECT, "num-server-rounds=1")
+        return 9
+
+    def follow(self, run_id: int, shown: int) -> int:
+        assert shown == 100 * self.followed
+        self.followed += 1
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return shown + 100
+
+    def runs(self, *arguments: object) -> list[dict[str, str]]:
+        assert arguments == ("--run-id", 9)
+        if self.followed == 1:
+            return [{"status": "running", "status-details": ""}]
+        return [{"status": self.status, "status-details": self.details}]
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+
+def test_a_run_is_followed_to_its_end():
+    lines, runs = Lines(), Runs("finished:completed")
+    run_to_end(runs, PROJECT, "num-server-rounds=1", lines.append)
+    assert lines == ["run 9"]
+    assert runs.followed == 2
+
+
+def test_a_log_that_broke_off_goes_on_after_its_last_byte(flwr, capfd):
+    flower = Flower("consortium")
+    flwr("one", 1, "unavailable")
+    shown = flower.follow(9, 0)
+    flwr("one\ntwo\n\N{SNOWMAN}")
+    shown = flower.follow(9, shown)
+    flwr("one", 1)
+    assert flower.follow(9, shown) == shown == len("one\ntwo\n\N{SNOWMAN}\n".encode())
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("one\ntwo\n\N{SNOWMAN}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ("num-clinets=2", "unknown key 'num-clinets'; did you mean num-clients"),
+        ("num-clients=2 data.seed=1", "unknown key 'data.seed'"),
+        ("{}.toml", "unknown key 'data.lenght'; did you mean data.length"),
+        ("num-clients", "cannot read 'num-clients'"),
+    ],
+)
+def test_a_key_that_the_app_lacks_is_named_before_anything_is_submitted(tmp_path, given, match):
+    config = "[tool.flwr.app.config]\nnum-clients = 4\ndata.length = 1\n"
+    (tmp_path / "pyproject.toml").write_text(config)
+    (tmp_path / "given.toml").write_text("num-clients = 2\n[data]\nlenght = 2\n")
+    runs = Runs("")
+    with pytest.raises(ConfigError, match=match):
+        run_to_end(runs, tmp_path, given.format(tmp_path / "given"), Lines().append)
+    assert runs.followed == 0
+
+
+def test_a_superlink_that_does_not_answer_for_a_while_is_asked_again(monkeypatch):
+    runs, failing = Runs("finished:completed"), [True, True, False, True, False]
+    answer = runs.runs
+
+    def asked(*arguments: object) -> list[dict[str, str]]:
+        if failing.pop(0):
+            raise FlowerCommandError("unavailable")
+        return answer(*arguments)
+
+    monkeypatch.setattr(runs, "runs", asked)
+    run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
+    assert failing == []
+    failing += [True] * 99
+    runs.followed = 0
+    with pytest.raises(FlowerCommandError):
+        run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
+
+
+def test_a_program_takes_this_process_s_place_with_a_mask(tmp_path):
+    code = (
+        "import pathlib, sys\n"
+        "from fedif_consortium.federation.programs import Program\n"
+        "import os\n"
+        "shown = 'print(os.getpid(), os.getcwd(), oct(os.umask(0)))'\n"
+        "words = [sys.executable, '-c', f'import os; {shown}']\n"
+        f"print(os.getpid(), {str(tmp_path)!r}, oct(0o77))\n"
+        f"Program(words, dict(os.environ), pathlib.Path({str(tmp_path)!r})).start()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True
+    )
+    first, second = done.stdout.splitlines()
+    assert first == second

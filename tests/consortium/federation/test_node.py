@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+from flwr.common.config import parse_config_args
+from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
+
+from fedif_consortium.federation.documents import read_document
+from fedif_consortium.federation.invitation import Answer, key_fingerprint
+from fedif_consortium.federation.members import invite
+from fedif_consortium.federation.node import (
+    NodeFolder,
+    node_config_text,
+    node_program,
+    read_invitation,
+    read_node_key,
+)
+from fedif_consortium.federation.server import initialize
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.node_config import NodeConfig
+from tests.consortium.federation.folders import SETTINGS, Lines, content, join_as
+
+
+@pytest.fixture
+def invitation(folder):
+    return read_invitation(invite(folder, "hospital-a", 3, Lines().steps()))
+
+
+def after(words, option):
+    return words[len(words) - 1 - words[::-1].index(option) + 1]
+
+
+def test_a_host_makes_its_key_and_an_answer_without_it(tmp_path, invitation):
+    lines = join_as(tmp_path / "node", invitation)
+    node = NodeFolder(tmp_path / "node")
+    assert node.key.stat().st_mode & 0o777 == 0o600
+    assert uses_nist_ec_curve(read_node_key(node.key).public_key())
+    secret = node.key.read_text()
+    others = [path for path in node.path.iterdir() if path != node.key]
+    assert not any(secret.splitlines()[2] in path.read_text() for path in others)
+    answer = read_document(node.answer("hospital-a"), Answer)
+    answer.check()
+    public = (node.path / "node.key.pub").read_text()
+    assert answer.key == public.strip()
+    assert lines.has("this node's key", key_fingerprint(public))
+    assert lines.has("certificate's fingerprint", invitation.certificate_fingerprint)
+    assert lines.has("statement key's fingerprint", invitation.statement_key)
+    assert f"node start --in {node.path}" in (node.path / "fedif-node.service").read_text()
+
+
+def test_what_a_node_says_of_itself(tmp_path, invitation):
+    join_as(
+        tmp_path / "node", invitation, config={"data-dir": "/srv/our data", "num-partitions": 9}
+    )
+    folder = NodeFolder(tmp_path / "node")
+    _, config = folder.read()
+    found = NodeConfig(**parse_config_args([node_config_text(config)]))
+    assert (found.partition_id, found.num_partitions) == (3, 9)
+    assert found.data_dir == "/srv/our data"
+    assert found.statement_dir == str(folder.path / "statements")
+    assert found.keeper_key is None
+
+
+def test_a_member_of_a_federation_with_a_keeper_signs_with_its_own_key(folder, tmp_path):
+    keeper = "0f" * 32
+    folder.configuration.unlink()
+    initialize(folder, SETTINGS.replace(keeper_key=keeper), Lines().steps())
+    path = invite(folder, "hospital-a", None, Lines().steps())
+    lines = join_as(tmp_path / "node", read_invitation(path))
+    _, config = NodeFolder(tmp_path / "node").read()
+    found = NodeConfig(**parse_config_args([node_config_text(config)]))
+    assert (found.keeper_key, found.signing_key) == (keeper, str(tmp_path / "node" / "node.key"))
+    assert lines.has("the keeper's operator", keeper)
+
+
+def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
+    join_as(tmp_path / "node", invitation)
+    folder = NodeFolder(tmp_path / "node")
+    program = node_program(folder, "", ["--trusted-entities", "keys.yaml", "--port", "9100"])
+    words = list(program.arguments)
+    assert words[1:3] == ["-m", "fedif_flower.runtime.supernode"]
+    assert after(words, "--superlink") == "localhost:9092"
+    assert after(words, "--root-certificates") == str(folder.authority)
+    assert after(words, "--auth-supernode-private-key") == str(folder.key)
+    assert "--insecure" not in words
+    assert words[words.index("--port") + 1] == "9094"
+    assert words[-4:] == ["--trusted-entities", "keys.yaml", "--port", "9100"]
+    policy = tmp_path / "policy.toml"
+    with pytest.raises(ConfigError, match=r"policy = .*policy\.toml' is no file"):
+        node_program(folder, str(policy), [])
+    policy.touch()
+    guarded = list(node_program(folder, str(policy), []).arguments)
+    assert guarded[1:4] == ["-m", "fedif_consortium.member.guarded_supernode", str(policy)]
+    assert guarded[4:] == words[3:-4]
+
+
+def changed(invitation, **changes):
+    return type(invitation)(**{**invitation.to_mapping(), **changes})
+
+
+def test_a_damaged_invitation_is_refused_before_anything_is_made(tmp_path, invitation):
+    for changes, match in (
+        ({"certificate-fingerprint": "0000"}, "ask the operator for another invitation"),
+        ({"certificate": "none"}, "certificate is no certificate in PEM"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            join_as(tmp_path / "node", changed(invitation, **changes))
+    with pytest.raises(ConfigError, match=r"\[config\] data-dir = .*without apostrophes"):
+        join_as(tmp_path / "node", invitation, config={"data-dir": "it's"})
+    assert not (tmp_path / "node").exists()
+
+
+def test_a_folder_serves_one_member_of_one_federation(tmp_path, invitation):
+    join_as(tmp_path / "node", invitation)
+    before = content(tmp_path / "node")
+    with pytest.raises(ConfigError, match="is of member 'hospital-a', not 'hospital-b'"):
+        join_as(tmp_path / "node", changed(invitation, member="hospital-b"))
+    (tmp_path / "node" / "ca.crt").write_text("another")
+    with pytest.raises(ConfigError, match="is another certificate than the invitation's"):
+        join_as(tmp_path / "node", invitation)
+    (tmp_path / "node" / "ca.crt").write_bytes(before["ca.crt"])
+    lines = join_as(tmp_path / "node", changed(invitation, address="moved.org:9092"))
+    assert lines.has("superlink = 'localhost:9092'", "'moved.org:9092'")
+    assert content(tmp_path / "node") == before
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("port = 0", r"node\.toml: port = 0; allowed: an integer >= 1"),
+        ("speed = 3", r"node\.toml: unknown key 'speed'"),
+        ("config = 3", r"node\.toml: config = 3; allowed: a section"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path, invitation, line, match):
+    join_as(tmp_path / "node", invitation)
+    path = tmp_path / "node" / "node.toml"
+    head = path.read_text().partition("\n[config]")[0].replace("port = 9094\n", "")
+    path.write_text(f"{head}{line}\n")
+    with pytest.raises(ConfigError, match=match):
+        node_program(NodeFolder(tmp_path / "node"), "", [])

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import fedif_consortium.federation.certificates as certificates
+from fedif_consortium.federation.connection import UnreachableError, reach
+from fedif_consortium.federation.members import add, invite, remove
+from fedif_consortium.federation.status import look
+from tests.consortium.federation.folders import Lines, Registry, answer_of
+from tests.consortium.federation.serving import serving
+
+
+@pytest.fixture
+def registry():
+    return Registry()
+
+
+def seen_while_serving(folder, registry, status=200):
+    with serving(folder, status) as settings:
+        folder.configuration.write_text(settings)
+        return look(folder, registry)
+
+
+def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, monkeypatch):
+    for name in ("ada", "bob", "cyd", "dan", "fay"):
+        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().steps())
+    invite(folder, "eve", None, Lines().steps())
+    remove(folder, "dan", registry, Lines().steps())
+    remove(folder, "fay", registry, Lines().steps())
+    nodes = registry.nodes()
+    came = {"online-at": "2026-10-01 11:00:00Z"}
+    nodes["1001"] |= came | {"status": "offline", "offline-at": "2026-10-01 12:00:00Z"}
+    # It was online when it was removed, after an absence.
+    removed = {"offline-at": "2026-10-01 10:00:00Z", "deleted-at": "2026-10-01 13:00:00Z"}
+    nodes["1004"] |= came | removed
+    nodes["1002"] |= {"status": "registered"}
+    monkeypatch.setattr(registry, "nodes", lambda: nodes)
+    seen = seen_while_serving(folder, registry)
+    assert [(m.name, m.state, m.online, m.last_seen) for m in seen.members] == [
+        ("ada", "registered", True, "now"),
+        ("bob", "registered", False, "2026-10-01 12:00:00Z"),
+        ("cyd", "registered", False, "never"),
+        ("dan", "removed", False, "never"),
+        ("fay", "removed", False, "2026-10-01 13:00:00Z"),
+        ("eve", "invited", None, None),
+    ]
+    assert (seen.superlink, seen.warnings) == ("", ["1 of 3 members are online"])
+    assert seen.runs[0]["run-id"] == "7"
+    assert json.loads(json.dumps(seen.to_json()))["members"][0]["node_id"] == "1000"
+
+
+def test_half_of_the_members_are_enough_to_be_well(folder, tmp_path, registry, monkeypatch):
+    for name in ("ada", "bob"):
+        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().steps())
+    nodes = registry.nodes()
+    monkeypatch.setattr(registry, "nodes", lambda: nodes)
+    nodes["1000"]["status"] = "offline"
+    assert seen_while_serving(folder, registry).warnings == []
+    nodes["1001"]["status"] = "offline"
+    assert seen_while_serving(folder, registry).warnings == ["0 of 2 members are online"]
+
+
+def test_a_member_reaches_the_server_that_its_invitation_means(folder, tmp_path, monkeypatch):
+    with serving(folder, status=403) as settings:  # As a guarded SuperLink answers other hosts.
+        folder.configuration.write_text(settings)
+        address = folder.settings().address
+        assert reach(address, folder.authority).seconds > 0
+        monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 5)
+        other = tmp_path / "other.crt"
+        other.write_bytes(certificates.authority_certificate(folder.server_key, "other"))
+        with pytest.raises(UnreachableError, match=r"is not the one of .*other\.crt"):
+            reach(address, other)
+    with pytest.raises(UnreachableError, match=f"nobody answers at {address}"):
+        reach(address, folder.authority)

@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_consortium.evidence.chained_log import ChainedLog, verified
+from fedif_consortium.masking import (
+    UPDATE_BITS,
+    KeeperPolicy,
+    SignSketch,
+    are_lengths_true,
+    are_possible,
+    check_step,
+    decode,
+    encode_vectors,
+    encode_weights,
+)
+from fedif_consortium.masking.boxes import open_box
+from fedif_flower.errors import KeeperError, RefusedByPolicyError, StorageError
+from tests.consortium.masking.parties import OPEN, RUN, Parties, Server, opened
+
+UPDATES = np.random.default_rng(0).normal(size=(5, 200)).astype(np.float32)
+
+
+@given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 2**32))
+def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
+    rng = np.random.default_rng(seed)
+    updates = rng.normal(size=(members, length)) * 10.0 ** rng.integers(-3, 2, (members, 1))
+    policy = OPEN.replace(least_members=2, largest_share=1.0, least_effective_members=1.0)
+    server = opened(Parties(members, policy), updates)
+    norms = np.linalg.norm(updates, axis=1)
+    lengths, _, sketch = server.lengths()
+    assert np.all(are_lengths_true(norms, lengths, sketch.size))
+    directions = rng.normal(size=(2, length))
+    scores = server.scores(directions)
+    scale = np.linalg.norm(directions, axis=1)
+    allowed = np.sqrt(length) * (2.0**-23 * norms[:, None] + 2.0**-27) * scale
+    assert np.all(np.abs(scores - updates @ directions.T) <= allowed)
+    assert np.all(are_possible(scores, norms, scale))
+    weights = rng.random(members) + 0.1
+    step = server.step(weights)
+    largest = np.sum(weights) * np.max(np.abs(updates))
+    assert np.all(np.abs(step - weights @ updates) <= members * (2.0**-23 * largest + 2.0**-28))
+    check_step(step, weights, norms)
+
+
+def test_the_same_request_gets_the_same_answer_and_counts_once():
+    parties = Parties()
+    masked = parties.mask_all(UPDATES)
+    assert parties.open(masked) == parties.open(masked)
+    keeper = parties.keeper
+    one, other = keeper.sketches(RUN, 1), keeper.sketches(RUN, 1)
+    assert one.seed == other.seed
+    assert np.array_equal(one.values, other.values)
+    vectors, _ = encode_vectors(UPDATES[:4])
+    for _ in range(3):
+        assert np.array_equal(keeper.products(RUN, 1, vectors), keeper.products(RUN, 1, vectors))
+    weights, _ = encode_weights(np.ones(5))
+    sums = [keeper.weighted_sum(RUN, 1, weights) for _ in range(2)]
+    assert np.array_equal(*sums)
+
+
+def test_a_second_sum_is_refused():
+    server = opened(Parties(), UPDATES)
+    server.step(np.ones(5))
+    with pytest.raises(RefusedByPolicyError, match="sums = 1; asked: 2 sums in the round"):
+        server.step(np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
+
+
+def test_a_sum_of_one_is_refused():
+    server = opened(Parties(), UPDATES)
+    with pytest.raises(RefusedByPolicyError, match="least-members = 3; asked: 1 with weight"):
+        server.step(np.eye(5)[2])
+    server.step(np.ones(5))  # A refused one does not count.
+
+
+@pytest.mark.parametrize("weights", [(2**24, 2**24, 2**24, 1), (2**23, 2**22, 2**22, 1)])
+def test_a_sum_modulo_the_others_weights_shows_nobodys_update(weights):
+    parties, ring = Parties(4, KeeperPolicy()), np.array(weights, np.uint64)
+    updates = 1e-3 * UPDATES[:4]  # Below 2**-7.
+    server = opened(parties, updates)
+    with suppress(RefusedByPolicyError):  # The first.
+        masks = parties.keeper.weighted_sum(RUN, 1, ring)
+        total = np.sum(ring[:, None] * server.vectors, axis=0) - masks
+        last = (total << np.uint64(42)).view(np.int64)  # Modulo 2**22, which the others leave 0.
+        assert abs(alike(last.astype(float), updates[3])) < 0.5
+
+
+def test_a_model_trained_again_and_again_gives_no_more_sums_of_an_update():
+    parties, places, sums = Parties(3, KeeperPolicy()), [], []
+    for server_round in range(1, 21):  # 20 x 12 sums of 200 parameters.
+        masked = parties.mask_all(UPDATES[:3], server_round)
+        parties.open(masked, server_round)
+        found = parties.keeper.sketches(RUN, server_round)
+        sketch = SignSketch(found.seed, 12, 200)
+        places += list(np.array([sketch.of(one) for one in np.eye(200, dtype=np.uint64)]).T)
+        sums.append(decode(sketch.of(masked[100].vector) - found.values[0], UPDATE_BITS))
+    signs = np.array(places).view(np.int64).astype(float)
+    guess = np.linalg.lstsq(signs, np.concatenate(sums))[0]
+    assert alike(guess, UPDATES[0]) < 0.5
+
+
+def test_a_run_asks_for_half_as_many_numbers_as_there_are_parameters_at_most():
+    parties, rng = Parties(3, KeeperPolicy()), np.random.default_rng(1)
+    for server_round in range(1, 24):  # 12 of the sketch, and 4 a round.
+        parties.open(parties.mask_all(UPDATES[:3], server_round), server_round)
+        vectors, _ = encode_vectors(rng.normal(size=(4, 200)))
+        ask = partial(parties.keeper.products, RUN, server_round, vectors)
+        if server_round < 23:
+            ask()
+            ask()  # The same again counts once.
+    with pytest.raises(
+        RefusedByPolicyError, match=r"largest-known-share = 0\.5; asked: 104 numbers"
+    ):
+        ask()
+
+
+def alike(one, other) -> float:
+    """Return the cosine of two vectors."""
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+
+
+def test_vectors_are_counted_over_the_round():
+    server = opened(Parties(), UPDATES)
+    server.scores(UPDATES[:3])
+    server.scores(UPDATES[:4])  # One is new.
+    with pytest.raises(RefusedByPolicyError, match="vectors = 4; asked: 5 vectors"):
+        server.scores(UPDATES[4:])
+
+
+def test_basis_vectors_and_their_like_are_refused():
+    server = opened(Parties(policy=KeeperPolicy(largest_entry=0.5)), UPDATES)
+    place = np.eye(1, 200, 7)
+    with pytest.raises(RefusedByPolicyError, match=r"largest-entry = 0\.5; asked: .* in one"):
+        server.scores(place)
+    cover = UPDATES[:1].astype(np.float64)
+    server.scores(cover)
+    for size in (10.0, 1e-3):
+        with pytest.raises(RefusedByPolicyError, match=r"largest-entry = 0\.5; asked: .* in one"):
+            server.scores(cover + size * place)
+    with pytest.raises(RefusedByPolicyError, match="by a millionth"):
+        server.scores(cover + 2e-7 * place)
+
+
+def test_a_sum_of_the_sketch_and_a_vector_that_leaves_one_entry_out_of_it_are_refused():
+    server = opened(Parties(policy=KeeperPolicy()), UPDATES)
+    sketch = server.lengths()[2]
+    row = np.array([sketch.of(unit)[0] for unit in np.eye(200, dtype=np.uint64)]).view(np.int64)
+    row[np.flatnonzero(row)[0]] = 0
+    with pytest.raises(RefusedByPolicyError, match=r"largest-entry = 0\.25; asked: .* in one"):
+        server.scores(row[None].astype(float))
+
+
+def test_vectors_that_are_a_combination_of_others_modulo_the_ring_are_refused():
+    server = opened(Parties(policy=KeeperPolicy()), UPDATES)
+    one, _ = encode_vectors(UPDATES[:1])
+    server.keeper.products(RUN, 1, one)
+    # Its product less 12345678901234567891 times the other one's would be one parameter.
+    other = one * np.uint64(12345678901234567891) + np.eye(1, 200, 7, dtype=np.uint64)
+    with pytest.raises(RefusedByPolicyError, match="vectors have a length of 1 at most"):
+        server.keeper.products(RUN, 1, other)
+
+
+def test_nothing_counts_and_nothing_is_answered_where_it_cannot_be_saved():
+    parties = Parties()
+    disk = {"full": False, "saved": None}
+
+    def save(state):
+        if disk["full"]:
+            raise StorageError("no space left")
+        disk["saved"] = state
+
+    parties.keeper = parties.keeper_with(save=save)
+    masked = parties.mask_all(UPDATES)
+    disk["full"] = True
+    with pytest.raises(StorageError):
+        parties.open(masked)
+    with pytest.raises(KeeperError, match="keeps no round"):
+        parties.keeper.sketches(RUN, 1)
+    disk["full"] = False
+    parties.open(masked)
+    server = Server(parties.keeper, np.array([one.vector for one in masked.values()]))
+    for ask in (lambda: server.step(np.ones(5)), lambda: server.scores(UPDATES[:1])):
+        disk["full"] = True
+        with pytest.raises(StorageError):
+            ask()
+        disk["full"] = False
+        ask()
+    kept = disk["saved"].rounds[RUN]
+    assert (len(kept.sums), len(kept.vectors)) == (1, 1)
+
+
+def test_a_round_with_too_few_boxes_stays_closed():
+    parties = Parties()
+    masked = parties.mask_all(UPDATES)
+    with pytest.raises(RefusedByPolicyError, match="least-members = 3; asked: 2 in the round"):
+        parties.open({node: masked[node] for node in (100, 101)})
+    assert parties.open(masked).nodes == (100, 101, 102, 103, 104)
+
+
+def test_a_round_is_opened_once_and_rounds_rise():
+    parties = Parties()
+    parties.open(parties.mask_all(UPDATES, 3), 3)
+    for again in (3, 2):
+        with pytest.raises(RefusedByPolicyError, match=f"opened once; asked: round {again} of run"):
+            parties.open(parties.mask_all(UPDATES, again), again)
+    parties.open(parties.mask_all(UPDATES, 4), 4)
+    with pytest.raises(KeeperError, match="keeps no round 3 of run"):
+        parties.keeper.sketches(RUN, 3)
+
+
+def test_boxes_that_are_not_this_members_for_this_round_are_refused_and_the_others_opened():
+    parties = Parties(8)
+    masked = {100 + i: parties.mask(i, UPDATES[0]) for i in range(3)}
+    stranger = Parties(1)
+    masked[103] = parties.mask(3, UPDATES[0], server_round=2)
+    masked[104] = parties.mask(4, UPDATES[0], run=5)
+    masked[105] = masked[100]  # Another's box.
+    masked[106] = parties.mask(0, UPDATES[0], node=106)  # A second one, made for it.
+    masked[107] = parties.mask(5, UPDATES[0][:-1], node=107)
+    masked[108] = stranger.mask(0, UPDATES[0], node=108)
+    masked[109] = parties.mask(6, UPDATES[0], node=109)
+    sealed_for_another = masked[109].box
+    stranger.keys[0] = parties.keys[7]
+    masked[110] = stranger.mask(0, UPDATES[0], node=110)
+    boxes = {node: one.box for node, one in masked.items()} | {111: b"no box"}
+    boxes[109] = sealed_for_another[:-1] + bytes([sealed_for_another[-1] ^ 1])
+    found = parties.keeper.open_round(RUN, 1, 200, boxes)
+    assert found.nodes == (100, 101, 102)
+    assert found.members == ("member 0", "member 1", "member 2")
+    assert found.refused == {
+        103: "the box is for round 2, not 1",
+        104: f"the box is for run 5, not {RUN}",
+        105: "the box is for node 100, not 105",
+        106: "the box is the second one of member 0",
+        107: "the box is for length 199, not 200",
+        108: "the keeper knows no member with this key",
+        109: "the box is not signed by the member that it names",
+        110: "the box was not sealed for this keeper",
+        111: "6 bytes are no box",
+    }
+
+
+def test_members_who_got_another_model_than_most_are_left_out():
+    parties = Parties(7)
+    given = [b"a" * 32, b"b" * 32, b"b" * 32, b"b" * 32, b"b" * 32, b"c" * 32, bytes(32)]
+    boxes = {
+        100 + i: parties.mask(i, UPDATES[0], instructions=each).box for i, each in enumerate(given)
+    }
+    found = parties.keeper.open_round(RUN, 1, 200, boxes)
+    assert found.nodes == (101, 102, 103, 104)
+    reason = "the member got another model or other settings than most"
+    assert found.refused == {100: reason, 105: reason, 106: reason}
+
+
+def test_a_wrong_seed_and_wrapped_values_have_lengths_that_nobody_allows():
+    parties = Parties()
+    masked = parties.mask_all(UPDATES)
+    answer = parties.open(masked)
+    vectors = np.array([masked[node].vector for node in answer.nodes])
+    vectors[1] = parties.mask(1, UPDATES[1]).vector  # Of another seed.
+    vectors[2] += np.uint64(2**62)
+    lengths, _, sketch = Server(parties.keeper, vectors).lengths()
+    stated = np.linalg.norm(UPDATES, axis=1)
+    true = are_lengths_true(stated, lengths, sketch.size)
+    assert true.tolist() == [True, False, False, True, True]
+    assert np.all(lengths[[1, 2]] > 1e9)
+
+
+def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
+    # Half of the ring in two entries of one bucket: their sum is 0, whatever the signs.
+    parties = Parties(policy=OPEN.replace(sketch_share=0.01))
+    masked = parties.mask_all(np.ones((5, 3)))
+    answer = parties.open(masked)
+    vectors = np.array([masked[node].vector for node in answer.nodes])
+    vectors[0, :2] += np.uint64(2**63)
+    server = Server(parties.keeper, vectors)
+    assert np.all(server.lengths()[0] <= 3)
+    weights = np.array([2**22 + 1, 2**22 - 1, 2**22, 2**22, 0]) / 2**24  # The first is odd.
+    step, lengths = server.step(weights), np.full(5, np.sqrt(3.0))
+    with pytest.raises(ValueError, match="a member's vector is not what its sketch says"):
+        check_step(step, weights, lengths)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda keeper: keeper.products(RUN, 1, np.zeros((1, 199), np.uint64)),
+        lambda keeper: keeper.products(RUN, 1, np.zeros(200, np.uint64)),
+        lambda keeper: keeper.products(RUN, 1, np.zeros((1, 200))),
+        lambda keeper: keeper.weighted_sum(RUN, 1, np.ones(4, np.uint64)),
+        lambda keeper: keeper.weighted_sum(RUN, 1, np.ones(5)),
+    ],
+)
+def test_arrays_of_another_shape_or_type_are_refused(ask):
+    parties = Parties()
+    opened(parties, UPDATES)
+    with pytest.raises(KeeperError, match=r"of shape .*; allowed: "):
+        ask(parties.keeper)
+
+
+def test_old_rounds_are_forgotten_and_closed_ones_too():
+    parties = Parties(policy=OPEN.replace(hours_kept=1.0))
+    clock = [0.0]
+    parties.keeper = parties.keeper_with(now=lambda: clock[0])
+    opened(parties, UPDATES)
+    clock[0] = 3599.0
+    parties.keeper.sketches(RUN, 1)
+    clock[0] = 3601.0
+    with pytest.raises(KeeperError, match="keeps no round 1"):
+        parties.keeper.sketches(RUN, 1)
+    parties.open(parties.mask_all(UPDATES, 2), 2)
+    head = parties.keeper.close_round(RUN, 2)
+    assert head == parties.keeper.close_round(RUN, 2)
+    with pytest.raises(KeeperError, match="keeps no round 2"):
+        parties.keeper.sketches(RUN, 2)
+
+
+def test_another_runs_round_takes_the_oldest_ones_place():
+    parties = Parties(policy=OPEN.replace(runs_at_once=2))
+    for run in (1, 2, 3):
+        boxes = {100 + i: parties.mask(i, UPDATES[i], run=run).box for i in range(5)}
+        parties.keeper.open_round(run, 1, 200, boxes)
+    parties.keeper.sketches(2, 1)
+    parties.keeper.sketches(3, 1)
+    with pytest.raises(KeeperError, match="keeps no round 1 of run 1"):
+        parties.keeper.sketches(1, 1)
+
+
+def test_everything_counts_before_it_is_answered():
+    parties = Parties()
+    counted = []
+
+    def save(state):
+        kept = state.rounds.get(RUN)
+        counted.append((len(kept.vectors), len(kept.sums)) if kept else None)
+
+    parties.keeper = parties.keeper_with(save=save)
+    server = opened(parties, UPDATES)
+    server.scores(UPDATES[:2])
+    server.step(np.ones(5))
+    parties.keeper.close_round(RUN, 1)
+    assert counted == [(0, 0), (2, 0), (2, 1), None]
+
+
+def test_each_answer_and_refusal_is_a_line_of_the_log():
+    parties, lines = Parties(), []
+    parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append), now=lambda: 12.0)
+    masked = parties.mask_all(UPDATES)
+    parties.open(masked)
+    server = Server(parties.keeper, np.array([one.vector for one in masked.values()]))
+    server.lengths()
+    server.scores(UPDATES[:1])
+    with pytest.raises(RefusedByPolicyError):
+        server.step(np.eye(5)[0])
+    server.step(np.ones(5))
+    head = parties.keeper.close_round(RUN, 1)
+    entries, found = verified(lines, "log")
+    assert found == head
+    asked = [entry["asked"] for entry in entries]
+    assert asked == ["open", "sketches", "products", "sum", "sum", "close"]
+    assert all((entry["run"], entry["round"], entry["time"]) == (RUN, 1, 12.0) for entry in entries)
+    assert entries[0]["members"] == [f"member {i}" for i in range(5)]
+    assert entries[3]["refusal"].startswith("the keeper refuses: least-members = 3")
+    assert "answer" not in entries[3]
+    assert len(entries[4]["answer"]) == len(entries[2]["vectors"][0]) == 64
+    seeds = [open_box(one.box, parties.key).hex() for one in masked.values()]
+    assert not any(seed in line for line in lines for seed in seeds)
+
+
+def test_a_keeper_goes_on_from_another_ones_state():
+    parties, states = Parties(), []
+    parties.keeper = parties.keeper_with(save=states.append)
+    server = opened(parties, UPDATES)
+    expected = server.lengths()[0]
+    server.scores(UPDATES[:3])
+    server.keeper = parties.keeper_with(state=states[-1])
+    assert np.array_equal(server.lengths()[0], expected)
+    with pytest.raises(RefusedByPolicyError, match="vectors = 4; asked: 5"):
+        server.scores(UPDATES[3:])
+
+
+def test_a_policys_default_hides_a_small_model_s_parameters():
+    parties = Parties(policy=KeeperPolicy())
+    server = opened(parties, UPDATES)
+    assert server.lengths()[1].values.shape == (5, 12)  # 200 / 16.

@@ -1,0 +1,196 @@
+"""What a server makes of a keeper that is slow, lies about sizes, or talks nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fedif_consortium.masking import (
+    KeeperPolicy,
+    OpenedRound,
+    SignSketch,
+    Sketches,
+    check_sum,
+    encode_vectors,
+    encode_weights,
+)
+from fedif_consortium.masking.keeper_client import HttpKeeper
+from fedif_flower.errors import ConfigError, KeeperError
+from tests.runtime.keeping import RUN, Keeping, boxes
+
+UPDATES = np.random.default_rng(0).normal(size=(4, 100)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory):
+    return Keeping(tmp_path_factory.mktemp("keeper"), members=4)
+
+
+@contextlib.contextmanager
+def answering(keeping, pieces, pause=0.0):
+    """Be a keeper that sends these bytes to whoever asks."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keeping.folder / "keeper.crt", keeping.folder / "keeper.key")
+    over = threading.Event()
+
+    def answer(listening):
+        while not over.is_set():
+            with contextlib.suppress(OSError), context.wrap_socket(
+                listening.accept()[0], server_side=True
+            ) as connection:  # fmt: skip
+                connection.recv(100_000)
+                for piece in pieces:
+                    connection.sendall(piece)
+                    if over.wait(pause):
+                        return
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,), daemon=True)
+        thread.start()
+        keeping.port = listening.getsockname()[1]
+        yield
+        over.set()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "pause", "reason"),
+    [
+        pytest.param([b""], 60.0, r"gave no answer in 1 s", id="says nothing"),
+        pytest.param([HEAD + b"content-length: 90\r\n\r\n"] + [b" "] * 90, 0.2, "slow", id="drips"),
+        pytest.param([b"nonsense"] * 9, 0.0, "gave no answer in 1 s", id="no HTTP"),
+        pytest.param([HEAD + b"content-length: 2\r\n\r\n[]"], 60.0, "not readable", id="a list"),
+        pytest.param([HEAD + b"content-length: 2\r\n\r\n{,"], 60.0, "not readable", id="no JSON"),
+        pytest.param(
+            [HEAD + b'content-length: 15\r\n\r\n{"vectors": -1}'], 60.0, "vectors = -1", id="policy"
+        ),
+        pytest.param(
+            [b"HTTP/1.1 500 No\r\ncontent-length: 2\r\n\r\n{}"], 60.0, "status 500", id="no reason"
+        ),
+        pytest.param(
+            [HEAD + b"transfer-encoding: chunked\r\n\r\n"]
+            + [b"100000\r\n" + bytes(2**20) + b"\r\n"] * 20,
+            0.0, "longer than 16777216 bytes", id="no end",
+        ),
+    ],
+)  # fmt: skip
+def test_a_keeper_that_answers_badly_costs_a_bounded_time(keeping, pieces, pause, reason):
+    with answering(keeping, pieces, pause):
+        before = time.monotonic()
+        with pytest.raises(KeeperError, match=reason):
+            keeping.client(seconds=1.0).policy()
+        assert time.monotonic() - before < 30
+
+
+def test_nobody_there(keeping):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        keeping.port = free.getsockname()[1]
+    with pytest.raises(
+        KeeperError, match=f"the keeper at https://127.0.0.1:{keeping.port} gave no"
+    ):
+        keeping.client(seconds=1.0).policy()
+
+
+class Lying:
+    """Answers what it was made with."""
+
+    def __init__(self, **answers):
+        self._answers = answers
+        self.opened = OpenedRound((100, 101, 102, 103), ("a", "b", "c", "d"), {})
+
+    def policy(self):
+        return KeeperPolicy(sketch_share=1.0)
+
+    def shape(self, run, server_round):
+        return 4, 100
+
+    def forget_old(self):
+        pass
+
+    def open_round(self, *_):
+        return self._answers.get("open", self.opened)
+
+    def sketches(self, *_):
+        return self._answers["sketches"]
+
+    def products(self, *_):
+        return self._answers["products"]
+
+    def weighted_sum(self, *_):
+        return self._answers["sum"]
+
+
+ROWS = np.zeros((4, 100), np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("answers", "ask", "reason"),
+    [
+        ({"open": OpenedRound((100, 101), ("a", "b"), {})}, None, "not about the boxes"),
+        ({"open": OpenedRound((7, 101, 102, 103), tuple("abcd"), {})}, None, "not about the box"),
+        ({"open": OpenedRound((100, 101, 102, 103), ("a",), {})}, None, "not about the boxes"),
+        ({"open": OpenedRound((100,) * 4, tuple("abcd"), {})}, None, "not about the boxes"),
+        ({"sketches": Sketches(bytes(32), ROWS[:3])}, lambda k: k.sketches(RUN, 1), "2400 bytes"),
+        ({"sketches": Sketches(bytes(99), ROWS)}, lambda k: k.sketches(RUN, 1), "longer than 3232"),
+        ({"products": ROWS[:, :2]}, lambda k: k.products(RUN, 1, ROWS[:1]), "longer than 32 bytes"),
+        ({"products": ROWS[:2, :1]}, lambda k: k.products(RUN, 1, ROWS[:1]), "has 16 bytes"),
+        ({"sum": ROWS}, lambda k: k.weighted_sum(RUN, 1, ROWS[:, 0]), "longer than 800 bytes"),
+        ({"sum": ROWS[0, 1:]}, lambda k: k.weighted_sum(RUN, 1, ROWS[:, 0]), "has 792 bytes"),
+    ],
+)
+def test_answers_of_another_size_are_not_taken(keeping, answers, ask, reason):
+    with keeping.serving(Lying(**answers)) as client:
+        asked = {100 + i: b"box" for i in range(4)}
+        if ask is not None:
+            client.open_round(RUN, 1, 100, asked)
+        with pytest.raises(KeeperError, match=reason):
+            ask(client) if ask else client.open_round(RUN, 1, 100, asked)
+
+
+def test_a_keeper_that_lies_is_caught_by_what_it_said(keeping):
+    masked = keeping.mask_all(UPDATES)
+    encoded, _ = encode_vectors(UPDATES[:1])
+    weights, _ = encode_weights(np.ones(4))
+    with keeping.serving() as client:
+        client.open_round(RUN, 1, 100, boxes(masked))
+        sketches = client.sketches(RUN, 1)
+        answers = client.products(RUN, 1, encoded)
+        total = client.weighted_sum(RUN, 1, weights)
+    sketch = SignSketch(sketches.seed, sketches.values.shape[1], 100)
+    check_sum(total, weights, sketch, sketches.values, encoded, answers)
+    for lie in (total + (np.arange(100) == 7) * np.uint64(2**40), ~total):
+        with keeping.serving(Lying(sum=lie)) as client:
+            client.open_round(RUN, 1, 100, boxes(masked))
+            found = client.weighted_sum(RUN, 1, weights)
+        with pytest.raises(KeeperError, match="contradicts its sketches"):
+            check_sum(found, weights, sketch, sketches.values, encoded, answers)
+
+
+def test_a_round_that_was_not_opened_here_is_not_asked_about(keeping):
+    client = keeping.client()
+    with pytest.raises(KeeperError, match="round 3 of run 2 was not opened"):
+        client.sketches(2, 3)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", ""])
+def test_an_address_without_tls_is_refused(keeping, url):
+    files = [keeping.folder / f"{name}" for name in ("keeper.crt", "stranger.crt", "stranger.key")]
+    with pytest.raises(ConfigError, match=r"keeper-url = .*; allowed: https://HOST:PORT"):
+        HttpKeeper(url, *files)
+
+
+def test_files_that_cannot_be_used_are_named(keeping, tmp_path):
+    files = [keeping.folder / f"{name}" for name in ("keeper.crt", "stranger.crt", "stranger.key")]
+    for place in range(3):
+        wrong = [*files]
+        wrong[place] = tmp_path / "nothing.pem"
+        with pytest.raises(ConfigError, match=r"nothing\.pem"):
+            HttpKeeper("https://127.0.0.1:1", *wrong)

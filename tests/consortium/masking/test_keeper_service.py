@@ -1,0 +1,344 @@
+"""A keeper over TLS on loopback: what it answers, and what it refuses a server that attacks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from fedif_consortium.masking import (
+    SignSketch,
+    check_step,
+    check_sum,
+    decode_products,
+    decode_step,
+    encode_vectors,
+    encode_weights,
+    products,
+)
+from fedif_consortium.masking.boxes import open_box
+from fedif_consortium.masking.keeper_client import HttpKeeper
+from fedif_consortium.masking.keeper_service import KeeperService, keeper_server
+from fedif_consortium.masking.keeper_store import read_log
+from fedif_flower.errors import (
+    ConfigError,
+    EvidenceError,
+    KeeperError,
+    RefusedByPolicyError,
+    StorageError,
+)
+from tests.runtime.keeping import RUN, Keeping, boxes
+
+UPDATES = np.random.default_rng(0).normal(size=(5, 1000)).astype(np.float32)
+ROUNDS = itertools.count(1)
+DIRECTIONS = np.random.default_rng(1).normal(size=(6, 1000))
+
+
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory):
+    return Keeping(tmp_path_factory.mktemp("keeper"))
+
+
+@pytest.fixture(scope="module")
+def served(keeping):
+    with keeping.serving() as client:
+        yield client
+
+
+@pytest.fixture
+def opened(keeping, served):
+    """Give a round that is open, and its masked vectors."""
+    server_round = next(ROUNDS)
+    masked = keeping.mask_all(UPDATES, server_round)
+    answer = served.open_round(RUN, server_round, 1000, boxes(masked))
+    assert answer.nodes == tuple(masked)
+    return server_round, np.array([one.vector for one in masked.values()])
+
+
+def test_a_whole_round(keeping, served, opened):
+    server_round, vectors = opened
+    sketches = served.sketches(RUN, server_round)
+    sketch = SignSketch(sketches.seed, 62, 1000)
+    encoded, exponents = encode_vectors(DIRECTIONS[:3])
+    answers = served.products(RUN, server_round, encoded)
+    own = np.array([products(vector, encoded) for vector in vectors])
+    scores = decode_products(own - answers, exponents)
+    np.testing.assert_allclose(scores, UPDATES @ DIRECTIONS[:3].T, atol=1e-3)
+    weights, total = encode_weights(np.arange(1.0, 6.0))
+    masks = served.weighted_sum(RUN, server_round, weights)
+    check_sum(masks, weights, sketch, sketches.values, encoded, answers)
+    step = decode_step(np.sum(weights[:, None] * vectors, axis=0) - masks, total)
+    np.testing.assert_allclose(step, np.arange(1.0, 6.0) @ UPDATES, atol=1e-4)
+    check_step(step, np.arange(1.0, 6.0), np.linalg.norm(UPDATES, axis=1))
+    head = served.close_round(RUN, server_round)
+    entries, last = read_log(keeping.store.folder / "log.txt")
+    assert head == last
+    assert [entry["asked"] for entry in entries[-5:]] == [
+        "open", "sketches", "products", "sum", "close",
+    ]  # fmt: skip
+    with pytest.raises(KeeperError, match="keeps no round"):
+        served.sketches(RUN, server_round)
+
+
+# -- a server that attacks ------------------------------------------------------------------------
+
+
+def test_one_member_s_update_as_a_sum(served, opened):
+    for weights in (np.eye(5)[2], np.array([1.0, 1e-9, 1e-9, 1e-9, 1e-9])):
+        with pytest.raises(RefusedByPolicyError, match="the keeper refuses: least-members = 3"):
+            served.weighted_sum(RUN, opened[0], encode_weights(weights)[0])
+    weights, _ = encode_weights(np.array([1.0, 1e-3, 1e-3, 1e-3, 1e-3]))
+    with pytest.raises(RefusedByPolicyError, match=r"largest-share = 0\.5; asked: .* member-0"):
+        served.weighted_sum(RUN, opened[0], weights)
+
+
+def test_two_sums_whose_difference_is_one_update(served, opened):
+    served.weighted_sum(RUN, opened[0], encode_weights(np.ones(5))[0])
+    with pytest.raises(RefusedByPolicyError, match="sums = 1; asked: 2 sums in the round"):
+        served.weighted_sum(RUN, opened[0], encode_weights(np.array([0.0, 1, 1, 1, 1]))[0])
+
+
+def test_many_vectors(served, opened):
+    encoded, _ = encode_vectors(DIRECTIONS)
+    for vectors in encoded[:2], encoded[2:4]:
+        served.products(RUN, opened[0], vectors)
+    with pytest.raises(RefusedByPolicyError, match="vectors = 4; asked: 5 vectors in the round"):
+        served.products(RUN, opened[0], encoded[4:5])
+    with pytest.raises(KeeperError, match="states its length, here at most 32000 bytes"):
+        served.products(RUN, opened[0], encoded)
+
+
+def test_a_vector_that_reads_one_parameter(served, opened):
+    place = np.eye(1, 1000, 5)
+    served.products(RUN, opened[0], encode_vectors(DIRECTIONS[:1])[0])
+    for vectors in (place, DIRECTIONS[:1] + place, DIRECTIONS[:1] + 1e-5 * place):
+        with pytest.raises(
+            RefusedByPolicyError, match=r"the keeper refuses: largest-entry = 0\.25"
+        ):
+            served.products(RUN, opened[0], encode_vectors(vectors)[0])
+    # An eighth of its squared length in each of eight places: the policy lets it through.
+    eight = (np.arange(1000) < 8).astype(float)[None]
+    served.products(RUN, opened[0], encode_vectors(eight)[0])
+
+
+def test_invented_members_and_boxes_that_are_not_this_rounds(keeping, served, tmp_path):
+    server_round = next(ROUNDS)
+    stranger = Keeping(tmp_path)
+    masked = keeping.mask_all(UPDATES[:3], server_round)
+    own = {104 + i: stranger.mask(i, UPDATES[0], server_round, node=104 + i) for i in range(2)}
+    wrong = {
+        110: keeping.mask(3, UPDATES[3], server_round - 1, node=110),
+        111: keeping.mask(4, UPDATES[4], server_round, node=111, run=1),
+        112: masked[100],
+        113: keeping.mask(1, UPDATES[1], server_round, node=113),
+    }
+    found = served.open_round(RUN, server_round, 1000, boxes(masked | own | wrong))
+    assert found.nodes == (100, 101, 102)
+    assert {node: reason.split(" ")[-1] for node, reason in found.refused.items()} == {
+        104: "key", 105: "key", 110: str(server_round), 111: str(RUN), 112: "112", 113: "member-1",
+    }  # fmt: skip
+    # Replayed: the same request is answered alike, another one with the same boxes is refused.
+    assert served.open_round(RUN, server_round, 1000, boxes(masked | own | wrong)) == found
+    with pytest.raises(RefusedByPolicyError, match="a round is opened once"):
+        served.open_round(RUN, server_round, 1000, boxes(masked))
+    with pytest.raises(RefusedByPolicyError, match="least-members = 3; asked: 0 in the round"):
+        served.open_round(RUN, next(ROUNDS), 1000, boxes(masked))
+
+
+# -- others, and requests that are none -----------------------------------------------------------
+
+
+def test_nobody_else_is_answered(keeping, served):
+    with pytest.raises(KeeperError, match="gave no answer in 1 s"):
+        keeping.client("stranger", seconds=1.0).policy()
+    context = ssl.create_default_context(cafile=keeping.folder / "keeper.crt")
+    with httpx.Client(verify=context) as nobody, pytest.raises(httpx.TransportError):
+        nobody.get(f"{served.url}/policy")
+    with socket.create_connection(("127.0.0.1", keeping.port)) as plain:
+        plain.sendall(b"GET /policy HTTP/1.1\r\nHost: keeper\r\n\r\n")
+        plain.settimeout(30)
+        with contextlib.suppress(ConnectionError):
+            assert b"policy" not in plain.recv(1000)
+
+
+def test_a_keeper_with_another_certificate_is_not_believed(keeping, served):
+    files = (
+        keeping.folder / f"{n}" for n in ("stranger.crt", "keeper-client.crt", "keeper-client.key")
+    )
+    before = time.monotonic()
+    with pytest.raises(KeeperError, match="this is not the keeper"):
+        HttpKeeper(served.url, *files, seconds=60.0).policy()
+    assert time.monotonic() - before < 30
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/", b"", 404),
+        ("GET", "/sum/1/1", b"", 404),
+        ("POST", "/policy", b"", 404),
+        ("POST", "/sum/1", b"", 404),
+        ("POST", f"/sum/{'1' * 50}/1", b"", 404),
+        ("POST", "/sum/1/1", b"", 409),
+        ("POST", "/open/1/1", b"", 409),
+        ("POST", "/open/1/1", b"[]", 409),
+        ("POST", "/open/1/1", b'{"length": 1, "boxes": {"1": "zz"}}', 409),
+        ("POST", "/open/1/1", b'{"length": 1, "boxes": {"x": ""}}', 409),
+        ("POST", "/open/1/1", b"[" * 100_000, 409),
+        ("POST", "/open/1/1", b'{"length": 0, "boxes": {}}', 403),
+        ("POST", "/sketches/1/1", b"x", 413),
+    ],
+)
+def test_what_is_no_request_is_refused_and_the_keeper_goes_on(served, method, path, body, status):
+    answer = served._client.request(method, served.url + path, content=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]
+    assert served.policy()
+
+
+def test_a_body_of_no_whole_rows_is_refused(served, opened):
+    for asked, body in (("products", bytes(8001)), ("sum", bytes(7)), ("sum", b"")):
+        answer = served._client.post(f"{served.url}/{asked}/{RUN}/{opened[0]}", content=body)
+        assert answer.status_code == 409
+
+
+def test_a_body_without_a_length_is_refused(served, opened):
+    chunks = iter([bytes(40)])
+    answer = served._client.post(f"{served.url}/sum/{RUN}/{opened[0]}", content=chunks)
+    assert answer.status_code == 413
+
+
+# -- what it keeps --------------------------------------------------------------------------------
+
+
+def test_only_the_owner_can_read_what_is_kept_and_seeds_go_with_the_round(keeping, served):
+    number = next(ROUNDS)
+    masked = keeping.mask_all(UPDATES, number)
+    served.open_round(RUN, number, 1000, boxes(masked))
+    served.products(RUN, number, encode_vectors(DIRECTIONS[:2])[0])
+    folder = keeping.store.folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for file in ("state.json", "log.txt", "box-key"):
+        assert (folder / file).stat().st_mode & 0o777 == 0o600
+    seeds = [open_box(one.box, keeping.store.key()).hex() for one in masked.values()]
+    assert all(seed in (folder / "state.json").read_text() for seed in seeds)
+    assert len(list(folder.glob("basis-*"))) == 2
+    served.close_round(RUN, number)
+    assert not any(
+        seed in file.read_bytes().decode("latin-1") for file in folder.iterdir() for seed in seeds
+    )
+    assert not list(folder.glob("basis-*"))
+
+
+@pytest.mark.all
+def test_a_keeper_that_is_killed_in_the_middle_of_a_round_goes_on(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    keeping = Keeping(tmp_path, port=port)
+    code = "from fedif_studies.commands import main; main()"
+    command = [sys.executable, "-c", code, "keeper", "--policy", str(keeping.write())]
+    masked = keeping.mask_all(UPDATES)
+    client = keeping.client(seconds=60.0)
+    process = subprocess.Popen(command)
+    try:
+        assert len(client.open_round(RUN, 1, 1000, boxes(masked)).nodes) == 5
+        before = client.sketches(RUN, 1)
+        encoded, _ = encode_vectors(DIRECTIONS)
+        answers = client.products(RUN, 1, encoded[:3])
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = subprocess.Popen(command)  # The client waits for it.
+        after = client.sketches(RUN, 1)
+        assert after.seed == before.seed
+        assert np.array_equal(after.values, before.values)
+        assert np.array_equal(client.products(RUN, 1, encoded[:3]), answers)
+        # What was asked before counts, and so does its span.
+        with pytest.raises(RefusedByPolicyError, match="vectors = 4; asked: 5 vectors"):
+            client.products(RUN, 1, encoded[3:5])
+        near = encode_vectors(DIRECTIONS[:1] + 1e-4 * np.eye(1, 1000))[0]
+        with pytest.raises(RefusedByPolicyError, match="largest-entry"):
+            client.products(RUN, 1, near)
+        weights, _ = encode_weights(np.ones(5))
+        masks = client.weighted_sum(RUN, 1, weights)
+        sketch = SignSketch(after.seed, 62, 1000)
+        check_sum(masks, weights, sketch, after.values, encoded[:3], answers)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = subprocess.Popen(command)
+        assert np.array_equal(client.weighted_sum(RUN, 1, weights), masks)
+        with pytest.raises(RefusedByPolicyError, match="sums = 1; asked: 2 sums"):
+            client.weighted_sum(RUN, 1, encode_weights(np.arange(1.0, 6.0))[0])
+        process.terminate()
+        assert process.wait(timeout=60) in (0, -signal.SIGTERM)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    entries, _ = read_log(keeping.store.folder / "log.txt")
+    assert [entry["asked"] for entry in entries].count("sum") == 3
+
+
+def test_the_end_of_a_log_that_was_torn_off_is_written_over(tmp_path, caplog):
+    keeping = Keeping(tmp_path)
+    keeper = keeping.keeper()
+    with pytest.raises(RefusedByPolicyError):
+        keeper.open_round(RUN, 1, 1000, {})
+    file = keeping.store.folder / "log.txt"
+    whole = file.read_text()
+    file.write_text(whole + whole[:50])
+    assert keeping.store.log().head == keeper.log.head
+    assert file.read_text() == whole
+    assert "torn off" in caplog.text
+    file.write_text(whole.replace("least", "most"))
+    with pytest.raises(EvidenceError, match="line 1 of the keeper's log"):
+        keeping.store.log()
+
+
+def test_one_keeper_at_a_time_has_a_folder(tmp_path):
+    store = Keeping(tmp_path).store
+    with store.held(), pytest.raises(StorageError, match="is in use by another keeper"):
+        store.held().__enter__()
+    with store.held():
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"rounds": {"1": {}}, "last-rounds": {}}'])
+def test_a_damaged_state_is_named(tmp_path, content):
+    store = Keeping(tmp_path).store
+    (store.folder / "state.json").write_text(content)
+    with pytest.raises(StorageError, match=r"state\.json is damaged"):
+        store.load()
+
+
+def test_a_key_that_is_none_or_open_to_others_is_named(tmp_path):
+    store = Keeping(tmp_path).store
+    store.key()
+    file = store.folder / "box-key"
+    file.write_text("nothing")
+    with pytest.raises(ConfigError, match="box-key has no key of a keeper"):
+        store.key()
+    if os.name == "posix":
+        file.chmod(0o644)
+        with pytest.raises(ConfigError, match="others may read it"):
+            store.key()
+
+
+def test_an_address_that_is_taken_and_a_certificate_that_is_none_are_named(
+    keeping, served, tmp_path
+):
+    with pytest.raises(ConfigError, match=f"address = '127.0.0.1:{keeping.port}'"):
+        keeper_server(KeeperService(served), keeping.config().settings)
+    other = Keeping(tmp_path)
+    (tmp_path / "keeper.crt").write_text("no certificate")
+    with pytest.raises(ConfigError, match=r"certificate = .*keeper\.crt.* cannot be used"):
+        keeper_server(KeeperService(served), other.config().settings)

@@ -1,0 +1,161 @@
+"""Masked runs from their settings to their records, and what is left of an update on the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from client_app import app as client_app
+from fedif_consortium.masking import trial_keeper
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from tests.run.resuming import CLIENTS, Killed, run_config
+
+ROUNDS = 5
+
+
+def masked_config(output_dir: Path, **overrides) -> RunConfig:
+    settings = {"masking": "trial", "fraction_train": 1.0, "attribution": "simpson"}
+    return run_config(output_dir, **{**settings, **overrides})
+
+
+def run(config: RunConfig, own: Path | None = None, on_row=None) -> Path:
+    nodes = {p: {"own-updates-dir": str(own / str(p))} for p in range(CLIENTS)} if own else {}
+    return run_federation(LocalGrid(client_app, CLIENTS, node_configs=nodes), config, on_row)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory) -> Path:
+    """A masked run with everything it can keep; members' own updates lie in ``own/``."""
+    folder = tmp_path_factory.mktemp("masked")
+    run(masked_config(folder), folder / "own")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Path:
+    return run(masked_config(tmp_path_factory.mktemp("plain"), masking="off"))
+
+
+REFUSED = [
+    ({"strategy": "afedsv"}, "strategy = 'afedsv'; allowed: fedif, fedavg, fedprox with masking"),
+    ({"strategy": "influence-descent"}, "strategy = 'influence-descent'; allowed: fedif"),
+    ({"strategy": "fltrust"}, "strategy = 'fltrust'; allowed: fedif"),
+    ({"strategy": "multikrum", "attribution": "off"}, "strategy = 'multikrum'; allowed: fedif"),
+    ({"keep_updates": True}, "keep-updates = True; allowed: false with masking"),
+    ({"neighbour_mixing": True}, "neighbour-mixing = True; allowed: false with masking"),
+    ({"screen": "trigger-inversion"}, "screen = 'trigger-inversion'; allowed: 'off' with masking"),
+    ({"attribution": "adaptive"}, "attribution = 'adaptive'; allowed: 'off', 'trapezoid'"),
+    ({"attribution_per_class": True}, "attribution-per-class = True; allowed: false with masking"),
+    ({"server_momentum": 0.5}, "server-momentum = 0.5; allowed: 0 with masking"),
+    ({"attack": "alie"}, "attack = 'alie'; allowed: others with masking"),
+    (
+        {"keeper_url": "https://k"},
+        "keeper-url = 'https://k'; allowed: empty without masking",
+    ),
+    ({"masking": "keeper"}, "keeper-url = ''; allowed: needed with masking 'keeper'"),
+    ({"masking": "on"}, "masking = 'on'; allowed: off, trial, keeper"),
+]
+
+
+@pytest.mark.parametrize(("settings", "named"), REFUSED)
+def test_settings_that_need_to_see_updates_are_refused_by_name(tmp_path, settings, named):
+    with pytest.raises(ConfigError) as caught:
+        masked_config(tmp_path, **settings)
+    assert str(caught.value).startswith(named)
+
+
+def test_a_model_with_statistics_is_refused_before_anything_starts(tmp_path):
+    config = masked_config(tmp_path, model="cnn-batch-norm")
+    with pytest.raises(ConfigError, match=r"masking: '.*running_mean' is a statistic"):
+        run(config)
+    assert not config.run_dir.exists()
+
+
+def test_a_masked_run_is_the_plain_one(masked, plain):
+    """FedIF under label noise on digits: 1e-5 of weights, 1e-4 of contributions."""
+    for name, columns in (
+        ("clients.csv", {"weight": 1e-5, "weight_score": 1e-5, "score": 1e-5, "num_examples": 0}),
+        ("attribution.csv", {"coefficient": 1e-5, "contribution": 1e-4}),
+        ("attribution_rounds.csv", {"attributed": 1e-4, "remainder": 1e-4}),
+        ("rounds.csv", {"test_accuracy": 0.005, "test_loss": 1e-4}),
+    ):
+        ours, theirs = read_rows(masked / name), read_rows(plain / name)
+        assert len(ours) == len(theirs) > 0
+        for mine, plainly in zip(ours, theirs, strict=True):
+            for column, tolerance in columns.items():
+                found, expected = float(mine[column] or 0), float(plainly[column] or 0)
+                assert found == pytest.approx(expected, abs=tolerance), (name, column)
+    assert float(read_rows(masked / "rounds.csv")[-1]["test_accuracy"]) > 0.5
+
+
+def test_the_records_say_who_kept_the_masks_and_what_was_asked(masked):
+    said = json.loads((masked / "masking.json").read_text())
+    assert said["keeper"] == "beside the server, for trial"
+    assert len(bytes.fromhex(said["log"])) == 32
+    asked = read_rows(masked / "vectors" / "vectors.csv")
+    expected = [(str(r), p) for r in range(1, ROUNDS + 1) for p in ("scores", "attribution")]
+    assert [(line["round"], line["purpose"]) for line in asked] == expected
+    assert len({line["run"] for line in asked}) == 1
+
+
+def test_what_the_keepers_policy_refuses_in_every_run_is_said_before_it_starts(
+    tmp_path, monkeypatch
+):
+    with pytest.raises(ConfigError, match="least-members = 2 and the one whom FedIF gives no wei"):
+        run(masked_config(tmp_path, num_clients=2))
+    policy = trial_keeper.TRIAL_POLICY.replace(largest_known_share=0.5)
+    monkeypatch.setattr(trial_keeper, "TRIAL_POLICY", policy)
+    # The digits' perceptron has 4,810 parameters: 256 sums, and a product for each of two vectors.
+    run_config = masked_config(tmp_path, num_server_rounds=1075)
+    with pytest.raises(ConfigError, match=r"num-server-rounds = 1075: .* asked: 2406 numbers"):
+        run(run_config)
+    assert not run_config.run_dir.exists()
+
+
+def test_a_trial_is_logged_as_one(tmp_path, caplog):
+    run(masked_config(tmp_path, num_server_rounds=1))
+    assert "masked rounds are experimental: a server that follows the protocol" in caplog.text
+    assert "masked for trial: the keeper runs beside the server" in caplog.text
+
+
+def written(run_dir: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(run_dir.rglob("*")) if path.is_file())
+
+
+def test_nothing_that_is_written_holds_an_update(masked, plain, tmp_path):
+    kept = run(masked_config(tmp_path, masking="off", keep_updates=True))
+    for path in sorted((masked.parent / "own").rglob("round-*.npz")):
+        with np.load(path) as content:
+            update = content["update"]
+        # Eight entries in a row, none of them 0: they stand nowhere by chance.
+        start = next(i for i in range(len(update) - 8) if (update[i : i + 8] != 0).all())
+        piece = update[start : start + 8]
+        for kind in ("<f4", "<f8"):
+            assert piece.astype(kind).tobytes() not in written(masked)
+        if path.name == "round-000001.npz":  # Where updates are kept, they are found.
+            assert piece.astype("<f4").tobytes() in written(kept)
+
+
+def test_a_masked_run_goes_on_from_a_checkpoint(masked, tmp_path):
+    def on_row(row) -> None:
+        if row.round == 4:
+            raise Killed
+
+    config = masked_config(tmp_path, resume="auto")
+    with pytest.raises(Killed):
+        run(config, on_row=on_row)
+    run(config)
+    model, whole = (torch.load(d / "model.pt", weights_only=True) for d in (config.run_dir, masked))
+    assert all(torch.allclose(model[name], whole[name], atol=1e-5) for name in whole)
+    asked = read_rows(config.run_dir / "vectors" / "vectors.csv")
+    assert [line["round"] for line in asked] == [str(r) for r in range(1, ROUNDS + 1) for _ in "12"]
+    # The keeper opens a round once: what goes on is another run to it.
+    assert len({line["run"] for line in asked}) == 2

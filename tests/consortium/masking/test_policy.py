@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_consortium.masking import KeeperPolicy, encode_weights
+from fedif_flower.errors import ConfigError, MaskingError, RefusedByPolicyError
+
+POLICY = KeeperPolicy(
+    least_members=3, most_members=6, largest_share=0.5, least_effective_members=2.5
+)
+NAMES = ["ada", "ben", "cleo", "dora"]
+
+
+def check(weights) -> None:
+    POLICY.check_weights(encode_weights(np.array(weights))[0], NAMES)
+
+
+@pytest.mark.parametrize(
+    "weights", [[1, 1, 1, 1], [0, 1, 1, 1], [2.0, 1.0, 1.0, 0.0], [9, 4, 4, 4]]
+)
+def test_sums_that_hide_everyone(weights):
+    check(weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ([0, 1, 0, 0], "least-members = 3; asked: 1 with weight"),
+        ([1, 1, 0, 0], "least-members = 3; asked: 2 with weight"),
+        # What is 0 once it is rounded has no weight.
+        ([1, 1, 1e-9, 0], "least-members = 3; asked: 2 with weight"),
+        ([1, 6, 1, 1], "largest-share = 0.5; asked: 0.667 for ben"),
+        ([1, 1, 1e-3, 1e-3], "least-effective-members = 2.5; asked: 2"),
+    ],
+)
+def test_sums_that_do_not_are_refused_with_the_policys_line(weights, reason):
+    with pytest.raises(RefusedByPolicyError, match="^the keeper refuses: " + re.escape(reason)):
+        check(weights)
+
+
+@pytest.mark.parametrize("ring", [[2**63, 2**63, 2**20, 2**20], [0, 0, 0, 0], [2**64 - 1, 1, 1, 1]])
+def test_weights_beyond_the_ring_of_shares_are_refused(ring):
+    with pytest.raises(RefusedByPolicyError, match="weights are shares"):
+        POLICY.check_weights(np.array(ring, np.uint64), NAMES)
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=4, max_size=4))
+def test_what_is_allowed_has_the_cover_that_the_policy_states(weights):
+    try:
+        ring, _ = encode_weights(np.array(weights))
+        POLICY.check_weights(ring, NAMES)
+    except (MaskingError, RefusedByPolicyError):
+        return
+    shares = np.array(weights) / sum(weights)
+    assert max(shares) <= 0.5 + 1e-6
+    assert 1 / sum(shares**2) >= 2.5 - 1e-5
+    assert np.count_nonzero(shares > 2**-26) >= 3
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=4, max_size=4))
+def test_weights_are_cut_to_what_is_allowed_where_three_have_any(weights):
+    wanted = np.array(weights)
+    found = POLICY.capped(wanted)
+    assert found.sum() == pytest.approx(wanted.sum())
+    assert np.all(np.diff(found[np.argsort(wanted)]) >= 0)
+    if np.count_nonzero(wanted > 1e-12 * wanted.sum()) >= 3:
+        check(found)
+
+
+def test_a_weight_is_cut_to_the_largest_share_and_others_are_as_they_were():
+    assert POLICY.capped(np.array([1.0, 2.0, 3.0, 4.0])).tolist() == [1.0, 2.0, 3.0, 4.0]
+    found = POLICY.capped(np.array([0.0, 14.0, 3.0, 3.0]))
+    assert found == pytest.approx([0.0, 10.0, 5.0, 5.0], abs=1e-5)
+
+
+def test_members_parameters_vectors_and_sums():
+    POLICY.check_members(3)
+    POLICY.check_members(6)
+    POLICY.check_vectors(4)
+    POLICY.check_sums(1)
+    POLICY.check_entry(0.25)
+    POLICY.check_length(200_000_000)
+    for check_one, value, reason in (
+        (POLICY.check_members, 2, "least-members = 3; asked: 2 in the round"),
+        (POLICY.check_members, 7, "most-members = 6; asked: 7 in the round"),
+        (POLICY.check_vectors, 5, "vectors = 4; asked: 5 vectors in the round"),
+        (POLICY.check_sums, 2, "sums = 1; asked: 2 sums in the round"),
+        (POLICY.check_entry, 0.26, "largest-entry = 0.25; asked: .* 0.26 of it in one parameter"),
+        (POLICY.check_length, 200_000_001, "most-parameters = 200000000; asked: 200000001"),
+        (POLICY.check_length, 0, "most-parameters = 200000000; asked: 0 parameters"),
+    ):
+        with pytest.raises(RefusedByPolicyError, match=reason):
+            check_one(value)
+
+
+def test_a_sketch_takes_its_share_of_the_parameters_at_most():
+    sizes = {1_000_000: 256, 4_096: 256, 650: 40, 20: 1, 1: 1}
+    assert {length: KeeperPolicy().sketch_for(length) for length in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("least-members", 1, "an integer >= 2"),
+        ("largest-share", 0.0, "a number > 0 and <= 1"),
+        ("largest-share", 1.1, "a number > 0 and <= 1"),
+        ("least-effective-members", 0.5, "a number >= 1"),
+        ("largest-entry", 0.0, "a number > 0 and <= 1"),
+        ("vectors", 0, "an integer >= 1"),
+        ("sums", 1.5, "an integer >= 1"),
+        ("hours-kept", 0.0, "a number > 0"),
+        ("runs-at-once", 0, "an integer >= 1"),
+        ("sketch-size", 63, "an integer >= 64"),
+        ("sketch-share", 2.0, "a number > 0 and <= 1"),
+    ],
+)
+def test_a_limit_out_of_range_is_named(key, value, allowed):
+    with pytest.raises(ConfigError, match=re.escape(f"{key} = {value!r}; allowed: {allowed}")):
+        KeeperPolicy(**{key: value})
+
+
+def test_an_unknown_limit_is_named():
+    with pytest.raises(ConfigError, match="unknown key 'largest-shares'; did you mean largest-sha"):
+        KeeperPolicy(**{"largest-shares": 0.5})

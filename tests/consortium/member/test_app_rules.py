@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fedif_consortium.member.app_bundle import bundle_digest, read_bundle, sign_bundle
+from fedif_consortium.member.app_rules import AppRules, MemberApps
+from fedif_flower.errors import ConfigError, RefusedByMemberError
+from tests.consortium.member.bundles import bundle
+
+APP = read_bundle(bundle(), "app")
+
+
+def apps(folder, **rules):
+    return MemberApps(AppRules(**rules), folder, folder / "state")
+
+
+def write_signer(folder, name):
+    key = Ed25519PrivateKey.generate()
+    folder.mkdir(exist_ok=True)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    (folder / f"{name}.pub").write_bytes(public)
+    return key
+
+
+def write_signature(folder, digest, key):
+    folder.mkdir(exist_ok=True)
+    name, content = sign_bundle(digest, key)
+    (folder / name).write_text(content)
+
+
+def test_what_is_not_approved_is_refused_with_the_command_that_approves_it(tmp_path):
+    found = apps(tmp_path)
+    what_to_do = f"not approved app {APP.digest}; there: fedif app approve {APP.digest[:12]}"
+    with pytest.raises(RefusedByMemberError, match=re.escape(what_to_do)):
+        found.check(APP.digest)
+    path = found.approve(APP)
+    assert path.read_bytes() == APP.content
+    found.check(APP.digest)
+    assert found.approval(APP.digest) == "approved"
+    path.unlink()
+    with pytest.raises(RefusedByMemberError):
+        found.check(APP.digest)
+
+
+def test_enough_signatures_let_an_app_run(tmp_path):
+    keys = [write_signer(tmp_path / "keys", name) for name in ("ada", "bob")]
+    found = apps(tmp_path, signers="keys", least_signers=2)
+    write_signature(tmp_path / "app-signatures", APP.digest, keys[0])
+    assert found.approval(APP.digest) == ""
+    assert found.signers_of(APP.digest) == ["ada"]
+    write_signature(tmp_path / "app-signatures", APP.digest, Ed25519PrivateKey.generate())
+    assert found.approval(APP.digest) == ""
+    write_signature(tmp_path / "app-signatures", APP.digest, keys[1])
+    assert found.approval(APP.digest) == "signed by ada, bob"
+
+
+def test_too_few_signers_are_an_error_and_so_is_a_bad_key(tmp_path):
+    with pytest.raises(ConfigError, match=r"signers = 'keys' has 0 keys"):
+        apps(tmp_path, signers="keys")
+    write_signer(tmp_path / "keys", "ada")
+    with pytest.raises(ConfigError, match=r"has 1 keys, NAME\.pub; allowed: at least"):
+        apps(tmp_path, signers="keys", least_signers=2)
+    ada = (tmp_path / "keys" / "ada.pub").read_bytes()
+    (tmp_path / "keys" / "twin.pub").write_bytes(ada)
+    with pytest.raises(ConfigError, match="twin and ada have the same key"):
+        apps(tmp_path, signers="keys")
+    (tmp_path / "keys" / "twin.pub").write_text("no key")
+    with pytest.raises(ConfigError, match=r"twin\.pub is no public key"):
+        apps(tmp_path, signers="keys")
+
+
+def test_so_many_refused_bundles_are_kept(tmp_path):
+    found = apps(tmp_path, keep_refused=2)
+    contents = [bundle(f"x = {i}\n") for i in range(3)]
+    for age, content in enumerate(contents):
+        found.keep_refused(content)
+        path = tmp_path / "state" / "refused-apps" / f"{bundle_digest(content)}.fab"
+        os.utime(path, (age, age))
+    assert [found.keeps(bundle_digest(content)) for content in contents] == [False, True, True]
+    assert found.find(bundle_digest(contents[2])[:12]).content == contents[2]
+    assert apps(tmp_path, keep_refused=0).keeps("none is to be kept")

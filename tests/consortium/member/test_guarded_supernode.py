@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+from fedif_consortium.member.guarded_supernode import install, main, with_signing_key
+from fedif_consortium.member.node_log import NodeLog
+from fedif_consortium.member.policy import read_member_policy
+
+COMMAND = import_module("flwr.supernode.cli.flower_supernode")
+LOOP = import_module("flwr.supernode.start_client_internal")
+
+
+@pytest.fixture
+def policy(tmp_path):
+    def policy(text=""):
+        (tmp_path / "policy.toml").write_text(text)
+        return read_member_policy(tmp_path / "policy.toml")
+
+    return policy
+
+
+def test_flower_s_connection_goes_through_the_guard(policy, monkeypatch):
+    started = {}
+    connection = (7, *(f"part {i}" for i in range(7)))
+
+    @contextmanager
+    def connect(address, insecure):
+        started["connected"] = address, insecure
+        yield connection
+
+    monkeypatch.setattr(COMMAND, "start_client_internal", lambda **given: started.update(given))
+    monkeypatch.setattr(LOOP, "http_request_response", connect)
+    install(policy(), ["--auth-supernode-private-key=/keys/node"])
+    factory = SimpleNamespace(objectstore_factory=SimpleNamespace(store=lambda: "store"))
+    COMMAND.start_client_internal(state_factory=factory, node_config={"a": 1}, isolation="process")
+    assert started["isolation"] == "process"
+    assert started["node_config"] == {"signing-key": "/keys/node", "a": 1}
+    with LOOP.http_request_response("host:1", False) as guarded:
+        assert started["connected"] == ("host:1", False)
+        assert guarded[0] == 7
+        assert [type(part) for part in guarded[1:] if isinstance(part, str)] == [str]
+        assert guarded.push_object == "part 5"
+
+
+@pytest.mark.parametrize(
+    ("text", "node_config", "arguments", "expected"),
+    [
+        ("", {}, ["--auth-supernode-private-key", "/k"], {"signing-key": "/k"}),
+        ("", {"signing-key": "/own"}, ["--auth-supernode-private-key=/k"], {"signing-key": "/own"}),
+        ("", {"a": 1}, ["--insecure"], {"a": 1}),
+        ("[sign]\nwith-node-key = false", {}, ["--auth-supernode-private-key=/k"], {}),
+    ],
+)
+def test_the_app_is_told_of_the_node_s_key(policy, text, node_config, arguments, expected):
+    assert with_signing_key(node_config, policy(text), arguments) == expected
+
+
+@pytest.mark.parametrize("arguments", [[], ["--insecure"], ["--help"]])
+def test_without_a_policy_nothing_starts(monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["guarded_supernode", *arguments])
+    with pytest.raises(SystemExit, match=r"usage: .*POLICY\.toml ARGUMENT"):
+        main()
+
+
+def test_a_log_that_another_node_holds_ends_it_before_anything_starts(monkeypatch, tmp_path):
+    policy = tmp_path / "policy.toml"
+    policy.write_text("state = '.'")
+    monkeypatch.setattr(sys, "argv", ["guarded_supernode", str(policy), "--insecure"])
+    with (
+        NodeLog(tmp_path / "node-log"),
+        pytest.raises(SystemExit, match=r"error: .*is in use by another node"),
+    ):
+        main()

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import csv
+import socket
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from torch import nn
+from torch.nn import functional
+from typer.testing import CliRunner
+
+from fedif_consortium.member import inspection
+from fedif_consortium.member.inspection import inspect_examples
+from fedif_consortium.member.inspection_page import PAGE, TABLE, page, table_lines
+from fedif_flower.apps import client_app
+from fedif_flower.cli import cli
+from fedif_flower.client import gradients as keeping
+from fedif_flower.client.gradients import KeptGradient, keep_gradient, kept_rounds, read_kept
+from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.messages.gradients import gradient_record, read_gradient
+from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.tasks.task import Task
+from fedif_studies.mislabelled import noisy_task
+from tests.run.points import classes, regression
+
+
+def kept(weight: list[float], gradient: list[float], server_round: int = 1) -> KeptGradient:
+    arrays = {
+        "weight": np.array([weight], dtype=np.float32),
+        "bias": np.zeros(1, dtype=np.float32),
+    }
+    return KeptGradient(server_round, arrays, np.array(gradient, dtype=np.float32), "{}", "t", "{}")
+
+
+def linear(**changes) -> Task:
+    return regression(loss=functional.mse_loss, **changes)
+
+
+def test_influence_and_loss_are_means_over_the_rounds():
+    # f = a, then f = 0; errors 1 and 0; the gradient of an example is 2 (f - y) (a, b, 1).
+    data = (torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0], [0.0]]))
+    rounds = [kept([1.0, 0.0], [3.0, 0.0, 4.0]), kept([0.0, 0.0], [0.0, 1.0, 0.0], 7)]
+    found = inspect_examples(linear(), data, rounds, "cpu")
+    assert found.rounds == (1, 7)
+    assert found.losses.tolist() == [0.5, 0.0]
+    assert found.influence.tolist() == pytest.approx([(2 * 3 + 2 * 4) / 5 / 2, 0.0])
+    assert found.agreement is None
+    assert found.order.tolist() == [0, 1]
+    assert not found.harmful.any()
+
+
+def content(server_round: int, gradient: torch.Tensor | None) -> RecordDict:
+    settings = {"client-config": "{}", "task": "t", "task-facts": "{}"}
+    found = RecordDict(
+        {
+            "arrays": ArrayRecord({"w": torch.ones(3)}),
+            "config": ConfigRecord({**settings, "server-round": server_round}),
+        }
+    )
+    if gradient is not None:
+        found["validation-gradient"] = gradient_record(gradient)
+    return found
+
+
+def node(folder: Path) -> NodeConfig:
+    return NodeConfig(partition_id=0, num_partitions=1, gradients_dir=str(folder))
+
+
+def test_a_node_keeps_what_is_published_and_no_more_than_it_may(tmp_path):
+    folder = tmp_path / "gradients"
+    keep_gradient(content(1, None), node(folder))
+    assert not folder.exists()
+    with pytest.raises(ConfigError, match="publish-gradients=true"):
+        kept_rounds(folder)
+    for server_round in range(1, 41):
+        keep_gradient(content(server_round, torch.full((3,), float(server_round))), node(folder))
+    names = [int(path.stem.split("-")[1]) for path in kept_rounds(folder)]
+    assert len(names) == keeping.MOST_ROUNDS == len(list(folder.iterdir()))
+    assert (names[0], names[-1]) == (1, 40)
+    assert max(b - a for a, b in pairwise(names)) <= 8  # Spread over the run.
+    last = read_kept(kept_rounds(folder)[-1])
+    assert last.gradient.tolist() == [40.0] * 3
+    assert last.arrays["w"].tolist() == [1.0] * 3
+    assert (last.server_round, last.task) == (40, "t")
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [torch.ones(4), torch.ones(1, 3), torch.tensor([1.0, float("nan")]), torch.ones(3).int()],
+)
+def test_a_gradient_that_is_none_is_not_kept_and_stops_nothing(tmp_path, gradient, caplog):
+    with pytest.raises(FedIFError, match="the published gradient is"):
+        read_gradient(content(1, gradient), 3)
+    keep_gradient(content(1, gradient), node(tmp_path / "kept"))
+    assert not (tmp_path / "kept").exists()
+    assert "was not kept" in caplog.text
+
+
+def test_the_page_escapes_what_it_shows_and_fetches_nothing():
+    found = inspect_examples(
+        classes(),
+        (torch.tensor([[1.0, 0.0], [2.0, 1.0]]), torch.tensor([0, 1])),
+        [
+            KeptGradient(
+                *(5, {"weight": np.eye(2, dtype=np.float32), "bias": np.zeros(2, np.float32)}),
+                *(np.ones(6, np.float32), "{}", "t", "{}"),
+            )
+        ],
+    )
+    files = [Path("/data/<b>a</b>/1.png"), Path("/data/b/2.png")]
+    lines = table_lines(found, ["<i>cat</i>", "dog"], files)
+    text = page(lines, {0: "<script>alert(1)</script>", 1: torch.rand(1, 4, 4)}, [5], 2)
+    for hostile in ("<script", "<b>a", "<i>cat"):
+        assert hostile not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "never leaves your house" in text
+    assert "guesses among your 2 classes has 0.69" in text  # log 2
+    assert text.index("Check these labels first") < text.index("<table>")
+    assert "default-src 'none'; img-src data:" in text
+    assert 'src="data:image/png;base64,' in text
+    assert "http" not in text.replace("http-equiv", "")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run on digits whose member 0 has 30 % wrong labels, and keeps the gradients."""
+    folder = tmp_path_factory.mktemp("digits")
+    config = RunConfig.from_run_config(
+        {
+            "num-clients": 4,
+            "fraction-train": 1.0,
+            "num-server-rounds": 3,
+            "local-epochs": 2,
+            "dirichlet-alpha": 1000.0,
+            "publish-gradients": True,
+            "device": "cpu",
+            "output-dir": str(folder),
+        }
+    )
+    task, wrong = noisy_task(config, 0.3, 100)
+    own = {0: {"gradients-dir": str(folder / "gradients")}}
+    run_federation(LocalGrid(client_app(task), 4, node_configs=own), config, task=task)
+    return folder, task, wrong
+
+
+def test_an_inspection_finds_flipped_labels(digits):
+    folder, task, wrong = digits
+    data = task.load("client_data", inspection.client_site(settings_of(folder), node_of(folder)))
+    found = inspect_examples(task, data, map(read_kept, kept_rounds(folder / "gradients")), "cpu")
+    assert found.rounds == (1, 2, 3)
+    count = int(wrong.sum())
+    assert count == 30
+    assert int(wrong[found.order[:count]].sum()) >= 22
+    assert int(wrong[found.agreement.argsort()[:count]].sum()) >= 18
+    # Learning the right ones goes along with the server's gradient more than the wrong ones does.
+    assert found.influence[~wrong].median() > found.influence[wrong].median()
+
+
+def settings_of(folder: Path):
+    from fedif_flower.messages.client_config import ClientConfig
+
+    return ClientConfig.from_json(read_kept(kept_rounds(folder / "gradients")[0]).config)
+
+
+def node_of(folder: Path) -> NodeConfig:
+    return NodeConfig(partition_id=0, num_partitions=4, gradients_dir=str(folder / "gradients"))
+
+
+def test_the_command_writes_a_page_and_a_table_without_a_connection(digits, monkeypatch):
+    folder = digits[0]
+
+    def refuse(*_: object, **__: object):
+        raise AssertionError("a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    output = folder / "inspection"
+    config = f'partition-id=0 num-partitions=4 gradients-dir="{folder / "gradients"}"'
+    options = ["--node-config", config, "--output-dir", str(output), "--show", "5"]
+    result = CliRunner().invoke(cli, ["inspect", *options])
+    assert result.exit_code == 0, result.output
+    assert "Nothing was sent" in result.output
+    text = (output / PAGE).read_text()
+    assert "data:image/png;base64," in text
+    with (output / TABLE).open() as file:
+        rows = list(csv.DictReader(file))
+    losses = [float(row["loss"]) for row in rows]
+    assert losses == sorted(losses, reverse=True)
+    assert {row["class"] for row in rows} == {str(i) for i in range(10)}
+    assert (output / TABLE).stat().st_mode & 0o077 == 0
+
+
+def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
+    first = read_kept(kept_rounds(run_of_an_own_task(tmp_path))[0])
+    model, data = nn.Linear(2, 2), classes().validation_data(None)
+    inspection.load_kept(model, first)
+    functional.cross_entropy(model(data[0]), data[1]).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert torch.allclose(torch.from_numpy(first.gradient), expected, atol=1e-5)
+
+
+def test_no_gradient_is_published_of_data_that_are_secret():
+    settings = {"secret-validation": True, "attribution": "simpson", "publish-gradients": True}
+    with pytest.raises(ConfigError, match=r"publish-gradients = True; allowed: false with secret"):
+        RunConfig.from_run_config(settings)
+
+
+def run_of_an_own_task(tmp_path: Path) -> Path:
+    task, folder = classes(), tmp_path / "gradients"
+    config = RunConfig.from_run_config(
+        {
+            "task": "this-app:sides",
+            "num-clients": 4,
+            "fraction-train": 1.0,
+            "num-server-rounds": 1,
+            "strategy": "fedavg",
+            "publish-gradients": True,
+            "device": "cpu",
+            "output-dir": str(tmp_path),
+        }
+    )
+    own = {0: {"gradients-dir": str(folder)}}
+    run_federation(LocalGrid(client_app(task), 4, node_configs=own), config, task=task)
+    return folder

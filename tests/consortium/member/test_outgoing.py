@@ -1,0 +1,378 @@
+"""What leaves is what the policy says, whatever a reply holds."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy, rounded
+from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.messages.arrays import pack_array, view_array
+
+MODEL = {
+    "weight": np.array([[1.0, 2.0]], np.float32),
+    "bias": np.array(0.5, np.float32),
+    "norm.running_mean": np.array([3.0], np.float32),
+    "norm.num_batches_tracked": np.array(7),
+    "mask": np.array([0.0, -np.inf], np.float32),
+}
+STATISTICS = ["*.running_mean", "*.num_batches_tracked"]
+
+
+def arrays(**changes) -> ArrayRecord:
+    values = MODEL | {name.replace("__", "."): value for name, value in changes.items()}
+    return ArrayRecord({name: pack_array(np.asarray(value)) for name, value in values.items()})
+
+
+def content(**records) -> RecordDict:
+    return RecordDict({name.replace("_", "-"): record for name, record in records.items()})
+
+
+RECEIVED = content(arrays=arrays(), config=ConfigRecord({"server-round": 1}))
+
+
+def policy(**keys) -> OutgoingPolicy:
+    return OutgoingPolicy(LeavesSettings(**keys))
+
+
+def refusal(reply: RecordDict, **keys) -> RefusedByMemberError:
+    with pytest.raises(RefusedByMemberError) as caught:
+        policy(**keys).check(RECEIVED, reply)
+    return caught.value
+
+
+def left(reply: RecordDict, **keys) -> dict[str, np.ndarray]:
+    record = policy(**keys).check(RECEIVED, reply).array_records["arrays"]
+    return {name: view_array(array) for name, array in record.items()}
+
+
+def f32(*values: float) -> np.ndarray:
+    return np.array([values], np.float32)
+
+
+# What is no policy.
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"metric-digit": 3}, "unknown key 'metric-digit'; did you mean metric-digits?"),
+        ({"metrics": "num-examples"}, "metrics = 'num-examples'; allowed: a list of names"),
+        ({"metrics": [3]}, "metrics = 3; allowed: a list of names"),
+        ({"metric-digits": 0}, "metric-digits = 0; allowed: an integer >= 1 and <= 15"),
+        ({"arrays": ["arrays.extra"]}, r"arrays = \['arrays.extra'\]; allowed: a list such as"),
+        ({"arrays": ["arrays.extra nofloat[*]"]}, "arrays = "),
+        ({"clip-length": -1.0}, "clip-length = -1.0; allowed: a number >= 0"),
+        ({"noise-multiplier": 1.0}, "clip-length = 0.0; allowed: more than 0 where noise-mult"),
+        ({"noise-multiplier": 0.001, "clip-length": 1.0}, "noise-multiplier = 0.001"),
+        (
+            {"noise-multiplier": 1.0, "clip-length": 1.0, "buffers": ["*"]},
+            "buffers = .* allowed: an empty list where noise-multiplier > 0",
+        ),
+        (
+            {"noise-multiplier": 1.0, "clip-length": 1.0, "longest-update": 2.0},
+            "longest-update = 2.0; allowed: 0 where noise-multiplier > 0",
+        ),
+        ({"noise-multiplier": 1.0, "clip-length": 1.0}, "noise-multiplier needs a log"),
+    ],
+)
+def test_a_wrong_key_is_named(table, named):
+    with pytest.raises(ConfigError, match=f"^{named}"):
+        OutgoingPolicy(LeavesSettings(**table))
+
+
+# Arrays.
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        pytest.param(
+            content(arrays=arrays(patients=np.zeros((3, 28, 28), np.float32))),
+            "an array is neither the model's nor on the list",
+            id="training data beside the model",
+        ),
+        pytest.param(
+            content(arrays=arrays(), more=ArrayRecord({"weight": pack_array(f32(1, 2))})),
+            "an array is neither the model's nor on the list",
+            id="in a record of its own",
+        ),
+        pytest.param(
+            content(arrays=arrays(weight=np.zeros((100, 784), np.float32))),
+            "an array is of another type or shape than the model's",
+            id="in the place of a parameter",
+        ),
+        pytest.param(
+            content(arrays=arrays(weight=np.array([[1.0, 2.0]]))),
+            "an array is of another type or shape than the model's",
+            id="29 more bits for each parameter",
+        ),
+        pytest.param(
+            content(arrays=arrays(norm__num_batches_tracked=np.array(8))),
+            "an array that is no parameter has changed",
+            id="an integer",
+        ),
+        pytest.param(
+            content(arrays=arrays(norm__running_mean=np.array([3.5], np.float32))),
+            "an array that is no parameter has changed",
+            id="a statistic",
+        ),
+        pytest.param(
+            content(arrays=arrays(mask=np.array([1.0, -np.inf], np.float32))),
+            "an array that is no parameter has changed",
+            id="a constant",
+        ),
+        pytest.param(
+            content(arrays=arrays(weight=f32(math.nan, 1))), "the update is not finite", id="NaN"
+        ),
+        pytest.param(
+            content(arrays=arrays(weight=f32(math.inf, 1))), "the update is not finite", id="Inf"
+        ),
+        pytest.param(
+            content(arrays=ArrayRecord({"weight": pack_array(f32(1, 1))})),
+            "an array of the model is missing",
+            id="one of five",
+        ),
+        pytest.param(
+            content(
+                arrays=ArrayRecord(
+                    {
+                        **arrays(),
+                        "weight": Array("float32", (1, 2), "numpy.ndarray", b"patients"),
+                    }
+                )
+            ),
+            "an array cannot be read",
+            id="no array",
+        ),
+    ],
+)
+def test_what_is_no_update_of_the_model_that_came_is_refused(reply, told):
+    assert refusal(reply).told == told
+
+
+def test_the_server_is_not_told_what_the_app_wrote():
+    named = {"a secret of 20 bytes": np.zeros(1)}
+    refused = refusal(content(arrays=arrays(**named)))
+    assert "a secret of 20 bytes" in str(refused)
+    assert "secret" not in refused.told
+
+
+def test_a_listed_array_leaves_in_its_type_and_shape():
+    listed = {"arrays": ["arrays.masked uint64[*]", "arrays.two float32[2,1]"]}
+    masked = ArrayRecord({"masked": pack_array(np.arange(3, dtype=np.uint64))})
+    assert left(content(arrays=masked), **listed)["masked"].tolist() == [0, 1, 2]
+    for other in (np.arange(3), np.zeros((3, 1), np.uint64), np.uint64(3)):
+        reply = content(arrays=ArrayRecord({"masked": pack_array(np.asarray(other))}))
+        assert refusal(reply, **listed).told == "an array is not as the list has it"
+    for shape, fits in (((2, 1), True), ((1, 2), False)):
+        two = ArrayRecord({"two": pack_array(np.zeros(shape, np.float32))})
+        if fits:
+            assert left(content(arrays=two), **listed)["two"].shape == shape
+        else:
+            refusal(content(arrays=two), **listed)
+
+
+def test_a_listed_buffer_may_change():
+    reply = content(
+        arrays=arrays(
+            norm__running_mean=np.array([3.5], np.float32), norm__num_batches_tracked=np.array(8)
+        )
+    )
+    found = left(reply, buffers=STATISTICS)
+    assert (found["norm.running_mean"].item(), found["norm.num_batches_tracked"].item()) == (3.5, 8)
+    broken = content(arrays=arrays(norm__running_mean=np.array([np.nan], np.float32)))
+    assert refusal(broken, buffers=STATISTICS).told == "an array is not finite"
+
+
+def test_nothing_leaves_by_an_order_a_header_or_a_record_without_content():
+    packed = arrays()
+    plain = packed["weight"].data
+    # 64 bytes of text in the header's padding, which NumPy reads as the same array.
+    padded = plain.replace(b"}", b"}" + b" " * 0, 1)
+    end = plain.index(b"\n")
+    padded = plain[:8] + (end - 9 + 64).to_bytes(2, "little") + plain[10:end] + b" " * 64
+    padded += plain[end:]
+    hidden = Array("a secret", (4, 7, 1, 1), "numpy.ndarray", padded)
+    reply = RecordDict(
+        {
+            "a secret": MetricRecord(),
+            "arrays": ArrayRecord({**dict(reversed(packed.items())), "weight": hidden}),
+            "another": ConfigRecord(),
+        }
+    )
+    found = policy().check(RECEIVED, reply)
+    assert set(found) == {"arrays"}
+    assert list(found["arrays"]) == list(MODEL)
+    assert found["arrays"]["weight"].data == plain
+    assert found["arrays"]["weight"].dtype == "float32"
+
+
+# Lengths.
+
+
+def test_a_long_update_is_refused_or_shortened():
+    reply = content(arrays=arrays(weight=f32(4.0, 2.0), bias=np.array(4.5, np.float32)))
+    # The update is (3, 0) and 4: of length 5.
+    refused = refusal(reply, longest_update=4.9)
+    assert refused.told == "the update is too long"
+    assert str(refused).endswith("5; longest-update: 4.9")
+    assert left(reply, longest_update=5.1)["weight"].tolist() == [[4.0, 2.0]]
+    shortened = left(reply, clip_length=2.5)
+    assert shortened["weight"].tolist() == [[2.5, 2.0]]
+    assert shortened["bias"].item() == 2.5
+    assert shortened["bias"].shape == ()
+    unchanged = left(reply, clip_length=5.0)
+    assert unchanged["weight"].tolist() == [[4.0, 2.0]]
+
+
+def test_the_vector_of_a_local_method_leaves_where_no_length_is_bounded():
+    vectors = [ArrayRecord({"local-method": pack_array(f32(v)[0])}) for v in (1.0, -2.0)]
+    received, reply = (
+        content(arrays=arrays(), local_method=vector, config=ConfigRecord({"server-round": 1}))
+        for vector in vectors
+    )
+    del reply["config"]
+    left = policy().check(received, reply).array_records
+    assert view_array(left["local-method"]["local-method"]).tolist() == [-2.0]
+    for limit in ("longest_update", "clip_length"):
+        with pytest.raises(RefusedByMemberError, match="local-method"):
+            policy(**{limit: 1000.0}).check(received, reply)
+
+
+def test_a_large_reply_is_refused():
+    reply = content(arrays=arrays(), metrics=MetricRecord({"num-examples": 3}))
+    held = sum(value.nbytes for value in MODEL.values())  # 32
+    size = held + len("num-examples") + 8
+    assert policy(most_bytes=size).check(RECEIVED, reply)
+    assert f"{size} bytes" in str(refusal(reply, most_bytes=size - 1))
+
+
+# Metrics and texts.
+
+
+def metrics_left(values: dict, **keys) -> dict:
+    keys = {"metrics": [f"metrics.{name}" for name in values]} | keys
+    found = policy(**keys).check(RECEIVED, content(metrics=MetricRecord(values)))
+    return dict(found.metric_records["metrics"])
+
+
+def test_metrics_are_rounded_to_significant_digits():
+    values = {"loss": 0.123456, "seconds": 98765.4, "num": 123456, "sum": 123456.0, "none": 0.0}
+    for digits, count in ((5, 123000), (6, 123456)):
+        found = metrics_left(values, metric_digits=3, count_digits=digits)
+        assert found == {"loss": 0.123, "none": 0, "num": count, "seconds": 98800, "sum": count}
+        assert [type(found[name]) for name in ("num", "sum")] == [int, float]
+    assert math.copysign(1, metrics_left({"loss": -0.0})["loss"]) == 1
+    assert metrics_left({"per-class": [0.126, 34.2]}, metric_digits=2, longest_list=2) == {
+        "per-class": [0.13, 34.0]
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "keys", "told"),
+    [
+        ({"loss": 1.0}, {"metrics": ["metrics.los", "other.loss"]}, "a metric is not on the list"),
+        ({"loss": math.nan}, {}, "a metric is not finite"),
+        ({"loss": -math.inf}, {}, "a metric is not finite"),
+        ({"loss": 1.79e308}, {"metric_digits": 2}, "a metric is not finite"),
+        ({"num": 2**63 - 1}, {"metric_digits": 5}, "a metric is not finite"),
+        ({"loss": [1.0, 2.0]}, {}, "a metric is too long a list"),
+    ],
+)
+def test_other_metrics_are_refused(values, keys, told):
+    keys = {"metrics": [f"metrics.{name}" for name in values]} | keys
+    assert refusal(content(metrics=MetricRecord(values)), **keys).told == told
+
+
+def test_bytes_hidden_in_metrics_are_gone():
+    secret = b"patient 4711 has"
+    # Six bytes in the mantissa's low bits: the metric differs by less than a millionth.
+    carried = {}
+    for position in range(0, len(secret), 2):
+        bits = struct.pack("<d", 0.7)
+        hidden = struct.unpack("<d", secret[position : position + 2] + bits[2:])[0]
+        carried[f"accuracy-{position}"] = hidden
+    assert all(abs(value - 0.7) < 1e-6 for value in carried.values())
+    low = b"".join(struct.pack("<d", value)[:2] for value in carried.values())
+    assert low == secret  # What a server that knows the trick reads.
+    assert set(metrics_left(carried, metric_digits=4).values()) == {0.7}
+
+
+def test_texts_leave_by_key_and_length():
+    answer = ConfigRecord({"partition-id": 3, "attack": ""})
+    found = policy().check(RECEIVED, content(node=answer))
+    assert found.config_records["node"] == answer
+    long = content(node=ConfigRecord({"attack": "ä" * 101}))
+    assert refusal(long, longest_text=201).told == "a value of a ConfigRecord is too long"
+    assert policy(longest_text=202).check(RECEIVED, long) == long
+    many = content(node=ConfigRecord({"attack": [1] * 26}))
+    assert refusal(many, longest_text=207).told == "a value of a ConfigRecord is too long"
+    other = content(node=ConfigRecord({"patients": "x"}))
+    assert refusal(other).told == "a value of a ConfigRecord is not on the list"
+
+
+# Whatever the reply holds.
+
+NAMES = st.sampled_from(["arrays", "metrics", "node", "weight", "num-examples", "loss", "secret"])
+VALUES = st.sampled_from(
+    [*MODEL.values(), f32(1, 1), np.zeros(3), np.array(5), np.array([["x"]]), np.array([1 + 2j])]
+)
+ARRAYS = st.one_of(
+    st.dictionaries(st.sampled_from([*MODEL, "secret"]), VALUES.map(pack_array), max_size=6),
+    st.dictionaries(st.sampled_from([*MODEL]), st.builds(
+        Array, st.just("float32"), st.just((1,)), st.just("numpy.ndarray"),
+        st.binary(max_size=20) | st.binary(max_size=90).map(lambda b: b"\x93NUMPY\x01\x00" + b),
+    ), max_size=2),
+    st.just(dict(arrays(weight=f32(1, 1)))),
+).map(ArrayRecord)  # fmt: skip
+NUMBERS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats())
+METRICS = st.dictionaries(
+    NAMES, st.one_of(NUMBERS, st.lists(st.integers(0, 9)), st.lists(st.floats())), max_size=3
+).map(MetricRecord)
+CONFIGS = st.dictionaries(
+    NAMES, st.one_of(st.text(), st.binary(), st.integers(0, 9), st.booleans()), max_size=3
+).map(ConfigRecord)
+
+
+@given(records=st.dictionaries(NAMES, ARRAYS | METRICS | CONFIGS, max_size=4))
+def test_what_leaves_is_what_the_policy_says(records):
+    limits = LeavesSettings(
+        metrics=["metrics.num-examples", "metrics.loss"],
+        config=["node.weight"],
+        longest_text=9,
+        clip_length=1.0,
+    )
+    try:
+        found = OutgoingPolicy(limits).check(RECEIVED, RecordDict(records))
+    except RefusedByMemberError:
+        return
+    assert set(found) <= {"arrays", "metrics", "node"}
+    for name, record in found.items():
+        assert record
+        if name == "arrays" and isinstance(record, ArrayRecord):
+            assert list(record) == list(MODEL)
+            values = {key: view_array(array) for key, array in record.items()}
+            update = [values[key] - MODEL[key] for key in ("weight", "bias")]
+            assert math.sqrt(sum(float((u**2).sum()) for u in update)) <= 1 + 1e-6
+            assert all(
+                values[key].tobytes() == MODEL[key].tobytes()
+                for key in MODEL
+                if key not in ("weight", "bias")
+            )
+        elif name == "metrics" and isinstance(record, MetricRecord):
+            assert set(record) <= {"num-examples", "loss"}
+            for value in record.values():
+                if not isinstance(value, list):
+                    assert rounded(value, 4) == value or value == int(value) in range(
+                        -(10**7), 10**7
+                    )
+        else:
+            assert (name, set(record)) == ("node", {"weight"})
+            assert isinstance(record, ConfigRecord)

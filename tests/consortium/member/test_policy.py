@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import re
+from datetime import date
+
+import pytest
+
+from fedif_consortium.member.policy import read_member_policy
+from fedif_flower.errors import ConfigError
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "policy.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
+    policy = read_member_policy(
+        write(
+            "state = '/var/lib/it'\n[apps]\napproved = 'here'\n[runs]\nnames = ['a/b']\n"
+            "first-day = 2026-01-31\nmost-rounds = 3\n[runs.config]\nrate = {most = 0.5}\n"
+            "[sign]\nwith-node-key = false"
+        )
+    )
+    assert str(policy.log_folder) == "/var/lib/it/node-log"
+    assert str(policy.counts) == "/var/lib/it/round-counts.json"
+    assert policy.apps.approved == tmp_path / "here"
+    assert (policy.runs.names, policy.runs.first_day) == (["a/b"], date(2026, 1, 31))
+    assert policy.config["rate"].allows(0.5)
+    assert not policy.config["rate"].allows(0.6)
+    assert not policy.sign.with_node_key
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("stat = 'x'", "unknown key 'stat'; did you mean state?"),
+        ("[app]", "unknown key 'app'; did you mean apps?"),
+        ("apps = 3", "apps = 3; allowed: a section, [apps]"),
+        ("state = 3", "state = 3; allowed: a string"),
+        ("[apps]\napprove = 'x'", "[apps] unknown key 'approve'; did you mean approved?"),
+        ("[apps]\nkeep-refused = -1", "[apps] keep-refused = -1; allowed: an integer >= 0"),
+        ("[apps]\nsigners = 'none'", "[apps] signers = 'none' has 0 keys"),
+        ("[runs]\nnames = 'a/b'", "[runs] names = 'a/b'; allowed: a list of strings"),
+        ("[runs]\nnames = [3]", "[runs] names = 3; allowed: a list of strings"),
+        ("[runs]\nfirst-day = '31.1.'", "[runs] first-day = '31.1.'; allowed: a date, such as"),
+        ("[runs]\nmost-rounds = 1.5", "[runs] most-rounds = 1.5; allowed: an integer >= 0"),
+        (
+            "[runs]\nfirst-day = 2026-01-02\nlast-day = 2026-01-01",
+            "[runs] last-day = datetime.date(2026, 1, 1); allowed: from first-day",
+        ),
+        ("[runs]\nconfig = 3", "runs.config = 3; allowed: a section, [runs.config]"),
+        ("[runs.config]\nrate = []", "[runs.config] rate = []; allowed: a value, a list"),
+        ("[leaves]\nclip-lengths = 1", "[leaves] unknown key 'clip-lengths'; did you mean clip-le"),
+        ("[leaves]\nnoise-multiplier = 1.0", "[leaves] clip-length = 0.0; allowed: more than 0"),
+        ("[sign]\nwith-node-key = 1", "[sign] with-node-key = 1; allowed: true, false"),
+    ],
+)
+def test_an_error_names_the_file_and_the_key(write, text, reason):
+    path = write(text)
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: {reason}")):
+        read_member_policy(path)

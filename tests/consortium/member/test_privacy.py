@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from scipy.stats import norm
+
+from fedif_consortium.member.node_log import NodeLog, read_node_log
+from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
+from fedif_consortium.member.privacy import PrivacyBudget, add_noise, epsilon_of, secure_normal
+from fedif_flower.errors import RefusedByMemberError, StorageError
+from fedif_flower.messages.arrays import pack_array, view_array
+
+pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
+
+TABLE = {"noise-multiplier": 2.0, "clip-length": 0.5, "most-epsilon": 4.0, "metrics": []}
+MODEL = np.zeros(1000, np.float32)
+
+
+def of(values: np.ndarray) -> RecordDict:
+    return RecordDict({"arrays": ArrayRecord({"w": pack_array(values)})})
+
+
+def budget(folder, multiplier=2.0, most=4.0) -> PrivacyBudget:
+    return PrivacyBudget(folder, noise_multiplier=multiplier, delta=1e-5, most_epsilon=most)
+
+
+# The accountant.
+
+
+@pytest.mark.parametrize("multiplier", [0.7, 1.0, 3.0])
+def test_one_release_costs_what_the_closed_form_says(multiplier):
+    """delta = Phi(1/(2z) - eps z) - e^eps Phi(-1/(2z) - eps z); Balle and Wang, 2018, Theorem 8."""
+    epsilon = epsilon_of({multiplier: 1}, 1e-5)
+    half = 1 / (2 * multiplier)
+    delta = norm.cdf(half - epsilon * multiplier)
+    delta -= math.exp(epsilon) * norm.cdf(-half - epsilon * multiplier)
+    assert delta == pytest.approx(1e-5, rel=1e-6)
+
+
+def test_several_replies_cost_what_the_accountants_of_dp_accounting_say():
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    one, other = dp_accounting.GaussianDpEvent(2.0), dp_accounting.GaussianDpEvent(5.0)
+    events = dp_accounting.ComposedDpEvent(
+        [
+            dp_accounting.SelfComposedDpEvent(one, 10),
+            dp_accounting.SelfComposedDpEvent(other, 4),
+        ]
+    )
+    own = epsilon_of({2.0: 10, 5.0: 4}, 1e-5)
+    exact = PLDAccountant().compose(events).get_epsilon(1e-5)
+    bound = RdpAccountant().compose(events).get_epsilon(1e-5)
+    assert own == pytest.approx(exact, rel=1e-3)
+    assert own <= bound * (1 + 1e-9) <= own * 1.2
+
+
+def test_four_replies_cost_what_one_with_half_the_noise_does():
+    assert epsilon_of({2.0: 4}, 1e-6) == pytest.approx(epsilon_of({1.0: 1}, 1e-6))
+
+
+# The budget.
+
+
+def test_the_budget_outlives_restarts_and_spans_runs(tmp_path):
+    first = budget(tmp_path).charge(7)
+    assert first == (pytest.approx(epsilon_of({2.0: 1}, 1e-5)), 1e-5, 1)
+    assert budget(tmp_path).charge(8).replies == 2
+    third = budget(tmp_path, multiplier=5.0).charge(7)
+    assert third == (pytest.approx(epsilon_of({2.0: 2, 5.0: 1}, 1e-5)), 1e-5, 3)
+
+
+def test_what_would_exceed_the_budget_is_refused_and_not_charged(tmp_path):
+    own = budget(tmp_path)
+    affordable = next(n for n in range(1, 100) if epsilon_of({2.0: n + 1}, 1e-5) > 4)
+    costs = [own.charge(1).epsilon for _ in range(affordable)]
+    with pytest.raises(RefusedByMemberError, match="most-epsilon = 4") as refused:
+        own.charge(1)
+    assert refused.value.told == "the privacy budget is spent"
+    assert costs == sorted(costs)
+    assert costs[-1] <= 4
+    before = (tmp_path / "privacy.json").read_bytes()
+    with pytest.raises(RefusedByMemberError):
+        own.charge(2)
+    assert (tmp_path / "privacy.json").read_bytes() == before
+    assert budget(tmp_path, most=6.0).charge(2).replies == len(costs) + 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"a": {"1": {"x": 2}}}', '{"a": {"1": [2]}}'])
+def test_a_damaged_budget_is_no_fresh_one(tmp_path, text):
+    (tmp_path / "privacy.json").write_text(text)
+    with pytest.raises(StorageError, match=r"privacy\.json is damaged"):
+        budget(tmp_path).charge(1)
+
+
+# The noise.
+
+
+def test_noise_comes_from_the_operating_systems_randomness(monkeypatch):
+    # Words by hand: the lowest bit is the sign, the rest where P(Z < -|z|) lies in 0 to 1/2.
+    tails = np.array([norm.cdf(-1.0), norm.cdf(-2.5), norm.cdf(-6.0)])
+    words = (np.round(tails * 2.0**65).astype(np.uint64) & ~np.uint64(1)) | np.array(
+        [1, 0, 1], np.uint64
+    )
+    monkeypatch.setattr(os, "urandom", lambda size: words.tobytes()[:size])
+    assert secure_normal(3) == pytest.approx([1.0, -2.5, 6.0], rel=1e-6)
+
+
+def test_the_furthest_draws_are_finite(monkeypatch):
+    for byte in (b"\x00", b"\xff", b"\x01"):
+        monkeypatch.setattr(os, "urandom", lambda size, byte=byte: byte * size)
+        assert np.isfinite(secure_normal(2)).all()
+
+
+@pytest.mark.parametrize("values", [np.zeros(500), np.full(500, 1 / 3), np.full((5, 100), 1e-12)])
+def test_noisy_values_lie_on_one_grid_whatever_they_were(values):
+    found = add_noise(values, 0.3)
+    assert found.shape == values.shape
+    steps = found / 2.0**-18  # 0.3 lies in 1/4 to 1/2; the grid is 2^-16 of that
+    assert (steps == np.rint(steps)).all()
+    assert len(np.unique(found)) > 400
+
+
+# Together.
+
+
+@pytest.fixture
+def log(tmp_path):
+    with NodeLog(tmp_path / "log", now=lambda: datetime(2026, 11, 23, tzinfo=UTC)) as found:
+        yield found
+
+
+def test_a_reply_leaves_shortened_and_with_noise(log):
+    policy = OutgoingPolicy(LeavesSettings(**TABLE), log)
+    update = np.zeros_like(MODEL)
+    update[0] = 1e6
+    found = policy.check(of(MODEL), of(MODEL + update), run_id=7)
+    values = view_array(found.array_records["arrays"]["w"]).astype(np.float64)
+    # Noise of 2 * 0.5 on 0.5 and 999 zeros: seven standard errors.
+    assert abs(values[0] - 0.5) < 7
+    assert abs(values[1:].mean()) < 7 / math.sqrt(999)
+    assert values[1:].std() == pytest.approx(1.0, abs=7 / math.sqrt(2 * 999))
+    again = policy.check(of(MODEL), of(MODEL + update), run_id=7)
+    assert again != found
+    one, two = read_node_log(log.folder).entries
+    assert (one["kind"], one["run"], one["replies"], two["replies"]) == ("privacy", 7, 1, 2)
+    assert one["epsilon"] == pytest.approx(epsilon_of({2.0: 1}, 1e-5))
+
+
+def test_a_reply_without_an_update_costs_nothing(log):
+    policy = OutgoingPolicy(LeavesSettings(**{**TABLE, "metrics": ["metrics.loss"]}), log)
+    policy.check(of(MODEL), RecordDict({"metrics": MetricRecord({"loss": 1.0})}))
+    with pytest.raises(RefusedByMemberError):
+        policy.check(of(MODEL), RecordDict({**of(MODEL), "x": MetricRecord({"y": 1})}))
+    assert read_node_log(log.folder).entries == []
+    assert not (log.folder / "privacy.json").exists()
+
+
+def test_nothing_leaves_once_the_budget_is_spent(log):
+    policy = OutgoingPolicy(LeavesSettings(**{**TABLE, "most-epsilon": 2.2}), log)
+    policy.check(of(MODEL), of(MODEL))
+    with pytest.raises(RefusedByMemberError) as refused:
+        policy.check(of(MODEL), of(MODEL))
+    assert refused.value.told == "the privacy budget is spent"
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from fedif_flower.errors import StorageError
+from fedif_consortium.member.privacy import PrivacyBudget
+own = PrivacyBudget(Path(sys.argv[1]), noise_multiplier=2.0, delta=1e-5, most_epsilon=9.0)
+own.charge(1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+try:
+    own.charge(1)
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_a_release_that_cannot_be_written_down_does_not_leave(tmp_path):
+    pytest.importorskip("resource", reason="no file-size limits on this system")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "cannot write" in done.stdout
+    assert budget(tmp_path, most=9.0).charge(1).replies == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["privacy.json"]

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import re
+from datetime import date
+
+import pytest
+
+from fedif_consortium.member.run_rules import Accepted, AskedRun, RunRules
+from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.run.config import RunConfig, default_run_config
+
+CONFIG = {"rounds": 10, "rate": 0.1, "name": "a", "masked": False}
+
+
+def asked(name="fedif/app", federation="@none/default", **overridden):
+    return AskedRun(name, federation, {**CONFIG, **overridden}, overridden)
+
+
+@pytest.mark.parametrize(
+    ("written", "allowed", "refused"),
+    [
+        (5, [5, 5.0], [4, "5", True]),
+        (["a", "b"], ["a", "b"], ["c", 1]),
+        (True, [True], [False, 1]),
+        ([0, 1], [0, 1], [True, False]),
+        ({"least": 1, "most": 3}, [1, 2.5, 3], [0.9, 4, "2", True, float("nan")]),
+        ({"most": 3}, [-1e9, 3], [3.1]),
+        ({"least": 1}, [1e9], [0, float("nan")]),
+    ],
+)
+def test_a_line_says_which_values_are_accepted(written, allowed, refused):
+    accepted = Accepted.from_toml("key", written)
+    assert [value for value in allowed if not accepted.allows(value)] == []
+    assert [value for value in refused if accepted.allows(value)] == []
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ([], "[runs.config] key = []; allowed: a value, a list"),
+        ([[1]], "[runs.config] key = [[1]]; allowed"),
+        ({}, "[runs.config] key = {}; allowed"),
+        ({"leest": 1}, "[runs.config] key: unknown key 'leest'; did you mean least?"),
+        ({"least": "1"}, "[runs.config] key: least = '1'; allowed: a number"),
+        ({"most": True}, "[runs.config] key: most = True; allowed: a number"),
+        (date(2026, 1, 1), "[runs.config] key = datetime.date(2026, 1, 1); allowed"),
+    ],
+)
+def test_another_line_is_an_error_that_names_the_key(written, reason):
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        Accepted.from_toml("key", written)
+
+
+@pytest.mark.parametrize(
+    ("rules", "run", "reason"),
+    [
+        ({"names": ["x/y"]}, asked(), "app fedif/app is none that this member takes part in: nam"),
+        ({"federations": ["@a/b"]}, asked(), "federation @none/default is none that this member"),
+        ({}, asked(rate=0.6), "run config rate = 0.6; this member accepts at least 0 and at most"),
+        ({}, asked(rounds=11), "run config rounds = 11; this member accepts the app's own value"),
+        ({"unknown_keys": True}, asked(name_="x", rate=9), "run config rate = 9; this member"),
+    ],
+)
+def test_a_run_outside_the_policy_is_refused_by_the_line_s_name(rules, run, reason):
+    accepted = {"rate": Accepted(least=0, most=0.5)}
+    with pytest.raises(RefusedByMemberError, match=re.escape(reason)):
+        RunRules(**rules).check_run(run, accepted)
+
+
+@pytest.mark.parametrize(
+    ("rules", "run"),
+    [
+        ({}, asked()),
+        ({}, asked(rate=0.5)),
+        ({"names": ["x/y", "fedif/app"], "federations": ["@none/default"]}, asked(rate=0)),
+        ({"unknown_keys": True}, asked(rounds=11)),
+    ],
+)
+def test_a_run_within_the_policy_is_not(rules, run):
+    # A key that the app does not have is nobody's.
+    accepted = {"rate": Accepted(least=0, most=0.5), "absent": Accepted((1,))}
+    RunRules(**rules).check_run(run, accepted)
+
+
+def told(**config) -> dict:
+    """Return what an honest server tells clients of a run."""
+    keys = {key.replace("_", "-"): value for key, value in config.items()}
+    return RunConfig.from_run_config(keys).part(ClientConfig).to_mapping()
+
+
+ATTACKED = {"attack": "ipm", "malicious-fraction": 0.25, "ipm.epsilon": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (default_run_config(), told(num_clients=7)),  # And learning-rate, which is "auto", too.
+        (default_run_config() | ATTACKED, told(**ATTACKED)),
+        ({}, told()),
+        ({}, told(task="this-app:wards")),
+        (ATTACKED | {"seed": 3}, told(**ATTACKED, seed=3)),
+        ({"attack": "alie"}, told(attack="alie")),  # alie.z is "auto".
+    ],
+)
+def test_what_an_honest_server_tells_is_not_refused(config, message):
+    RunRules().check_told(message, config, {})
+    listed = {"local-epochs": Accepted(most=5), "attack": Accepted(("none", "ipm", "alie"))}
+    for unknown_keys in (True, False):
+        RunRules(unknown_keys=unknown_keys).check_told(message, config, listed)
+
+
+@pytest.mark.parametrize("config", [{}, default_run_config(), {"local-epochs": "auto"}])
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("momentum", 0.95, "says momentum = 0.95; this member accepts 0.9"),
+        ("seed", False, "says seed = False; this member accepts 0"),
+        ("batch_size", 16, "says batch_size = 16; this member accepts"),
+        ("label-noise.of", 1, "says label-noise.of = 1; this member accepts"),
+        ("task", "wards:task", "says task = 'wards:task'; this member accepts 'images'"),
+        ("attack", "label-noise", "says attack = 'label-noise'; this member accepts 'none'"),
+    ],
+)
+def test_a_message_that_says_what_the_run_does_not_is_refused(config, key, value, reason):
+    message = told() | {key: value}
+    with pytest.raises(RefusedByMemberError, match=re.escape(reason)):
+        RunRules().check_told(message, config, {})
+    RunRules(unknown_keys=True).check_told(message, config, {})
+    with pytest.raises(RefusedByMemberError, match=re.escape(reason.partition(";")[0])):
+        RunRules(unknown_keys=True).check_told(message, config, {key: Accepted(("x",))})

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_consortium.statement.account import (
+    decisive_row,
+    gain_shares,
+    intervals,
+    settle,
+    share_out,
+    withheld_shares,
+)
+from fedif_consortium.statement.records import read_run
+from tests.consortium.statement.runs import make_run
+
+NATS = st.floats(-10, 10, allow_nan=False)
+
+
+def account(tmp_path, contributions, budget_cents=None, **more):
+    return settle(read_run(make_run(tmp_path / "run", contributions, **more)), budget_cents)
+
+
+def by_name(found):
+    return {member.name: member for member in found.members}
+
+
+def test_a_run_worked_out_by_hand(tmp_path):
+    rounds = [{0: 0.5, 1: 0.25, 2: -0.125}, {0: 0.5, 2: -0.125}]
+    found = account(tmp_path, rounds, 1000_00, remainder=0.0625, names={1: "hospital-2"})
+    assert (found.rounds, found.loss_before, found.loss_after) == (2, 2.0, 0.875)
+    assert (found.decrease, found.attributed, found.remainder) == (1.125, 1.0, 0.125)
+    assert found.gained == 1.25
+    assert [m.name for m in found.members] == ["client 0", "hospital-2", "client 2"]
+    first, second, third = found.members
+    assert (first.contribution, second.contribution, third.contribution) == (1.0, 0.25, -0.25)
+    assert (first.share, second.share, third.share) == (0.8, 0.2, 0.0)
+    assert (first.cents, second.cents, third.cents) == (800_00, 200_00, 0)
+    assert (first.taken_part, second.taken_part) == (2, 1)
+    assert (first.examples, first.weight_score) == (100.0, 0.5)
+    # A third of 0.625, and half of 0.375.
+    assert first.equal_part == pytest.approx(0.625 / 3 + 0.375 / 2)
+    assert second.equal_part == pytest.approx(0.625 / 3)
+
+
+def test_what_lies_beyond_the_bounds_is_paid_to_nobody():
+    # Contributions 6 and 2, of which 3 and 2 are credited: of 8 in all, 5 are paid.
+    shares = gain_shares([3.0, 2.0], Fraction(8))
+    assert shares == [Fraction(3, 8), Fraction(2, 8)]
+    assert share_out(1000_00, [*shares, 1 - sum(shares)]) == [375_00, 250_00, 375_00]
+    # Where some lost what others gained, credits are shared among those who have any.
+    assert gain_shares([3.0, -9.0, 1.0], Fraction(-5)) == [Fraction(3, 4), 0, Fraction(1, 4)]
+
+
+def test_two_members_that_cancel_take_nobodys_pay(tmp_path):
+    # The pair gains 100 and loses 100; of the 100 it is credited with as much as the others.
+    rounds = [{0: 1.0, 1: 1.0, 2: 100.0, 3: -100.0}]
+    found = by_name(account(tmp_path, rounds, 90_00, credited={2: 0.01}))
+    assert [found[f"client {i}"].cents for i in range(4)] == [30_00, 30_00, 30_00, 0]
+
+
+def test_one_step_that_cannot_be_attributed_takes_nobodys_pay(tmp_path):
+    # Round 3 throws the loss from 0.5 to 20.5, round 4 brings it back; both belong to nobody.
+    rounds = [{0: 0.75, 1: 0.25}, {0: 0.25, 1: 0.25}, {1: -50.0}, {0: 15.0, 1: 5.0}, {0: 0.125}]
+    found = account(tmp_path, rounds, 100_00, remainders={3: 30.0})
+    assert (found.left_out, found.unpaid, found.remainder) == ((3, 4), "", 0.0)
+    assert (found.rounds, found.last_round, found.decrease) == (5, 5, 1.625)
+    members = by_name(found)
+    assert members["client 0"].contribution == 1.125
+    assert [m.cents for m in found.members] == [69_23, 30_77]
+    assert members["client 1"].taken_part == 4  # It did take part in what counts for nobody.
+    # A loss that never comes back leaves all later rounds out.
+    found = account(tmp_path / "late", rounds[:4], 100_00, remainders={3: 30.0, 4: -1.0})
+    assert (found.left_out, found.decrease) == ((3, 4), 1.5)
+
+
+def test_what_bounds_withhold_is_told_for_each_member():
+    # Of 8 in all, 3 of the first's 6 are credited; what is negative withholds nothing.
+    assert withheld_shares([6.0, 3.0, -1.0], [3.0, 3.0, -2.0]) == [Fraction(3, 8), 0, 0]
+
+
+def test_credit_is_read_from_the_records(tmp_path):
+    rounds = [{0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.25}]
+    run_dir = make_run(tmp_path / "run", rounds, credited={0: 0.5})
+    found = settle(read_run(run_dir), 100_00)
+    first, second = found.members
+    assert (first.contribution, first.credited, second.credited) == (1.0, 0.5, 0.5)
+    assert (found.uncredited, found.nobody_cents) == (0.5, 33_33)
+    assert (first.cents, second.cents) == (33_34, 33_33)
+    # Without bounds the first would have a third more.
+    assert (first.withheld, first.withheld_cents) == (pytest.approx(1 / 3), 33_33)
+    assert (second.withheld, second.withheld_cents) == (0.0, 0)
+    assert found.decrease == found.attributed + found.remainder
+
+
+def test_refusals_and_absence_are_told_apart(tmp_path):
+    away = {(1, 1): "no reply before the deadline", (2, 1): "client error 2: out of memory"}
+    refused = {(1, 2): "array 'w' is not finite", (2, 2): "array 'w' is not finite"}
+    rounds, reasons = [{0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.0}], away | refused
+    statuses = {(1, 1): "away", (2, 1): "failed"}
+    found = by_name(account(tmp_path, rounds, rejections=reasons, statuses=statuses))
+    absent, nonsense = found["client 1"], found["client 2"]
+    assert (absent.asked, absent.taken_part, absent.refused, absent.away) == (3, 1, 0, 2)
+    assert (nonsense.asked, nonsense.taken_part, nonsense.refused) == (2, 0, 2)
+    assert nonsense.refusals == (("array 'w' is not finite", 2),)
+    assert nonsense.contribution == 0.0
+    assert nonsense.verdict.level == "quarantine"
+
+
+def test_a_late_reply_is_one_request(tmp_path):
+    run_dir = make_run(tmp_path / "run", [{0: 1.0}, {0: 1.0, 1: 0.5}], late={(2, 1): 1})
+    (late,) = (m for m in settle(read_run(run_dir)).members if m.partition_id == 1)
+    assert (late.asked, late.taken_part, late.late, late.away) == (1, 1, 1, 0)
+
+
+def test_completeness_is_of_the_whole_run_whichever_rounds_count(tmp_path):
+    silent = {(t, 1): "no reply before the deadline" for t in (1, 2, 3)}
+    statuses = dict.fromkeys(silent, "away")
+    rounds = [{0: 1.0}, {0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.5}]
+    records = read_run(make_run(tmp_path / "run", rounds, rejections=silent, statuses=statuses))
+    found = settle(records.since(4))
+    assert [(m.name, m.asked, m.away) for m in found.members if m.partition_id == 1] == [
+        ("client 1", 1, 0)
+    ]
+    assert found.completeness is not None
+    assert found.completeness.verdict == "incomplete"
+    assert found.completeness.members[0].rounds == "---+"
+
+
+def test_the_end_of_a_registration_is_no_crash(tmp_path):
+    reasons = {(1, 1): "no reply before the deadline", (2, 1): "its registration ended"}
+    statuses = {(1, 1): "away", (2, 1): "revoked"}
+    rounds = [{0: 1.0, 2: 0.5}] * 2
+    found = by_name(
+        account(
+            tmp_path,
+            rounds,
+            rejections=reasons | {(1, 3): "slow"},
+            statuses=statuses | {(1, 3): "away"},
+        )
+    )
+    assert (found["client 1"].away, found["client 1"].refused) == (2, 0)
+    revoked = {name: member.revoked_in for name, member in found.items()}
+    assert revoked == {f"client {i}": 2 if i == 1 else None for i in range(4)}
+
+
+def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
+    # Round 2 brought 2 of 3.
+    rounds = [{0: 0.125, 1: 0.125}, {0: 2.5, 1: -0.5}, *[{0: 0.125, 1: 0.125}] * 3]
+    found = account(tmp_path, rounds)
+    assert (found.decisive_round, found.decisive, found.attributed) == (2, 2.0, 3.0)
+    members = by_name(found)
+    assert members["client 0"].other_rounds == 0.5
+    assert members["client 1"].other_rounds == 0.5
+    assert members["client 0"].other_interval is None  # four rounds say nothing
+    found = account(tmp_path, [*rounds, {0: 0.125, 1: 0.0}])
+    assert found.members[0].other_interval == (0.625, 0.625)
+    # Half of it does not decide, nor do rounds of a run that gained nothing.
+    even = account(tmp_path, [{0: 0.5}, *[{0: 0.125}] * 4])
+    assert (even.decisive_round, even.members[0].other_rounds) == (None, None)
+    assert decisive_row([1.0, -3.0, 0.5, 0.5, 0.5]) is None
+    assert decisive_row([1.0, 0.0, 0.0, 0.0]) is None
+    assert decisive_row([0.0] * 9) is None
+
+
+def test_rounds_before_the_first_that_counts_count_for_nothing(tmp_path):
+    rounds = [{0: 2.0, 2: 1.0}, {0: 0.25, 1: 0.75}, {1: 0.5}]
+    run_dir = make_run(tmp_path / "run", rounds, remainder=0.125)
+    found = settle(read_run(run_dir).since(2), 100_00)
+    assert (found.first_round, found.last_round, found.rounds) == (2, 3, 2)
+    assert (found.loss_before, found.decrease, found.remainder) == (-1.125, 1.75, 0.25)
+    assert [(m.contribution, m.cents) for m in found.members] == [
+        (1.25, 83_33),
+        (0.25, 16_67),
+        (0.0, 0),
+    ]
+    # Half of round 2, and nothing of the first; who was in that alone is still told of.
+    assert by_name(found)["client 0"].equal_part == 0.5
+    assert by_name(found)["client 2"].asked == 0
+
+
+def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
+    found = account(tmp_path, [{0: 1.0, -1: 0.5}], node_ids={0: 11, -1: 22})
+    assert set(by_name(found)) == {"client 0", "node 22"}
+    found = account(tmp_path, [{0: 1.0, 1: 0.5, 2: 0.5}], names={0: "clinic", 1: "clinic"})
+    assert set(by_name(found)) == {"clinic (0)", "clinic (1)", "client 2"}
+
+
+def test_a_member_drawn_once_has_a_wide_interval_and_one_drawn_always_a_narrow_one():
+    rounds = np.zeros((20, 3))
+    rounds[:, 0] = 0.05  # every round
+    rounds[7, 1] = 1.0  # once
+    found = intervals(rounds)
+    np.testing.assert_allclose(found[0], [1.0, 1.0])
+    np.testing.assert_allclose(found[1], [0.0, 3.0])
+    assert found[2].tolist() == [0.0, 0.0]
+
+
+def test_intervals_cover_the_sum_they_are_of():
+    # Rounds drawn from one distribution: 95 % of intervals hold the expected sum, for most.
+    generator = np.random.default_rng(1)
+    covered = 0
+    for _ in range(100):
+        low, high = intervals(generator.normal(1.0, 1.0, size=(50, 1)))[0]
+        covered += low <= 50.0 <= high
+    assert 86 <= covered <= 100
+
+
+def test_few_rounds_have_no_interval_and_the_same_records_the_same_one():
+    assert intervals(np.ones((4, 2))) is None
+    values = np.random.default_rng(0).normal(size=(30, 4))
+    assert np.array_equal(intervals(values), intervals(values))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "remainder", "words"),
+    [
+        ([{0: 0.5, 1: -0.75}], 0.0, "did not fall"),
+        ([{0: 0.5}, {0: -0.5}], 0.0, "did not fall"),
+        ([{0: 1.0, 1: 0.5}], -1.0, "the remainder is 200% of it"),
+        ([{0: 0.25, 1: 0.25}], 0.75, "the remainder is 60% of it"),
+        ([{0: -0.25, 1: 0.0}], 0.375, "the remainder is 300% of it"),
+        ([{0: 0.0, 1: 0.0}], 0.0, "did not fall"),
+    ],
+)
+def test_a_run_without_gain_or_whose_contributions_do_not_add_up_pays_nobody(
+    rounds, remainder, words, tmp_path
+):
+    found = account(tmp_path, rounds, 1000_00, remainder=remainder)
+    assert words in found.unpaid
+    assert {member.share for member in found.members} == {0.0}
+    assert {member.cents for member in found.members} == {0}
+
+
+def test_a_remainder_up_to_half_of_the_fall_leaves_the_shares(tmp_path):
+    found = account(tmp_path, [{0: 0.375, 1: 0.125}], 1000_00, remainder=0.5)
+    assert found.unpaid == ""
+    assert [member.cents for member in found.members] == [750_00, 250_00]
+
+
+@given(st.lists(NATS, min_size=1, max_size=30), st.integers(0, 10**9))
+def test_amounts_add_up_to_the_budget_to_the_cent(contributions, cents):
+    shares = gain_shares(contributions)
+    paid = share_out(cents, shares)
+    if any(value > 0 for value in contributions):
+        assert sum(paid) == cents
+        assert sum(shares) == 1
+    else:
+        assert sum(paid) == 0
+    for value, share, amount in zip(contributions, shares, paid, strict=True):
+        assert abs(amount - cents * share) < 1
+        if value <= 0:
+            assert (share, amount) == (0, 0)
+
+
+@given(st.lists(NATS, min_size=2, max_size=10), st.integers(0, 10**6))
+def test_who_contributed_more_is_paid_no_less(contributions, cents):
+    paid = share_out(cents, gain_shares(contributions))
+    ranked = sorted(range(len(paid)), key=lambda i: contributions[i])
+    for low, high in pairwise(ranked):
+        if contributions[low] < contributions[high]:
+            assert paid[low] <= paid[high]
+
+
+def test_the_cents_left_over_go_to_the_largest_fractions():
+    thirds = [Fraction(1, 3)] * 3
+    assert share_out(100, thirds) == [34, 33, 33]
+    assert share_out(10, [Fraction(26, 100), Fraction(48, 100), Fraction(26, 100)]) == [3, 5, 2]
+
+
+@given(st.lists(NATS, min_size=5, max_size=12), st.integers(2, 5))
+def test_splitting_a_contribution_into_identities_gains_nothing(values, identities):
+    whole = gain_shares([math.fsum(values), 3.0])[0]
+    split = gain_shares([*(math.fsum(values) / identities for _ in range(identities)), 3.0])
+    assert float(sum(split[:-1])) == pytest.approx(float(whole), rel=1e-12)
+
+
+def test_classes_are_summed_over_rounds(tmp_path):
+    found = account(tmp_path, [{0: 0.5, 1: 0.25}, {0: 0.5}], by_class=2)
+    assert by_name(found)["client 0"].by_class == (0.5, 0.5)
+    assert by_name(found)["client 1"].by_class == (0.125, 0.125)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedif_consortium.evidence.chained_log import ChainedLog
+from fedif_consortium.evidence.dsse import read_envelope
+from fedif_consortium.evidence.keys import fingerprint, key_id
+from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.countersign import envelope_of, merge_signatures, sign_statement
+from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR
+from fedif_consortium.statement.verify import verify
+from fedif_flower.errors import ConfigError, FedIFError, StatementError
+from tests.consortium.statement.runs import make_run
+
+KEYS = {
+    "hospital-a": ec.generate_private_key(ec.SECP384R1()),
+    "hospital-b": Ed25519PrivateKey.generate(),
+}
+MEMBERS = {name: key.public_key() for name, key in KEYS.items()}
+ROUNDS = [{0: 0.5, 1: 0.25}] * 5
+
+
+@pytest.fixture
+def run_dir(tmp_path, key) -> Path:
+    """A run with a statement."""
+    run_dir = make_run(tmp_path / "run", ROUNDS)
+    make_statement(run_dir, key, budget_cents=1000_00)
+    return run_dir
+
+
+@pytest.fixture
+def pages(tmp_path, run_dir) -> dict[str, Path]:
+    """What each member got: its page, and the manifest beside it."""
+    found = {}
+    for number, name in enumerate(KEYS, start=1):
+        (tmp_path / name).mkdir()
+        shutil.copy(run_dir / "statement" / ENVELOPE, tmp_path / name)
+        page = run_dir / "statement" / "members" / f"00{number}.html"
+        found[name] = shutil.copy(page, tmp_path / name / "statement.html")
+    return found
+
+
+def names(path: Path, members=MEMBERS) -> list[str]:
+    return [signer.name for signer in verify(path, members=members).signed.signers]
+
+
+def put(path: Path, envelope) -> None:
+    envelope_of(path).write_bytes(envelope.to_bytes())
+
+
+def test_members_sign_their_pages_and_the_operator_collects(run_dir, pages, key):
+    sent = [sign_statement(page, KEYS[name]) for name, page in pages.items()]
+    assert names(pages["hospital-a"]) == [OPERATOR, "hospital-a"]
+    assert merge_signatures(run_dir, sent, MEMBERS) == {"hospital-a": True, "hospital-b": True}
+    assert merge_signatures(run_dir, sent[:1], MEMBERS) == {
+        "hospital-a": False,
+        "hospital-b": False,
+    }
+    found = verify(run_dir, fingerprint(key.public_key()), MEMBERS).signed.signers
+    assert [(signer.name, signer.key) for signer in found] == [
+        (OPERATOR, fingerprint(key.public_key())),
+        *((name, fingerprint(key)) for name, key in MEMBERS.items()),
+    ]
+
+
+def test_a_run_s_folder_is_signed_in_place_after_it_was_verified(run_dir):
+    assert sign_statement(run_dir, KEYS["hospital-b"]) == run_dir / "statement" / ENVELOPE
+    assert names(run_dir) == [OPERATOR, "hospital-b"]
+
+
+def test_a_signer_that_nobody_knows_is_said_and_not_checked(run_dir):
+    sign_statement(run_dir, KEYS["hospital-a"])
+    operator, other = verify(run_dir).signed.signers
+    assert (operator.name, other.name, other.key) == (OPERATOR, "", key_id(MEMBERS["hospital-a"]))
+
+
+def test_nothing_is_signed_that_does_not_verify(run_dir, pages):
+    before = envelope_of(run_dir).read_bytes()
+    with pytest.raises(StatementError, match="signed by another key"):
+        sign_statement(run_dir, KEYS["hospital-a"], operator="aaaa bbbb")
+    page = pages["hospital-a"]
+    page.write_text(page.read_text() + " ")
+    (run_dir / "clients.csv").write_text("")
+    for path in (run_dir, page):
+        with pytest.raises(StatementError, match="was changed"):
+            sign_statement(path, KEYS["hospital-a"])
+        assert envelope_of(path).read_bytes() == before
+
+
+def test_a_member_cannot_deny_what_it_signed(run_dir):
+    """Its signature is checked by its public key, and no other key makes one that fits."""
+    sign_statement(run_dir, KEYS["hospital-a"])
+    assert names(run_dir) == [OPERATOR, "hospital-a"]
+    swapped = {"hospital-a": MEMBERS["hospital-b"], "hospital-b": MEMBERS["hospital-a"]}
+    assert names(run_dir, swapped) == [OPERATOR, "hospital-b"]
+    envelope = read_envelope(envelope_of(run_dir).read_bytes(), "")
+    first, own = envelope.signatures
+    # Nor does it under another key's id: who takes a signature over is found out.
+    as_b = replace(own, keyid=key_id(MEMBERS["hospital-b"]))
+    put(run_dir, replace(envelope, signatures=(first, as_b)))
+    with pytest.raises(StatementError, match="signature of hospital-b does not fit"):
+        verify(run_dir, members=MEMBERS)
+
+
+def test_a_signature_of_another_statement_is_false(run_dir, tmp_path, key):
+    sign_statement(run_dir, KEYS["hospital-a"])
+    copied = read_envelope(envelope_of(run_dir).read_bytes(), "").signatures[1]
+    other = make_run(tmp_path / "other", ROUNDS)
+    make_statement(other, key)
+    sent = tmp_path / "sent.json"
+    shutil.copy(envelope_of(run_dir), sent)
+    with pytest.raises(StatementError, match=r"sent\.json: it is of another statement"):
+        merge_signatures(other, [sent], MEMBERS)
+    own = read_envelope(envelope_of(other).read_bytes(), "")
+    sent.write_bytes(own.with_signature(copied).to_bytes())
+    with pytest.raises(StatementError, match=r"sent\.json: the signature of hospital-a does not"):
+        merge_signatures(other, [sent], MEMBERS)
+    assert names(other) == [OPERATOR]
+    shutil.copy(sent, envelope_of(other))
+    with pytest.raises(StatementError, match="the signature of hospital-a does not fit"):
+        verify(other, members=MEMBERS)
+    assert names(other, {}) == [OPERATOR, ""]
+
+
+def test_a_stranger_s_signature_is_not_taken(run_dir, tmp_path):
+    sign_statement(run_dir, Ed25519PrivateKey.generate())
+    sent = shutil.copy(envelope_of(run_dir), tmp_path / "sent.json")
+    with pytest.raises(
+        StatementError, match=r"sent\.json: a signature with key '.*', which is no member's"
+    ):
+        merge_signatures(run_dir, [Path(sent)], MEMBERS)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"x" * (2**20 + 1), None])
+def test_what_is_no_manifest_is_named(run_dir, tmp_path, content):
+    sent = tmp_path / "sent.json"
+    if content is not None:
+        sent.write_bytes(content)
+    with pytest.raises((ConfigError, StatementError), match=r"sent\.json"):
+        merge_signatures(run_dir, [sent], MEMBERS)
+
+
+def test_a_keeper_signs_what_its_log_agrees_with(tmp_path, key):
+    lines: list[str] = []
+    log = ChainedLog(write=lines.append)
+    log.append({"asked": "open"})
+    run_dir = make_run(tmp_path / "run", ROUNDS)
+    masking = run_dir / "masking.json"
+    masking.write_text(json.dumps({"keeper": "https://keeper:9443", "log": log.head}))
+    log.append({"asked": "open", "run": 2})  # The keeper has gone on.
+    make_statement(run_dir, key)
+    file = tmp_path / "log.txt"
+    for text, error in (
+        ("", "log.txt does not hold"),
+        (lines[1], "line 1 of .*log.txt does not follow"),
+        (lines[0].replace("open", "sum"), "line 1 of .*log.txt does not follow"),
+    ):
+        file.write_text(text)
+        with pytest.raises(FedIFError, match=error):
+            sign_statement(run_dir, KEYS["hospital-a"], keeper_log=file)
+    assert names(run_dir) == [OPERATOR]
+    file.write_text("\n".join(lines) + "\n")
+    sign_statement(run_dir, KEYS["hospital-a"], keeper_log=file)
+    assert names(run_dir) == [OPERATOR, "hospital-a"]
+    plain = make_run(tmp_path / "plain", ROUNDS)
+    make_statement(plain, key)
+    with pytest.raises(ConfigError, match="not the folder of a masked run"):
+        sign_statement(plain, KEYS["hospital-a"], keeper_log=file)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from client_app import app as client_app
+from fedif_consortium.statement import member_pages as module
+from fedif_consortium.statement.delivery_messages import ACTION, Delivery, read_receipt
+from fedif_consortium.statement.member_pages import MAX_STATEMENTS, write_statement
+from fedif_consortium.statement.page_messages import MAX_PAGE_BYTES, PAGE_HEAD
+from fedif_flower.errors import StorageError
+from fedif_flower.runtime.local_grid import LocalGrid
+
+PAGE = PAGE_HEAD.encode() + b"<title>hospital-2</title>"
+
+
+def send(content: RecordDict, **node_config: str):
+    """Send a message to a node and return its receipt."""
+    grid = LocalGrid(client_app, 1, node_configs={0: node_config})
+    message = Message(content, 1000, f"{MessageType.QUERY}.{ACTION}")
+    (reply,) = grid.send_and_receive([message])
+    return read_receipt(reply.content)
+
+
+def test_a_node_keeps_its_page_and_what_checks_it(tmp_path):
+    folder = tmp_path / "statements"
+    content = Delivery(PAGE, b"{}").to_content()
+    for _ in range(2):
+        assert send(content, **{"statement-dir": str(folder)}).kept
+    first, second = sorted(folder.iterdir())
+    for kept in (first, second):
+        assert {path.name for path in kept.iterdir()} == {
+            *("statement.html", "manifest.intoto.json"),
+        }
+        assert (kept / "statement.html").read_bytes() == PAGE
+        assert (kept / "manifest.intoto.json").read_bytes() == b"{}"
+
+
+def test_a_node_without_a_folder_keeps_nothing_and_wants_nothing():
+    receipt = send(Delivery(PAGE, b"{}").to_content())
+    assert (receipt.kept, receipt.wanted) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"page": PAGE + b"x" * MAX_PAGE_BYTES}, "bytes; allowed: 1048576"),
+        ({"page": b"<html><script>alert(1)</script>"}, "the policy that forbids scripts"),
+        ({"page": PAGE + b"\xff"}, "no UTF-8"),
+        ({"page": "text"}, "holds no page"),
+        ({"page": [1, 2]}, "holds no page"),
+        ({"manifest": b"x" * (MAX_PAGE_BYTES + 1)}, "bytes; allowed: 1048576"),
+        ({"manifest": "text"}, "holds no page and manifest"),
+        ({"path": "../../etc/passwd", "name": "/etc/passwd"}, ""),
+    ],
+)
+def test_what_a_server_may_write_is_bounded(tmp_path, change, said):
+    folder = tmp_path / "statements"
+    values = {"page": PAGE, "manifest": b"{}"} | change
+    content = RecordDict({"statement": ConfigRecord(values)})
+    receipt = send(content, **{"statement-dir": str(folder)})
+    assert said in receipt.reason
+    assert receipt.kept == (not said)
+    # Whatever names the server sends: the node's own alone are used, in its own folder alone.
+    assert {path.name for path in tmp_path.iterdir()} <= {"statements"}
+    written = [path.relative_to(folder).as_posix() for path in folder.rglob("*.*")]
+    assert all(name.startswith("statement-20") for name in written)
+    assert bool(written) == receipt.kept
+
+
+def test_a_message_without_a_statement_is_refused(tmp_path):
+    receipt = send(RecordDict(), **{"statement-dir": str(tmp_path)})
+    assert receipt.reason == "the message holds no page and manifest"
+
+
+def test_a_full_folder_takes_no_more_and_loses_nothing(tmp_path):
+    for number in range(MAX_STATEMENTS):
+        (tmp_path / f"statement-{number}").mkdir()
+    with pytest.raises(StorageError, match="holds 100 statements: move some away"):
+        write_statement(Delivery(PAGE, b"{}"), tmp_path)
+    assert len(list(tmp_path.iterdir())) == MAX_STATEMENTS
+
+
+def test_a_disk_that_is_full_leaves_nothing_half_there(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(StorageError, match="No space left"):
+        module.write_statement(Delivery(PAGE, b"{}"), tmp_path)
+    assert list(tmp_path.iterdir()) == []

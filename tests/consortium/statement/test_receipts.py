@@ -1,0 +1,354 @@
+"""Receipts: a server that rewrites history, or tells members different ones, is found."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+import pytest
+
+from client_app import app as client_app
+from fedif_consortium.evidence.members import read_members
+from fedif_consortium.evidence.part import Evidence
+from fedif_consortium.evidence.receipt_book import ReceiptBook
+from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD, receipts_for
+from fedif_consortium.evidence.receipts import ReceiptTree, SignedHead, read_leaf
+from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.page_delivery import deliver
+from fedif_consortium.statement.verify import verify
+from fedif_flower.errors import StatementError
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.parts import run_parts
+from tests.consortium.statement.signed_runs import (
+    NAMES,
+    ROUNDS,
+    config,
+    copied,
+    nodes,
+    rewrite,
+    write_keys,
+)
+
+
+def grid(folder, **more):
+    """Three members with keys, receipts and statements below a folder."""
+    if not (folder / "keys").exists():
+        write_keys(folder / "keys")
+    own = {
+        i: {"receipts-dir": str(folder / name), "statement-dir": str(folder / "pages" / name)}
+        for i, name in enumerate(NAMES)
+    }
+    return nodes(folder / "keys", configs=own, **more)
+
+
+def told_by(key):
+    return run_parts(Evidence(lambda: key))
+
+
+def run_and_deliver(of_grid, settings, key):
+    run_dir = run_federation(of_grid, settings, parts=told_by(key))
+    statement = make_statement(run_dir, key)
+    pages = {str(1000 + i): f"members/00{i + 1}.html" for i in range(len(NAMES))}
+    RunFolder(run_dir).undelivered.write(pages)
+    assert statement.is_dir()
+    deliver(of_grid, run_dir.parent)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory, key):
+    """A run, and what its members kept, in one folder."""
+    folder = tmp_path_factory.mktemp("honest")
+    run_and_deliver(grid(folder), config(folder / "runs", receipts=True), key)
+    return folder
+
+
+def held(folder, *names):
+    return [folder / name for name in names or NAMES]
+
+
+def test_what_members_kept_is_what_the_records_say(honest, caplog):
+    found = verify(honest / "runs" / "run", receipts=held(honest))
+    # The head before the last round, and the last one, with the statement.
+    assert [(r.name, r.heads, r.lines) for r in found.receipts] == [(n, 2, ROUNDS) for n in NAMES]
+    assert found.redone == ()
+    assert found.manifest.head.split()[0] == str(ROUNDS * len(NAMES))
+    assert "receipts of run" not in caplog.text
+    (page,) = (honest / "pages" / "ada").glob("*/statement.html")
+    assert found.manifest.head in page.read_text()
+
+
+def test_a_members_receipt_names_its_line_and_nobody_elses(honest):
+    files = sorted((honest / "bob").glob("*/receipt-*.json"))
+    leaves = [read_leaf(json.loads(path.read_text())["leaf"]) for path in files]
+    assert [(leaf["round"], leaf["client_id"]) for leaf in leaves] == [
+        (str(t), "1001") for t in (1, 2, 3)
+    ]
+    signed = RunFolder(honest / "runs" / "run").signatures.read()
+    assert [leaf["update"] for leaf in leaves] == [
+        row["sent"] for row in signed if row["client_id"] == "1001"
+    ]
+
+
+def rebuilt(run: RunFolder, key) -> None:
+    """Let the server make tree and heads anew from its records, and sign them."""
+    run_id = run.provenance.read()["run_id"]
+    weights = {(r["round"], r["client_id"]): r for r in run.clients.read()}
+    parts = {(r["round"], r["client_id"]): r for r in run.attribution.read()}
+
+    def leaves(rows):
+        kept = [row for row in rows if (row["round"], row["client_id"]) in weights]
+        for row in kept:
+            place = row["round"], row["client_id"]
+            for name in ("contribution", "credited"):
+                row[name] = parts[place][name] if place in parts else ""
+            row |= {name: weights[place][name] for name in ("weight", "status")}
+        return kept
+
+    rewrite(run.receipts, leaves)
+    lines = run.receipts.path.read_text().splitlines()[1:]
+    tree = ReceiptTree()
+    rows = []
+    for number in sorted({int(read_leaf(line)["round"]) for line in lines}):
+        tree.add([line for line in lines if int(read_leaf(line)["round"]) == number])
+        head = SignedHead.by(key, run_id, len(tree.leaves), tree.tree.root())
+        cells = {name: getattr(head, name).hex() for name in ("root", "key", "signature")}
+        rows.append({"round": number, "size": head.size, **cells})
+    run.tree_heads.replace(rows)
+
+
+def swap_contributions(run: RunFolder) -> str:
+    """Give ada what cyd contributed to round 2, and the other way."""
+
+    def swapped(rows):
+        of = {row["client_id"]: row for row in rows if row["round"] == "2"}
+        ada, cyd = dict(of["1000"]), dict(of["1002"])
+        for name in ("contribution", "credited"):
+            of["1000"][name], of["1002"][name] = cyd[name], ada[name]
+        return rows
+
+    rewrite(run.attribution, swapped)
+    return r"round 2: history was rewritten: (ada|cyd) has a receipt for '2,100"
+
+
+def raise_credit(run: RunFolder) -> str:
+    """Credit bob, in round 2, with less than its contribution, and cyd with its whole one."""
+
+    def changed(rows):
+        for row in (row for row in rows if row["round"] == "2"):
+            share = {"1001": 0.25, "1002": 1.0}.get(row["client_id"])
+            if share is not None:
+                row["credited"] = str(share * float(row["contribution"]))
+        return rows
+
+    rewrite(run.attribution, changed)
+    return r"round 2: history was rewritten: (bob|cyd) has a receipt for '2,100"
+
+
+def change_update(run: RunFolder) -> str:
+    """Say that bob, whose signature is lost, sent something else in round 1."""
+    rewrite(run.signatures, lambda rows: [r for r in rows if r["client_id"] != "1001"])
+    lines = run.receipts.read()
+    lines[1]["update"] = "00" * 32
+    run.receipts.replace(lines)
+    return r"round 1: history was rewritten: bob has a receipt for '1,1001"
+
+
+def drop_round(run: RunFolder) -> str:
+    """Leave out the last round."""
+    for table in (run.clients, run.attribution, run.attributed_rounds, run.signatures):
+        rewrite(table, lambda rows: [row for row in rows if row["round"] != "3"])
+    rewrite(run.receipts, lambda rows: [row for row in rows if row["round"] != "3"])
+    return r"round 3: history was rewritten: ada has a receipt .* the records have 'nothing'"
+
+
+@pytest.mark.parametrize("attack", [swap_contributions, raise_credit, change_update, drop_round])
+def test_a_rewritten_history_is_found_to_the_round(honest, tmp_path, key, attack):
+    run = RunFolder(copied(honest / "runs" / "run", tmp_path / "run"))
+    found = attack(run)
+    rebuilt(run, key)
+    make_statement(run.path, key)
+    assert verify(run.path).receipts == ()  # The server alone is as consistent as before.
+    with pytest.raises(StatementError, match=found):
+        verify(run.path, receipts=held(honest))
+
+
+def test_a_head_alone_tells_from_which_round_on(honest, tmp_path, key):
+    run = RunFolder(copied(honest / "runs" / "run", tmp_path / "run"))
+    swap_contributions(run)
+    rebuilt(run, key)
+    make_statement(run.path, key)
+    shutil.copytree(honest / "bob", tmp_path / "bob")
+    for path in (tmp_path / "bob").glob("*/receipt-*.json"):
+        path.unlink()
+    with pytest.raises(StatementError, match="from round 2 on, history was rewritten: bob holds"):
+        verify(run.path, receipts=[tmp_path / "bob"])
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda run: run.tree_heads.path.unlink(), "not what the manifest says"),
+        (
+            lambda run: rewrite(run.tree_heads, lambda rows: rows[:-1]),
+            "round 3 is not in receipts.csv",
+        ),
+        (
+            lambda run: rewrite(
+                run.receipts, lambda rows: [{**rows[0], "weight": "0.9"}, *rows[1:]]
+            ),
+            "round 1: receipts.csv does not lead to the head of it",
+        ),
+        (swap_contributions, "round 2: receipts.csv does not say what the records say"),
+    ],
+)
+def test_a_tree_that_is_not_that_of_the_records_is_found_without_receipts(
+    honest, tmp_path, key, change, found
+):
+    run = RunFolder(copied(honest / "runs" / "run", tmp_path / "run"))
+    change(run)
+    make_statement(run.path, key)
+    if "manifest" in found:  # Here the manifest says that there were receipts.
+        shutil.copytree(honest / "runs" / "run" / "statement", run.statement, dirs_exist_ok=True)
+        found = "tree_heads.csv is missing"
+    with pytest.raises(StatementError, match=found):
+        verify(run.path)
+
+
+def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, monkeypatch):
+    """The server gives cyd receipts of a tree in which it has the whole weight."""
+    told = ReceiptBook.enclose
+
+    def enclose(book, node):
+        if node.node_id != 1002 or not book._tree.heads:
+            return told(book, node)
+        fork = type(book._tree)()
+        fork.add([leaf.replace(",accepted", ",accepted ") for leaf in book._tree.leaves])
+        head = SignedHead.by(key, book._witness.run, len(fork.leaves), fork.tree.root())
+        fork.heads.append((1, head))
+        return {RECEIPTS_RECORD: receipts_for(fork, 1002, 0).to_record()}
+
+    monkeypatch.setattr(ReceiptBook, "enclose", enclose)
+    run_dir = run_federation(
+        grid(tmp_path),
+        config(tmp_path / "runs", receipts=True),
+        parts=told_by(key),
+    )
+    make_statement(run_dir, key)
+    verify(run_dir, receipts=held(tmp_path, "ada", "bob"))
+    with pytest.raises(StatementError, match=r"told bob and cyd different histories: .* 3 lin"):
+        verify(run_dir, receipts=held(tmp_path, "bob", "cyd"))
+    with pytest.raises(StatementError, match="round 1: history was rewritten: cyd has a receipt"):
+        verify(run_dir, receipts=held(tmp_path, "cyd"))
+
+
+def test_a_member_is_warned_as_soon_as_history_is_rewritten(tmp_path, key, monkeypatch, caplog):
+    told = ReceiptBook.attributed
+
+    def attributed(book, found):
+        told(book, found)
+        if found.server_round == 2:  # Round 1 is another one now.
+            tree = type(book._tree)()
+            first = book._tree.leaves[0].replace(",accepted", ",refused")
+            tree.add([first, *book._tree.leaves[1:]])
+            head = SignedHead.by(key, book._witness.run, len(tree.leaves), tree.tree.root())
+            tree.heads.append((2, head))
+            book._tree = tree
+
+    monkeypatch.setattr(ReceiptBook, "attributed", attributed)
+    caplog.set_level(logging.WARNING, "fedif_flower")
+    settings = config(tmp_path / "runs", receipts=True, num_server_rounds=4)
+    run_federation(grid(tmp_path), settings, parts=told_by(key))
+    assert caplog.text.count("history was rewritten: the records told before, of 3 lines") == 3
+
+
+def test_a_member_is_warned_of_another_update_than_it_sent(tmp_path, key, caplog):
+    """Something between member and server changes what ada, who signs nothing, sends."""
+
+    def changing(message, context):
+        reply = client_app(message, context)
+        if context.node_id == 1000 and "arrays" in reply.content:
+            reply.content["arrays"] = message.content["arrays"]
+        return reply
+
+    caplog.set_level(logging.WARNING, "fedif_flower")
+    run_dir = run_federation(
+        grid(tmp_path, client=changing, signing=()),
+        config(tmp_path / "runs", receipts=True),
+        parts=told_by(key),
+    )
+    assert "round 1: the records have another update than this node sent" in caplog.text
+    make_statement(run_dir, key)
+    with pytest.raises(StatementError, match="round 1: ada says that it sent another update"):
+        verify(run_dir, receipts=held(tmp_path, "ada"))
+
+
+def test_a_member_cannot_deny_what_it_signed(honest, tmp_path):
+    shutil.copytree(honest / "bob", tmp_path / "bob")
+    (path,) = (tmp_path / "bob").glob("*/sent-000002-*.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "sent": "00" * 32}))
+    run_dir = honest / "runs" / "run"
+    with pytest.raises(StatementError, match=r"sent-000002.* was changed"):
+        verify(run_dir, receipts=[tmp_path / "bob"])
+    unsigned = {name: content[name] for name in ("run", "node", "round")}
+    path.write_text(json.dumps({**unsigned, "sent": "00" * 32}))
+    with pytest.raises(StatementError, match=r"round 2: bob says .* another .* which it signed"):
+        verify(run_dir, receipts=[tmp_path / "bob"])
+    # Nor can it deny it without a folder: its signature is in the records.
+    members = read_members(honest / "keys" / "bob.pub")
+    with pytest.raises(StatementError, match="ada is signed with a key that is no member's"):
+        verify(run_dir, members=members)
+    assert verify(run_dir, members=read_members(honest / "keys")).members[1].signed == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("head", {"root": "00" * 32}),
+        ("head", {"signature": "zz"}),
+        ("receipt", {"leaf": "2,1001,,1.0,,,accepted"}),
+        ("receipt", {"path": ["00" * 32]}),
+        ("receipt", {"index": None}),
+    ],
+)
+def test_a_changed_file_of_a_member_is_named(honest, tmp_path, name, change):
+    shutil.copytree(honest / "bob", tmp_path / "bob")
+    path = sorted((tmp_path / "bob").glob(f"*/{name}-*.json"))[0]
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(StatementError, match=f"{path.name} was changed"):
+        verify(honest / "runs" / "run", receipts=[tmp_path / "bob"])
+    path.write_text("{")
+    with pytest.raises(StatementError, match=f"{path.name} cannot be read"):
+        verify(honest / "runs" / "run", receipts=[tmp_path / "bob"])
+
+
+def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "fedif_flower")
+    settings = {"receipts": True, "num_server_rounds": 5, "checkpoint_every": 2}
+    of_grid = grid(tmp_path)
+
+    class Killed(BaseException):
+        pass
+
+    def on_row(row):
+        if row.round == 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_federation(
+            of_grid,
+            config(tmp_path / "runs", **settings),
+            on_row=on_row,
+            parts=told_by(key),
+        )
+    again = config(tmp_path / "runs", resume="auto", **settings)
+    run_dir = run_and_deliver(of_grid, again, key)
+    found = verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))
+    assert found.redone == (3, 4)
+    assert [r.lines for r in found.receipts] == [7, 7, 7]
+    assert "receipts of run" not in caplog.text
+    rounds = [int(row["round"]) for row in RunFolder(run_dir).tree_heads.read()]
+    assert rounds == [1, 2, 3, 4, 3, 4, 5]

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_app import app as client_app
+from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.records import read_run
+from fedif_consortium.statement.replay import replay
+from fedif_consortium.statement.verify import verify
+from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import files_of_rounds
+from fedif_flower.run.kept_updates import read_step
+from fedif_flower.run.rows import read_rows
+from fedif_flower.run.secret_validation import salt_of
+from fedif_flower.runtime.local_grid import LocalGrid
+
+ROUNDS = 6
+
+
+def config(output_dir: Path, **overrides) -> RunConfig:
+    settings = {
+        "num-clients": 5,
+        "fraction-train": 0.8,
+        "num-server-rounds": ROUNDS,
+        "output-dir": str(output_dir),
+        "run-name": "run",
+        "device": "cpu",
+        "local-epochs": 1,
+        "attribution": "simpson",
+        "keep-updates": True,
+    }
+    given = {key.replace("_", "-"): value for key, value in overrides.items()}
+    return RunConfig.from_run_config(default_run_config() | settings | given)
+
+
+def run(config: RunConfig, **grid) -> Path:
+    return run_federation(LocalGrid(client_app, config.num_clients, **grid), config)
+
+
+@pytest.fixture(scope="module")
+def free_riding(tmp_path_factory) -> Path:
+    """A run in which a member returns the model and one sends noise, its updates kept."""
+    riders = {1: {"attack": "free-rider"}, 3: {"attack": "random-update"}}
+    settings = config(tmp_path_factory.mktemp("runs"), fraction_train=1.0)
+    return run(settings, node_configs=riders)
+
+
+@pytest.fixture
+def copy(free_riding, tmp_path) -> Path:
+    return shutil.copytree(free_riding, tmp_path / "run")
+
+
+def change(path: Path, **values) -> None:
+    content = torch.load(path, weights_only=True)
+    torch.save(content | values, path)
+
+
+def test_the_attribution_is_recomputed_bit_for_bit(free_riding):
+    found = replay(free_riding)
+    assert (found.rounds, found.contributions) == (ROUNDS, 5 * ROUNDS)
+
+
+def test_the_statement_of_a_real_run_adds_up_and_free_riders_get_nothing(copy, key):
+    folder = make_statement(copy, key, budget_cents=1000_00)
+    verify(copy)
+    account = json.loads((folder / "statement.json").read_text())
+    records = read_run(copy)
+    partitions = {m["partition_id"]: m for m in account["members"]}
+    assert account["attributed"] + account["remainder"] == pytest.approx(account["decrease"])
+    assert account["decrease"] == pytest.approx(records.losses[0] - records.losses[-1], rel=1e-5)
+    assert sum(m["contribution"] for m in account["members"]) == pytest.approx(
+        account["attributed"], rel=1e-6
+    )
+    paid = sum(m["cents"] for m in account["members"])
+    assert paid + account["nobody_cents"] == 1000_00
+    assert paid > 900_00  # Honest members stay within the bounds, nearly.
+    # Who returns the model has a weight score, but contributed exactly 0.
+    assert partitions[1]["contribution"] == 0.0
+    assert partitions[1]["cents"] == 0
+    assert partitions[1]["verdict"]["level"] == "review"
+    assert partitions[1]["weight_score"] > 0.0
+    # Noise: within noise of 0.
+    assert abs(partitions[3]["contribution"]) < 0.05 * account["decrease"]
+    assert partitions[3]["verdict"]["level"] != "accept"
+    honest = [partitions[p] for p in (0, 2, 4)]
+    assert all(m["contribution"] > 0.05 * account["decrease"] for m in honest)
+
+
+def test_kept_updates_are_signed(copy, key):
+    make_statement(copy, key)
+    path = files_of_rounds(copy / "updates")[2]
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(StatementError, match=r"updates/round-000002.pt was changed"):
+        verify(copy)
+    path.unlink()
+    assert verify(copy).not_here == ("updates/round-000002.pt",)
+
+
+def test_a_changed_update_is_found_by_its_round_and_client(copy):
+    path = files_of_rounds(copy / "updates")[2]
+    step = read_step(path)
+    updates = step.updates.client_updates.clone()
+    updates[3] *= 1.001
+    change(path, updates=updates)
+    with pytest.raises(StatementError, match=r"round 2, client 1003: .*\(relative difference"):
+        replay(copy)
+
+
+def test_a_changed_record_is_found(copy):
+    path = copy / "attribution.csv"
+    lines = path.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("3,0,"))
+    cells = lines[at].split(",")
+    cells[4] = repr(float(cells[4]) * (1 + 2**-52))
+    lines[at] = ",".join(cells)
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(StatementError, match="round 3, client 1000"):
+        replay(copy)
+
+
+def test_a_run_of_others_imports_what_the_user_allows(copy, tmp_path, monkeypatch):
+    path = copy / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"strategy": "planted:Strategy"}))
+    (tmp_path / "planted.py").write_text("import json\njson.planted = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"imports 'planted'.*--import-from planted"):
+        replay(copy)
+    assert not hasattr(json, "planted")
+    with pytest.raises(ConfigError, match="has no 'Strategy'"):
+        replay(copy, import_from=["planted"])
+    del json.planted
+
+
+def test_a_pipe_among_the_updates_is_not_waited_for(copy):
+    path = files_of_rounds(copy / "updates")[2]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="the updates of round 2 were not kept"):
+        replay(copy)
+
+
+def test_another_validation_set_is_named(copy):
+    path = copy / "provenance.json"
+    provenance = json.loads(path.read_text())
+    path.write_text(json.dumps(provenance | {"validation_sha256": "00"}))
+    with pytest.raises(StatementError, match="validation set is not the one"):
+        replay(copy)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"strategy": "fedavg", "server_momentum": 0.5, "attribution": "trapezoid"},
+        {"strategy": "krum", "attribution": "gauss2", "attribution_per_class": True},
+    ],
+)
+def test_other_strategies_and_rules_are_recomputed_too(tmp_path, overrides):
+    replayed = replay(run(config(tmp_path, num_server_rounds=4, **overrides)))
+    assert replayed.rounds == 4
+
+
+def test_a_round_that_failed_kept_nothing_and_is_passed_over(tmp_path):
+    class Fickle(LocalGrid):
+        rounds = 0
+
+        def send_and_receive(self, messages, *, timeout=None):
+            sent = list(messages)
+            self.rounds += any(message.metadata.message_type == "train" for message in sent)
+            self._silent = set(self.contexts) if self.rounds == 2 else set()
+            return super().send_and_receive(sent, timeout=timeout)
+
+    settings = config(tmp_path, num_server_rounds=4)
+    run_dir = run_federation(Fickle(client_app, 5), settings)
+    assert list(files_of_rounds(run_dir / "updates")) == [1, 3, 4]
+    assert replay(run_dir).rounds == 4
+
+
+def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path):
+    def failing(message, context):
+        config = message.content.config_records.get("config", {})
+        if config.get("server-round") == 3:
+            raise RuntimeError("not on this model")
+        return client_app(message, context)
+
+    settings = config(tmp_path, num_server_rounds=5, fraction_train=1.0)
+    run_dir = run_federation(LocalGrid(failing, 5), settings)
+    assert list(files_of_rounds(run_dir / "updates")) == [1, 2, 4, 5]
+    records = read_run(run_dir)
+    undone = {p.client_id: p.contribution for p in records.parts if p.round == 3}
+    assert {p.client_id: -p.contribution for p in records.parts if p.round == 2} == undone
+    assert replay(run_dir).contributions == 25
+
+
+def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    run_dir = run(config(tmp_path, fraction_train=1.0, num_server_rounds=2, secret_validation=True))
+    committed = json.loads((run_dir / "provenance.json").read_text())
+    # Before the statement the salt is nowhere in the run's folder.
+    salt = salt_of(committed["paying_nonce"])
+    assert salt.commitment == committed["paying_commitment"]
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    assert not [path for path in files if salt.value.encode() in path.read_bytes()]
+    # The losses of the attribution are not those of the data that weigh.
+    weighing = [row["validation_loss"] for row in read_rows(run_dir / "rounds.csv")]
+    paying = [row["loss_before"] for row in read_rows(run_dir / "attribution_rounds.csv")]
+    assert not set(weighing) & set(paying)
+    folder = make_statement(run_dir, key)
+    verify(run_dir)
+    assert (folder / "validation-salt.txt").read_text().strip() == salt.value
+    shutil.rmtree(tmp_path / "config")  # Others have no secret: the salt that was opened is enough.
+    assert replay(run_dir).rounds == 2
+    (folder / "validation-salt.txt").write_text("00\n")
+    with pytest.raises(StatementError, match="salt is not the one that the run committed to"):
+        replay(run_dir)

@@ -1,0 +1,258 @@
+"""What members sign: an operator who rewrites the records, and signs them again, is found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedif_consortium.evidence.keys import read_private_key
+from fedif_consortium.evidence.members import read_members
+from fedif_consortium.evidence.signature_records import read_signature
+from fedif_consortium.evidence.signed_update import SignedUpdate
+from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.signatures import SignedMember
+from fedif_consortium.statement.verify import verify
+from fedif_flower.errors import StatementError, TrainingFailedError
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.rows import read_rows
+from tests.consortium.statement.signed_runs import (
+    NAMES,
+    ROUNDS,
+    config,
+    copied,
+    nodes,
+    rewrite,
+    write_keys,
+)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    write_keys(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def signed_run(tmp_path_factory, keys):
+    return run_federation(nodes(keys), config(tmp_path_factory.mktemp("signed")))
+
+
+def test_every_update_is_checked_by_keys_from_elsewhere(signed_run, keys, key, tmp_path):
+    run_dir = copied(signed_run, tmp_path / "run")
+    page = (make_statement(run_dir, key) / "statement.html").read_text()
+    assert page.count("all signed") == 3
+    expected = tuple(SignedMember(name, ROUNDS, ROUNDS) for name in NAMES)
+    assert verify(run_dir, members=read_members(keys)).members == expected
+    assert verify(run_dir).members == expected
+    assert (
+        json.loads((run_dir / "statement" / "statement.json").read_text())["members"][0]["signed"]
+        == ROUNDS
+    )
+
+
+def change_update(rows):
+    """Say that ada sent something else in round 2."""
+    return [
+        {**row, "sent": "00" * 32} if (row["round"], row["node_id"]) == ("2", "1000") else row
+        for row in rows
+    ]
+
+
+def swap_rounds(rows):
+    """Let ada's update of round 1 stand for that of round 2."""
+    first = next(r for r in rows if (r["round"], r["node_id"]) == ("1", "1000"))
+    rest = [r for r in rows if (r["round"], r["node_id"]) != ("2", "1000")]
+    return [*rest, {**first, "round": "2"}]
+
+
+def without_line(rows):
+    return [row for row in rows if (row["round"], row["node_id"]) != ("2", "1000")]
+
+
+def with_another_round(rows):
+    return [{**row, "asked_in": "9"} if row["round"] == "3" else row for row in rows]
+
+
+def swap_members(rows):
+    """Give ada's updates to bob, and bob's to ada."""
+    other = {"1000": "1001", "1001": "1000"}
+    return [{**row, "client_id": other.get(row["client_id"], row["client_id"])} for row in rows]
+
+
+def twice(rows):
+    return [*rows, rows[0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (change_update, "round 2: the update of ada is not the one that was signed"),
+        (swap_rounds, "round 2: the update of ada is the one that it signed for round 1"),
+        (without_line, "round 2: the update of ada is not signed, though this member has a key"),
+        (with_another_round, "round 3: the update of .* is not the one that was signed"),
+        (swap_members, "round 1: the update of bob is the one that ada signed"),
+        (twice, r"signatures.csv, line 11: .*it is there twice"),
+    ],
+)
+def test_a_changed_signature_is_found_though_the_operator_signs_again(
+    signed_run, keys, key, tmp_path, change, found
+):
+    run = RunFolder(copied(signed_run, tmp_path / "run"))
+    rewrite(run.signatures, change)
+    make_statement(run.path, key)
+    with pytest.raises(StatementError, match=found):
+        verify(run.path, members=read_members(keys))
+
+
+def invent(run: RunFolder) -> str:
+    """Give bob another line in round 3 that nobody signed, in place of his own."""
+    rewrite(run.signatures, lambda rows: [r for r in rows if r["node_id"] != "1001"])
+    return "round 1: the update of bob is not signed, though this member has a key"
+
+
+def drop(run: RunFolder) -> str:
+    """Say that bob did not answer in round 3."""
+
+    def gone(rows):
+        away = {"status": "away", "weight": "0.0", "num_examples": "", "rejection": "no reply"}
+        return [
+            {**row, **away} if (row["round"], row["client_id"]) == ("3", "1001") else row
+            for row in rows
+        ]
+
+    rewrite(run.clients, gone)
+    return "round 3: the update of bob was signed, and clients.csv has no such reply"
+
+
+def claim(run: RunFolder) -> str:
+    """Give cyd more examples than it signed."""
+    rewrite(
+        run.clients,
+        lambda rows: [
+            {**row, "num_examples": "5000"} if row["client_id"] == "1002" else row for row in rows
+        ],
+    )
+    return "round 1: the update of cyd was signed with .* examples, and clients.csv has 5000"
+
+
+def rename(run: RunFolder) -> str:
+    """Call ada bob, and bob ada."""
+    other = {"1000": "bob", "1001": "ada"}
+    rewrite(
+        run.names, lambda rows: [{**r, "name": other.get(r["client_id"], r["name"])} for r in rows]
+    )
+    return "round 1: the update of bob is signed with the key of ada"
+
+
+@pytest.mark.parametrize("attack", [invent, drop, claim, rename])
+def test_an_invented_or_dropped_update_is_named(signed_run, keys, key, tmp_path, attack):
+    run = RunFolder(copied(signed_run, tmp_path / "run"))
+    found = attack(run)
+    make_statement(run.path, key)
+    with pytest.raises(StatementError, match=found):
+        verify(run.path, members=read_members(keys))
+
+
+def test_a_strangers_key_is_no_members(signed_run, keys, key, tmp_path):
+    run_dir = copied(signed_run, tmp_path / "run")
+    make_statement(run_dir, key)
+    with pytest.raises(StatementError, match=r"round 1: the update of bob .* no member's"):
+        verify(run_dir, members=read_members(keys / "ada.pub"))
+
+
+def test_who_signs_nothing_takes_part_and_its_line_says_so(keys, key, tmp_path):
+    run_dir = run_federation(nodes(keys, signing=("ada",)), config(tmp_path))
+    folder = make_statement(run_dir, key)
+    members = verify(run_dir, members=read_members(keys / "ada.pub")).members
+    assert [(m.name, m.signed) for m in members] == [("ada", 3), ("bob", 0), ("cyd", 0)]
+    assert (folder / "statement.html").read_text().count("none signed") == 2
+
+
+def test_a_run_that_requires_signatures_refuses_the_others(keys, tmp_path):
+    settings = config(tmp_path, require_signatures=True, attribution="off")
+    run_dir = run_federation(nodes(keys, signing=("ada", "bob")), settings)
+    rows = read_rows(run_dir / "clients.csv")
+    assert {row["client_id"]: row["status"] for row in rows} == {
+        "1000": "accepted",
+        "1001": "accepted",
+        "1002": "refused",
+    }
+    assert "require-signatures" in rows[2]["rejection"]
+    with pytest.raises(TrainingFailedError):
+        run_federation(nodes(keys, signing=()), config(tmp_path / "none", require_signatures=True))
+
+
+def test_masked_updates_are_signed_too(keys, key, tmp_path):
+    run_dir = run_federation(nodes(keys), config(tmp_path, masking="trial"))
+    make_statement(run_dir, key)
+    assert [m.signed for m in verify(run_dir, members=read_members(keys)).members] == [ROUNDS] * 3
+
+
+def test_members_who_were_sent_different_models_are_found(signed_run, keys, key, tmp_path):
+    """Each signed truly what it got: the server told them different things."""
+    run = RunFolder(copied(signed_run, tmp_path / "run"))
+    bob = read_private_key((keys / "bob").read_bytes(), "bob")
+
+    def sent_another(rows):
+        row = next(r for r in rows if (r["round"], r["client_id"]) == ("2", "1001"))
+        was = read_signature(str(run.provenance.read()["run_id"]), row)
+        told = SignedUpdate.by(bob, replace(was.statement, received=b"x" * 32))
+        other = {"received": told.statement.received.hex(), "signature": told.signature.hex()}
+        return [{**r, **other} if r is row else r for r in rows]
+
+    rewrite(run.signatures, sent_another)
+    make_statement(run.path, key)
+    with pytest.raises(StatementError, match="round 2: members were sent different models"):
+        verify(run.path, members=read_members(keys))
+
+
+@pytest.fixture(scope="module")
+def kept_run(tmp_path_factory, keys):
+    """One round, its replies kept; bob's update is far too long, and was shortened."""
+    folder = tmp_path_factory.mktemp("kept")
+    configs = {1: {"attack": "honest-scaling"}}
+    settings = config(folder, keep_updates=True, num_server_rounds=2)
+    return run_federation(nodes(keys, configs=configs), settings)
+
+
+def test_the_updates_that_a_run_kept_are_those_that_were_signed(kept_run, keys, key, tmp_path):
+    run_dir = copied(kept_run, tmp_path / "run")
+    make_statement(run_dir, key)
+    found = verify(run_dir, members=read_members(keys))
+    assert [m.signed for m in found.members] == [2] * 3
+    assert {"updates/round-000001.pt", "updates/sent-000001.npz"} <= set(found.manifest.files)
+
+
+def kept_changes(run: RunFolder, what: str) -> str:
+    """Change what was kept of round 1; return what is found."""
+    path = run.updates / "sent-000001.npz"
+    if what == "reply":
+        with np.load(path) as content:
+            arrays = dict(content)
+        name = next(name for name in arrays if name.startswith("1000/"))
+        arrays[name] = arrays[name] + 1
+        np.savez(path, **arrays)
+        return "round 1: the kept update of client 1000 is not the one that was signed"
+    if what == "missing":
+        path.unlink()
+        return "round 1: the reply of client 1000 is missing"
+    of_step = run.updates / "round-000001.pt"
+    content = torch.load(of_step, weights_only=True)
+    content["updates"][0] *= -1.0
+    torch.save(content, of_step)
+    return "round 1: the kept update of client 1000, which was used, is not what it sent"
+
+
+@pytest.mark.parametrize("what", ["reply", "missing", "update"])
+def test_a_kept_update_that_is_not_the_signed_one_is_named(kept_run, key, tmp_path, what):
+    run = RunFolder(copied(kept_run, tmp_path / "run"))
+    found = kept_changes(run, what)
+    make_statement(run.path, key)
+    with pytest.raises(StatementError, match=found):
+        verify(run.path)

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+from threading import Thread
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+)
+from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
+from starlette.exceptions import HTTPException
+
+from fedif_consortium.superlink.reply_guard import SPARE_BYTES, ReplyGuard
+from fedif_flower.runtime.local_grid import LocalGrid
+from tests.integration.protocol import packed
+from tests.integration.protocol_attacks import packed_object
+
+MEMBER, OTHER = 1000, 1001
+TASK = SimpleNamespace(run_id=1)
+GRID = LocalGrid(lambda *_: None, 0)  # Messages need a task that sends them.
+
+
+class Flower:
+    """Flower's two modules of handlers, and the state that they keep, as far as the guard sees."""
+
+    def __init__(self, budget: float = 1.0) -> None:
+        self.stored: dict[str, bytes] = {}
+        self.deleted: set[str] = set()
+        self.pulled: list[str] = []
+        self.sessions = 0
+        self.fleet = SimpleNamespace(push_messages=self._announce, push_object=self._store)
+        self.runtime = SimpleNamespace(
+            push_messages=lambda request, state, task: None,
+            push_object=lambda request, state, task: self._store(request, state),
+            pull_messages=self._pull,
+        )
+        self.guard = ReplyGuard(budget)
+        self.guard.install(self.fleet, self.runtime)
+
+    def _announce(self, request, state):
+        self.sessions += 1
+        ids = [node.object_id for node in iterate_object_tree(request.message_object_trees[0])]
+        missing = [i for i in ids if i not in self.stored]
+        return PushMessagesResponse(objects_to_push=missing, session_id=f"s{self.sessions}")
+
+    def _store(self, request, state):
+        self.stored[request.object_id] = request.object_content
+        return PushObjectResponse(stored=True)
+
+    def _pull(self, request, state, task):
+        self.pulled = sorted(request.message_ids)
+        return PullAppMessagesResponse()
+
+    # What handlers call of the state.
+
+    def get_object(self, run_id, object_id):
+        return self.stored.get(object_id)
+
+    def delete_messages(self, message_ins_ids):
+        self.deleted |= message_ins_ids
+
+    # What members and the ServerApp do.
+
+    def send(self, message: Message) -> None:
+        message, tree, contents = packed(message)
+        self.runtime.push_messages(PushAppMessagesRequest(message_object_trees=[tree]), self, TASK)
+        for object_id, content in contents.items():
+            request = PushObjectRequest(object_id=object_id, object_content=content)
+            self.runtime.push_object(request, self, TASK)
+
+    def announce(self, reply: Message, tree: ObjectTree, node_id: int = MEMBER):
+        request = PushMessagesRequest(
+            node=Node(node_id=node_id),
+            messages_list=[message_to_proto(reply)],
+            message_object_trees=[tree],
+        )
+        return self.fleet.push_messages(request, self)
+
+    def upload(self, session: str, object_id: str, content: bytes, node_id: int = MEMBER) -> bool:
+        request = PushObjectRequest(
+            node=Node(node_id=node_id),
+            session_id=session,
+            object_id=object_id,
+            object_content=content,
+        )
+        return self.fleet.push_object(request, self).stored
+
+    def reply(self, reply: Message) -> bool:
+        reply, tree, contents = packed(reply)
+        response = self.announce(reply, tree)
+        return all(
+            self.upload(response.session_id, i, contents[i]) for i in response.objects_to_push
+        )
+
+    def pull(self, *message_ids: str) -> list[str]:
+        self.runtime.pull_messages(PullAppMessagesRequest(message_ids=message_ids), self, TASK)
+        return self.pulled
+
+
+def model(size: int = 1000, dtype: type = np.float32, seed: int = 0) -> ArrayRecord:
+    values = np.random.default_rng(seed).random(size).astype(dtype)
+    return ArrayRecord({"w": Array(values)})
+
+
+@pytest.fixture
+def message() -> Message:
+    message = Message(RecordDict({"arrays": model()}), MEMBER, "train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
+
+def answer(message: Message, arrays: ArrayRecord | None = None, **metrics: float) -> Message:
+    content = {"arrays": arrays or model(seed=1), "metrics": MetricRecord({"n": 1, **metrics})}
+    return Message(RecordDict(content), reply_to=message)
+
+
+def test_a_reply_is_handed_on_once_it_is_whole(message):
+    flower = Flower()
+    flower.send(message)
+    reply, tree, contents = packed(answer(message))
+    response = flower.announce(reply, tree)
+    message_id = message.metadata.message_id
+    for object_id in response.objects_to_push:
+        assert flower.pull(message_id, "another") == ["another"]
+        assert flower.upload(response.session_id, object_id, contents[object_id])
+    assert flower.pull(message_id, "another") == sorted([message_id, "another"])
+    assert flower.deleted == set()
+
+
+def test_a_reply_announced_while_others_are_handed_on_waits_for_the_next_time(message):
+    flower = Flower()
+    flower.send(message)
+    reply, tree, contents = packed(answer(message))
+    announced = []
+    member = Thread(target=lambda: announced.append(flower.announce(reply, tree)))
+
+    def hand_on(request, state, task):
+        member.start()
+        member.join(0.2)
+        # Whatever has been announced by now, Flower takes for a reply.
+        there = [message_to_proto(reply)] if announced else []
+        return PullAppMessagesResponse(messages_list=there)
+
+    flower.guard._runtime_pull_messages = hand_on
+    flower.pull(message.metadata.message_id)
+    member.join()
+    (response,) = announced
+    for object_id in response.objects_to_push:
+        assert flower.upload(response.session_id, object_id, contents[object_id])
+
+
+def test_a_reply_counts_for_the_node_that_sends_it(message):
+    flower = Flower()
+    flower.send(message)
+    reply, tree, _ = packed(answer(message))
+    with pytest.raises(HTTPException, match="403"):
+        flower.announce(reply, tree, node_id=OTHER)
+    assert flower.sessions == 0  # Flower has not seen it.
+
+
+def test_an_upload_belongs_to_the_node_that_announced_it(message):
+    flower = Flower()
+    flower.send(message)
+    reply, tree, contents = packed(answer(message))
+    response = flower.announce(reply, tree)
+    object_id = response.objects_to_push[0]
+    assert not flower.upload(response.session_id, object_id, contents[object_id], node_id=OTHER)
+    assert not flower.upload("", object_id, contents[object_id])
+    assert not flower.upload(response.session_id, "f" * 64, b"not announced")
+    assert flower.upload(response.session_id, object_id, contents[object_id])
+
+
+@pytest.mark.parametrize(
+    ("budget", "spoil"),
+    [
+        (1, {"arrays": model(100_000)}),
+        (1, {"arrays": model(70_000, np.float64)}),
+        pytest.param(1, {f"metric-{i}": 1.0 for i in range(20_000)}, marks=pytest.mark.all),
+        (1, {"m" * SPARE_BYTES: 1.0}),
+    ],
+)
+def test_a_reply_that_weighs_too_much_is_refused_at_once(message, budget, spoil):
+    flower = Flower(budget)
+    flower.send(message)
+    with pytest.raises(HTTPException, match="413"):
+        flower.reply(answer(message, **spoil))
+    assert flower.deleted == {message.metadata.message_id}
+
+
+def test_too_many_objects_are_refused_before_flower_sees_them(message):
+    flower = Flower()
+    flower.send(message)
+    arrays = ArrayRecord({f"w{i}": Array(np.full(1, i)) for i in range(30)})
+    with pytest.raises(HTTPException, match="objects; allowed"):
+        flower.reply(answer(message, arrays=arrays))
+    assert flower.sessions == 0
+
+
+@pytest.mark.parametrize("order", ["[0, 0]", "[0]", "[1]", '"x"', "[[[[", "nothing"])
+@pytest.mark.parametrize("chunk_first", [True, False])
+def test_chunks_count_as_often_as_they_are_repeated(message, order, chunk_first):
+    flower = Flower()
+    flower.send(message)
+    chunk = packed_object("ArrayChunk", [], bytes(SPARE_BYTES - 1000))
+    body = f'{{"arraychunk_ids": {order}}}' if order != "nothing" else "{}"
+    array = packed_object("Array", [get_object_id(chunk)], body.encode())
+    ids = [get_object_id(chunk), get_object_id(array)]
+    reply = answer(message)
+    reply.metadata.__dict__["_message_id"] = "a" * 64
+    tree = ObjectTree(object_id="a" * 64, children=[ObjectTree(object_id=i) for i in ids])
+    session = flower.announce(reply, tree).session_id
+    root = packed_object("Message", [], b"")
+    contents = list(zip([*ids, "a" * 64], [chunk, array, root], strict=True))
+    if not chunk_first:
+        contents.reverse()
+
+    def upload() -> None:
+        for object_id, content in contents:
+            assert flower.upload(session, object_id, content)
+
+    if order in ("[0]",):
+        upload()
+        assert flower.pull(message.metadata.message_id) == [message.metadata.message_id]
+    else:
+        with pytest.raises(HTTPException, match="413"):
+            upload()
+        assert flower.deleted == {message.metadata.message_id}
+
+
+def test_chunks_that_are_there_already_count_too(message):
+    flower = Flower()
+    flower.send(message)
+    chunk = packed_object("ArrayChunk", [], bytes(200_000))
+    array = packed_object("Array", [get_object_id(chunk)], b'{"arraychunk_ids": [0, 0, 0]}')
+    flower.stored = {get_object_id(chunk): chunk, get_object_id(array): array}
+    reply = answer(message)
+    reply.metadata.__dict__["_message_id"] = "a" * 64
+    children = [ObjectTree(object_id=i) for i in flower.stored]
+    response = flower.announce(reply, ObjectTree(object_id="a" * 64, children=children))
+    assert list(response.objects_to_push) == ["a" * 64]
+    with pytest.raises(HTTPException, match="413"):
+        flower.upload(response.session_id, "a" * 64, packed_object("Message", [], b""))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_one_reply_at_a_time(message, count):
+    flower = Flower()
+    reply, tree, _ = packed(answer(message))
+    request = PushMessagesRequest(
+        node=Node(node_id=MEMBER),
+        messages_list=[message_to_proto(reply)] * count,
+        message_object_trees=[tree] * count,
+    )
+    with pytest.raises(HTTPException, match="400"):
+        flower.fleet.push_messages(request, flower)
+
+
+def test_objects_are_those_of_the_reply(message):
+    flower = Flower()
+    reply, _, _ = packed(answer(message))
+    with pytest.raises(HTTPException, match="400"):
+        flower.announce(reply, ObjectTree(object_id="b" * 64))

@@ -1,0 +1,110 @@
+"""The page as a file: what it says, and what it cannot do."""
+
+from __future__ import annotations
+
+import re
+import time
+from html.parser import HTMLParser
+
+import pytest
+
+from fedif_consortium.watch.page import render
+from fedif_consortium.watch.reader import RunReader
+from fedif_consortium.watch.state import Watched
+from tests.consortium.watch.made import NOW, asked, client, make_folder
+from tests.consortium.watch.test_state import watched
+
+HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>{{ 7 * 7 }}'
+VOID = {"meta", "img", "br", "link", "input", "circle", "line", "polyline"}
+
+
+class Outline(HTMLParser):
+    """The tags of a page, checked to close in order, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += f"{data} "
+
+
+@pytest.fixture
+def run(tmp_path) -> Watched:
+    lines = [client(t, i, weight_score=0.5) for t in (1, 2) for i in (1, 2)]
+    lines += [client(t, 3, "refused", rejection="net.0 is not finite") for t in (1, 2)]
+    live = {"time": NOW, "since": NOW, "round": 3, "asked": asked(1, 2), "answered": [1]}
+    folder = make_folder(
+        tmp_path / "october",
+        lines,
+        accuracies=[0.1, 0.5, 0.62],
+        contributions={(1, 1): 0.5, (2, 2): -0.125},
+        names={1: "Graz", 2: "Köln"},
+        live=live | {"num_asked": 2, "num_answered": 1, "num_online": 3},
+    )
+    folder.report.write_text("")
+    return watched(folder)
+
+
+def test_a_page_tells_how_the_run_is(run):
+    outline = Outline(render(run))
+    text = " ".join(outline.text.split())
+    for words in (
+        "fedif on digits",
+        "Running : round 2 of 10 is over, test accuracy 62.0%.",
+        "round 3: 1 of 2 asked have answered",
+        "Ends in about 32 s",
+        "3 connected; 1 needs a look",
+        "client 3 0 of 2 replies counted refused last seen in round 2; net.0 is not finite",
+        "Köln 2 of 2 replies counted training last seen in round 2 50.0 % \N{MINUS SIGN}0.1250",
+        "Graz 2 of 2 replies counted answered last seen in round 2 50.0 % +0.5000 0.500",
+        "asked, its reply is awaited",
+        "num-clients 4",
+    ):
+        assert words in text
+    assert ("a", {"href": "report.md"}) in outline.tags
+
+
+def test_what_members_and_operators_wrote_is_text(tmp_path):
+    folder = make_folder(
+        tmp_path / "<b>run",
+        [client(1, 1, "refused", rejection=HOSTILE), client(1, 2)],
+        accuracies=[0.1, 0.5],
+        names={1: HOSTILE},
+        live={"asked": asked(3, name=HOSTILE[:70])},
+        round_failed=[False, True],
+        reason=["", HOSTILE],
+    )
+    config = folder.config.read()
+    folder.config.write(config | {"strategy": HOSTILE, "task": HOSTILE, HOSTILE: HOSTILE})
+    page = render(Watched(RunReader(folder).read(), time.time()))
+    tags = Outline(page).tags
+    assert not {"script", "img", "b-run"} & {tag for tag, _ in tags}
+    assert not any(name.startswith("on") for _, attributes in tags for name in attributes)
+    assert HOSTILE in Outline(page).text
+    assert "49" not in re.findall(r"onerror=alert\(2\)&gt;(.{1,8})", page)[0]
+
+
+def test_a_file_runs_nothing_and_fetches_nothing(run):
+    page = render(run)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy.startswith("default-src &#39;none&#39;; style-src &#39;sha256-")
+    assert "script" not in page
+    assert not re.search(r"https?:|//", re.sub(r'xmlns="[^"]*"', "", page))
+    assert "style=" not in page  # The policy would not let it be.
+    assert "<script>" in render(run, served=True)
