@@ -19,15 +19,13 @@ from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 import typer
-from flwr.serverapp import strategy as flower
 
 from fedif_flower.run.config import default_run_config
 from fedif_flower.run.rows import read_rows
-from fedif_flower.settings import Scalar, Setting
+from fedif_flower.settings import Scalar
 from fedif_flower.storage import write_atomically
 from fedif_flower.sweeps.data import find_data
 from fedif_flower.sweeps.tables import MeanStd, ResultTable
-from fedif_flower.tasks.config import TrainingConfig
 from fedif_studies import subset
 from fedif_studies.queue import Wanted, work_off
 from fedif_studies.rows import RESULTS
@@ -64,7 +62,6 @@ CONDITIONS: Mapping[str, Settings] = {
     "Dirichlet 0.1": {"dirichlet-alpha": 0.1, "attack": "none"},
     "label noise": {"dirichlet-alpha": 1.0, "attack": "label-noise", "malicious-fraction": 0.7},
 }
-_HERE = "fedif_studies.compared"
 MU = 0.1  # Of MOON.
 # Their papers' stages, in proportion to the rounds here: not chosen by any result.
 FEDNORO: Settings = {"local-method": "fednoro", "fednoro.warm-up": 5, "fednoro.ramp": 8}
@@ -76,10 +73,9 @@ METHODS: Mapping[str, Settings] = {
     "MOON": {"strategy": "fedavg", "local-method": "moon", "moon.mu": MU},
     "FedNoRo": {"strategy": "fedavg", **FEDNORO},
     "FedCorr": {"strategy": "fedavg", **FEDCORR},
-    "FedAvgM": {"strategy": f"{_HERE}:fed_avg_m", "fed_avg_m.server-learning-rate": 0.3},
-    "FedAdam": {"strategy": f"{_HERE}:fed_adam", "fed_adam.eta": 0.01},
-    "FedYogi": {"strategy": f"{_HERE}:fed_yogi", "fed_yogi.eta": 0.01},
-    "QFedAvg": {"strategy": f"{_HERE}:q_fed_avg", "q_fed_avg.q": 0.1},
+    "FedAvgM": {"strategy": "fedavg", "server-optimizer": "fedavgm", "fedavgm.learning-rate": 0.3},
+    "FedAdam": {"strategy": "fedavg", "server-optimizer": "fedadam", "fedadam.learning-rate": 0.01},
+    "FedYogi": {"strategy": "fedavg", "server-optimizer": "fedyogi", "fedyogi.learning-rate": 0.01},
     "FedIF": {"strategy": "fedif"},
     "SCAFFOLD, FedIF's weights": {"strategy": "fedif", "local-method": "scaffold"},
     "MOON, FedIF's weights": {"strategy": "fedif", "local-method": "moon", "moon.mu": MU},
@@ -87,48 +83,17 @@ METHODS: Mapping[str, Settings] = {
     "influence descent": {"strategy": "influence-descent"},
 }
 BASELINE = "FedAvg"
-# At these revisions SCAFFOLD's control variate moved by the round's weights, and no longer does:
-# such rows are marked in the tables until they are measured again.
-EARLIER_SCAFFOLD = ("9607888e7c12", "ed5e32a5fc7a")
+# At these revisions SCAFFOLD's control variate moved by the round's weights, and no longer does,
+# and server optimizers were Flower's: such rows are marked until they are measured again.
+EARLIER = ("9607888e7c12", "ed5e32a5fc7a")
 # What is chosen, in this order: a setting of a method, and among which values.
 CHOICES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "FedAvg": ("learning-rate", (0.02, 0.05, 0.1)),  # Of all clients, with any method.
-    "FedAvgM": ("fed_avg_m.server-learning-rate", (0.1, 0.3, 1.0)),
-    "FedAdam": ("fed_adam.eta", (0.003, 0.01, 0.03, 0.1)),
-    "FedYogi": ("fed_yogi.eta", (0.003, 0.01, 0.03, 0.1)),
+    "FedAvgM": ("fedavgm.learning-rate", (0.1, 0.3, 1.0)),
+    "FedAdam": ("fedadam.learning-rate", (0.003, 0.01, 0.03, 0.1)),
+    "FedYogi": ("fedyogi.learning-rate", (0.003, 0.01, 0.03, 0.1)),
     "MOON": ("moon.mu", (0.1, 1.0, 5.0, 10.0)),  # Its paper's.
 }
-
-
-def fed_avg_m(
-    server_learning_rate: Annotated[float, Setting("of the server's steps", gt=0)] = 1.0,
-    server_momentum: Annotated[float, Setting("beta", ge=0, lt=1)] = 0.9,
-) -> flower.FedAvgM:
-    """Return Flower's FedAvgM, with the momentum of its paper (Flower's default is none)."""
-    return flower.FedAvgM(
-        server_learning_rate=server_learning_rate, server_momentum=server_momentum
-    )
-
-
-def fed_adam(
-    eta: Annotated[float, Setting("of the server's steps", gt=0)] = 0.1,
-) -> flower.FedAdam:
-    """Return Flower's FedAdam; beta and tau are Flower's and its paper's: 0.9, 0.99, 0.001."""
-    return flower.FedAdam(eta=eta)
-
-
-def fed_yogi(
-    eta: Annotated[float, Setting("of the server's steps", gt=0)] = 0.01,
-) -> flower.FedYogi:
-    """Return Flower's FedYogi, as FedAdam."""
-    return flower.FedYogi(eta=eta)
-
-
-def q_fed_avg(
-    training: TrainingConfig, q: Annotated[float, Setting("0: FedAvg", ge=0)] = 0.1
-) -> flower.QFedAvg:
-    """Return Flower's q-FedAvg, which takes L from the clients' learning rate."""
-    return flower.QFedAvg(client_learning_rate=training.learning_rate, q=q)
 
 
 class Place(NamedTuple):
@@ -164,7 +129,8 @@ def make_cell(
     size : mapping
         What is the same for all cells.
     """
-    method = {"learning-rate": LEARNING_RATE, "local-method": "sgd", **METHODS[place.method], **own}
+    plain: Settings = {"local-method": "sgd", "server-optimizer": "off"}
+    method = {"learning-rate": LEARNING_RATE, **plain, **METHODS[place.method], **own}
     if method["strategy"] == "fedif":
         method["fedif.gamma"] = GAMMA[place.data]
     settings = {**default_run_config(), **size, **DATA[place.data], **CONDITIONS[place.condition]}
@@ -211,7 +177,7 @@ def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> Re
     """Return a data set's table: means and standard deviations over seeds, in percent.
 
     A method's line is of those seeds that have rows of it in all conditions. ``*``: measured before
-    the method changed (:data:`EARLIER_SCAFFOLD`).
+    the method changed (:data:`EARLIER`).
     """
     found = {place: _row_of(make_cell(place), rows) for place in places(range(seeds))}
     heading, lines = ["method", "seeds"], []
@@ -298,8 +264,9 @@ def _row_of(one: Wanted, rows: Sequence[Mapping[str, str]]) -> Mapping[str, str]
 
 def _is_earlier(method: str, row: Mapping[str, str]) -> bool:
     """Tell whether a row was measured before its method changed."""
-    is_scaffold = METHODS[method].get("local-method") == "scaffold"
-    return is_scaffold and row.get("revision") in EARLIER_SCAFFOLD
+    changed = METHODS[method].get("local-method") == "scaffold"
+    changed |= METHODS[method].get("server-optimizer") in ("fedadam", "fedyogi")
+    return changed and row.get("revision") in EARLIER
 
 
 def _shown(values: Sequence[float], form: str) -> str:

@@ -111,6 +111,14 @@ def rule(
     return build_named(weights, replace(parts, base=base))
 
 
+def momentum(beta: float) -> dict[str, Scalar]:
+    """Return the keys by which the model moves along a running mean of steps; 0: it does not."""
+    if not beta:
+        return {"server-optimizer": "off"}
+    rates: dict[str, Scalar] = {"fedavgm.momentum": beta, "fedavgm.learning-rate": 1 - beta}
+    return {"server-optimizer": "fedavgm", **rates}
+
+
 def cells(data: Sequence[str], seeds: int) -> Iterator[Cell]:
     """Yield the cells, whole tables of one seed after the other."""
     for seed, name in product(range(seeds), data):
@@ -145,7 +153,7 @@ def measure(cell: Cell, data_dir: str) -> list[object]:
             "rule.weights": cell.weights,
             "rule.bounds": cell.bounds,
             "update-clipping": 0.0,
-            "server-momentum": cell.momentum,
+            **momentum(cell.momentum),
             "checkpoint-every": 0,
             "device": "cpu",
             "seed": cell.seed,

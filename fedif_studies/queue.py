@@ -33,7 +33,7 @@ from fedif_flower.sweeps.cells import Cell, find_result, make_cell
 from fedif_flower.sweeps.data import find_data
 from fedif_flower.sweeps.federations import Outcome, run_grid
 from fedif_flower.sweeps.measurements import read_measurement, to_row, write_csv
-from fedif_flower.sweeps.spec import flatten
+from fedif_flower.sweeps.spec import chosen, flatten
 from fedif_studies.rows import RESULTS, machine
 
 # Influence descent is compared with FedAvg and FedIF there.
@@ -46,8 +46,8 @@ COLUMNS = (
     *("fashion-mnist-gradient-noise", "fashion-mnist-label-noise-light"),
     *("cifar10-adversarial", "fashion-mnist-adversarial"),
 )
-BASELINES = (("fedavg", 0.0), ("fedif", 0.0))
-DESCENT = ("influence-descent", 0.5)
+BASELINES = (("fedavg", "off"), ("fedif", "off"))
+DESCENT = ("influence-descent", "fedavgm")
 SEEDS = 3
 # What an adversarial cell takes, in one of the others.
 _ADVERSARIAL = 2.0
@@ -136,6 +136,7 @@ def cells_of(
     for values in product(*axes.values()):
         point: dict[str, Scalar] = {**dict(zip(axes, values, strict=True)), "seed": seed}
         settings = {**defaults, **spec, **found, **point}
+        settings = {key: value for key, value in settings.items() if chosen(key, settings)}
         RunConfig.from_run_config(settings)  # What is not allowed is said before the first cell.
         file = results / f"{name}.csv"
         wanted.append(Wanted(name, title, settings, point, output_dir, file))
@@ -157,9 +158,9 @@ def by_worth(data_dir: str, output_dir: Path, seeds: int = SEEDS) -> Iterator[Wa
         }
         first = [(column, method) for column in COMPARED for method in BASELINES]
         later = [(column, method) for column in COLUMNS for method in (DESCENT, *BASELINES)]
-        for column, (strategy, momentum) in dict.fromkeys([*first, *later]):
+        for column, method in dict.fromkeys([*first, *later]):
             for one in of[column]:
-                if (one.point["strategy"], one.point["server-momentum"]) == (strategy, momentum):
+                if (one.point["strategy"], one.point["server-optimizer"]) == method:
                     yield one
 
 

@@ -15,14 +15,18 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from client_app import app as client_app
+from fedif_flower.aggregators import krum_weights
+from fedif_flower.round import RoundUpdates
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.writer import OnRow
 from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.robust_rule import Rule
 
 FILE = Path(__file__).with_name("goldens.json")
 CLIENTS = 8
@@ -38,16 +42,21 @@ SETTINGS = {
     "run-name": "run",
     "device": "cpu",
 }
+MOMENTUM = {
+    "server-optimizer": "fedavgm",
+    "fedavgm.momentum": 0.5,
+    "fedavgm.learning-rate": 0.5,
+}
 RUNS: Mapping[str, Mapping[str, object]] = {
     "fedif": {},
     "fedif-attribution": {"attribution": "simpson", "attribution-per-class": True},
-    "fedavg-momentum": {"strategy": "fedavg", "server-momentum": 0.5, "attribution": "gauss2"},
+    "fedavg-momentum": {"strategy": "fedavg", **MOMENTUM, "attribution": "gauss2"},
     "fedprox": {"strategy": "fedprox", "momentum": 0.0},
     "scaffold": {"strategy": "fedavg", "local-method": "scaffold", "momentum": 0.0},
     "afedsv": {"strategy": "afedsv", "malicious-fraction": 0.5},
     "influence-descent": {"strategy": "influence-descent", "attack": "label-noise"},
     "fltrust": {"strategy": "fltrust"},
-    "multikrum": {"strategy": "multikrum"},
+    "multikrum": {"strategy": "tests.goldens:multi_krum"},  # A user's own rule, of steps.
     "median-mixing": {"strategy": "median", "neighbour-mixing": True, "max-update-length": 0.5},
     "trimmed-mean-buckets": {"strategy": "trimmed-mean", "bucketing": 2},
     "flame": {"strategy": "flame", "fraction-train": 1.0},
@@ -72,6 +81,19 @@ COLUMNS = {
     "attribution.csv": ("contribution", "credited"),
     "quarantine.csv": ("client_id", "server_round", "until_round"),
 }
+
+
+def multi_krum(malicious_fraction: float, clients_per_round: int) -> Rule:
+    """Return Multi-Krum whose chosen updates count by their examples, as a rule of steps."""
+
+    def step(updates: RoundUpdates) -> Tensor:
+        malicious = round(malicious_fraction * clients_per_round)
+        chosen = krum_weights(updates.client_updates, malicious, clients_per_round - malicious)
+        weights = chosen * updates.num_examples
+        return (weights / weights.sum()).to(updates.client_updates) @ updates.client_updates
+
+    return step
+
 
 Golden = dict[str, list[float | str]]
 

@@ -162,7 +162,7 @@ def test_clients_in_this_very_process_import_what_its_user_names(tmp_path, packa
     settings = {
         "task": f"{package}:line",
         "attack": f"{package}:Rotate",
-        "strategy": "flwr.serverapp.strategy:FedMedian",
+        "strategy": "fedif_flower.aggregators:Median",
         "num-clients": 2,
         "fraction-train": 1.0,
         "num-server-rounds": 1,
@@ -171,5 +171,5 @@ def test_clients_in_this_very_process_import_what_its_user_names(tmp_path, packa
     }
     config = RunConfig.from_run_config(settings)
     run_dir = run_federation(LocalGrid(app, 2), config)
-    assert run_dir.name.startswith("flwr.serverapp.strategy-FedMedian-line-")
+    assert run_dir.name.startswith("fedif_flower.aggregators-Median-line-")
     assert not IN_PROCESS.get()

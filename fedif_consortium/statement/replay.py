@@ -122,8 +122,8 @@ def _attribute(
     loaded: LoadedTask, steps: Mapping[int, Step], num_rounds: int, contributed: set[int]
 ) -> list[RoundAttribution]:
     """Attribute the steps as the run did; whether one was taken back is told by the records."""
-    # The models that were kept have the server's momentum in them.
-    settings = loaded.config.replace(server_momentum=0.0)
+    # The models that were kept have the server optimizer's momentum in them.
+    settings = loaded.config.replace(server_optimizer="off")
     strategy = build_strategy(replace(loaded, config=settings))
     model = strategy.model
     model.receive(model_arrays(loaded.model))

@@ -98,7 +98,8 @@ is not none %} ({{ member.withheld_cents | money }}){% endif %} withheld{% endif
 member's contribution is the part of the fall of the validation loss along this step that its own
 update brought about, in nats where that loss is a cross-entropy; the sum over all members and
 rounds is the whole fall, but for the remainder: the error of measuring along a step at a few of its
-points, and the effect of batch-norm statistics and of server momentum that faded. It is nobody's.
+points, and the effect of batch-norm statistics and of a server optimizer's momentum
+that faded. It is nobody's.
 An update that changes nothing, or that was given no weight, contributes exactly 0.</p>
 <p><b>Interval.</b> {{ interval_words }}</p>
 <p><b>Credit.</b> {{ credit_words }}</p>

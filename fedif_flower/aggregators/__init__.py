@@ -1,7 +1,6 @@
 """Robust rules: from the clients' updates ``[m, d]`` to weights ``[m]`` or a step ``[d]``."""
 
 from fedif_flower.aggregators.align_ins import AlignIns, align_ins_coefficients
-from fedif_flower.aggregators.byzfl import ByzFL
 from fedif_flower.aggregators.centred_clipping import CentredClipping, centred_clipping
 from fedif_flower.aggregators.clipping import LengthMemory, clipping_factors
 from fedif_flower.aggregators.deep_sight import (
@@ -27,7 +26,6 @@ from fedif_flower.aggregators.trimmed_mean import TrimmedMean, trimmed_mean
 __all__ = [
     "RFA",
     "AlignIns",
-    "ByzFL",
     "CentredClipping",
     "DeepSight",
     "DnC",

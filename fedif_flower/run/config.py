@@ -292,9 +292,9 @@ def _refuse_unmaskable(config: RunConfig) -> None:
             config.attribution_per_class,
             f"false {words}: each class takes a product with each update",
         ),
-        "server_momentum": (
-            bool(config.server_momentum) and config.attribution != "off",
-            f"0 {words} and attribution: it takes products with updates of many rounds",
+        "server_optimizer": (
+            config.server_optimizer != "off" and config.attribution != "off",
+            f"'off' {words} and attribution: it takes products with updates of many rounds",
         ),
         "attack": (
             needs_collusion(config, config.seed),

@@ -6,7 +6,13 @@ from fedif_flower.stages.loss_bound import LossBound
 from fedif_flower.stages.max_length import MaxLength
 from fedif_flower.stages.nearest_neighbours import NearestNeighbours
 from fedif_flower.stages.pipeline import Stages
-from fedif_flower.stages.server_momentum import ServerMomentum
+from fedif_flower.stages.server_optimizer import (
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedYogi,
+    ServerOptimizer,
+)
 from fedif_flower.stages.stage import Destination, Proposal, Stage
 from fedif_flower.stages.trigger_screen import TriggerScreen
 
@@ -14,11 +20,15 @@ __all__ = [
     "Bucketing",
     "Clip",
     "Destination",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
+    "FedYogi",
     "LossBound",
     "MaxLength",
     "NearestNeighbours",
     "Proposal",
-    "ServerMomentum",
+    "ServerOptimizer",
     "Stage",
     "Stages",
     "TriggerScreen",

@@ -47,8 +47,8 @@ class LossBound(Stage):
       as they come or are masked, or a weight is negative, there is no such step.
 
     The model never stays where it was: honest training with a high learning rate loses for a
-    while, and a bound that waits for a step without loss may wait for ever. With server momentum
-    :math:`w_t` is where the running mean leads, and a step that missed the bound begins a new mean.
+    while, and a bound that waits for a step without loss may wait for ever. With a server
+    optimizer :math:`w_t` is where that leads, and a step that missed the bound makes it begin anew.
 
     A round costs one pass over the validation set; one that misses the bound also four passes and
     the descent's: three or four gradients and a pass.

@@ -78,8 +78,18 @@ class Stages:
 
     @property
     def carry_steps(self) -> bool:
-        """Whether a stage carries earlier steps on, as server momentum does."""
+        """Whether a stage carries earlier steps on, as server optimizers do."""
         return any(type(stage).lead is not Stage.lead for stage in self)
+
+    @property
+    def keep_coefficients(self) -> bool:
+        """Whether a sum of updates times coefficients is still one when all is done."""
+        return all(stage.keeps_coefficients for stage in self)
+
+    @property
+    def move_on(self) -> bool:
+        """Whether the steps so far would move the model without a new one."""
+        return any(stage.moves_on for stage in self)
 
     def arrive(self, update: Tensor, squared_norm: float) -> float:
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""

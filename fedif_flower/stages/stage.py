@@ -39,7 +39,7 @@ class Proposal:
         ValuationError where the model would not be finite.
     lead : callable
         Takes the parameters ``[d]`` before and after a step, and returns those that the model moves
-        to: stages such as server momentum lead on.
+        to: stages such as server optimizers lead on.
     restart : callable
         Makes such stages forget the steps of earlier rounds.
     """
@@ -64,6 +64,12 @@ class Stage:
 
     max_length = math.inf  # Of an update, where the stage bounds it as it arrives.
     makes_groups = False  # Whether the round that is weighed is one of groups, not of clients.
+    keeps_coefficients = True  # Whether a sum of updates times coefficients stays one.
+
+    @property
+    def moves_on(self) -> bool:
+        """Whether the steps so far would move the model without a new one."""
+        return False
 
     def begin(self, validation: Validation | None) -> None:
         """Be told, before the first round, what the strategy judges by, if anything."""

@@ -3,7 +3,6 @@
 from fedif_flower.aggregators import (
     RFA,
     AlignIns,
-    ByzFL,
     CentredClipping,
     DeepSight,
     DnC,
@@ -21,7 +20,6 @@ from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.fedsv import FedSV
-from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.fltrust import FLTrust, RootTraining
 from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
@@ -39,7 +37,6 @@ __all__ = [
     "AFedSV",
     "AlignIns",
     "AutoBant",
-    "ByzFL",
     "CentredClipping",
     "DeepSight",
     "DescentSettings",
@@ -51,7 +48,6 @@ __all__ = [
     "FedProx",
     "FedSV",
     "Flame",
-    "FlowerRule",
     "FoolsGold",
     "InfluenceDescent",
     "Krum",

@@ -40,7 +40,7 @@ class ClientAttribution:
         Who.
     coefficient : float
         What its update of this round was multiplied by; 0 for a client that sent none, but whose
-        earlier updates are part of the step (server momentum).
+        earlier updates are part of the step (a server's momentum).
     contribution : float
         In the unit of the validation loss (nats); positive: it lowered the loss.
     classes : tuple of float

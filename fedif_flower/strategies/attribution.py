@@ -138,7 +138,7 @@ class PathAttribution(Callback):
         if self._attributor.classes:
             return "attribution by class takes a gradient for each class"
         if strategy.stages.carry_steps:
-            return "attribution beside server momentum takes gradients of many rounds"
+            return "attribution beside a server optimizer takes gradients of many rounds"
         return ""
 
     def on_start(self, strategy: RunningStrategy) -> None:
@@ -154,6 +154,11 @@ class PathAttribution(Callback):
             raise ConfigError(
                 f"{type(strategy).__name__} combines coordinate by coordinate: no update has a "
                 "coefficient by which its part could be told, so it cannot be attributed"
+            )
+        if not strategy.stages.keep_coefficients:
+            raise ConfigError(
+                f"stages = {strategy.stages}: the last of them moves each parameter by itself, so "
+                "that no step can be attributed; FedAvgM's can"
             )
         trained = [spec.name for spec in strategy.model.layout.trainable]
         if trained != self.validation.parameter_names:
@@ -185,8 +190,8 @@ class PathAttribution(Callback):
         if self._last_params is not None and step.before.params is not self._last_params:
             carried = carried.without_newest()  # The step before was taken back.
         self._last_params = step.after.params
-        in_step = carried.joined(own, step.shares)
-        self._carried = in_step.remembered()
+        in_step = carried.joined(own, step.shares or (1.0,))
+        self._carried = in_step.remembered() if step.shares else CarriedUpdates()
         if self.bounds is not None:
             self._past = self._past.after(step.after.params - step.before.params)
         hidden = step.updates.hidden

@@ -80,8 +80,6 @@ class CarriedUpdates:
     def remembered(self) -> CarriedUpdates:
         """Return the same with a copy of the newest round's updates, which are lost otherwise."""
         newest, *others = self._parts
-        if newest.share == 1.0:
-            return CarriedUpdates()  # Without momentum, nothing is carried on.
         return CarriedUpdates([replace(newest, updates=newest.updates.clone()), *others])
 
     def without_newest(self) -> CarriedUpdates:

@@ -14,15 +14,18 @@ from fedif_flower.settings import RefusedValueError, setting
 from fedif_flower.stages import (
     Bucketing,
     Clip,
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedYogi,
     LossBound,
     MaxLength,
     NearestNeighbours,
-    ServerMomentum,
     Stage,
     TriggerScreen,
 )
 from fedif_flower.strategies.pace import Pace
-from fedif_flower.strategies.registry import FLOWER_RULES, STRATEGIES, WITHOUT_COEFFICIENTS
+from fedif_flower.strategies.registry import STRATEGIES, WITHOUT_COEFFICIENTS
 from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.valuation import Validation
@@ -38,9 +41,24 @@ def _no_screen() -> None:
     """Look at no round: all updates are weighed."""
 
 
+def _no_optimizer() -> None:
+    """Move the model along each round's own step."""
+
+
 # A constructor can have the server's held-out data beside its settings.
 SCREENS = Registry(
     "screen", {"off": _no_screen, "trigger-inversion": TriggerScreen}, offered=("validation",)
+)
+
+SERVER_OPTIMIZERS = Registry(
+    "server_optimizer",
+    {
+        "off": _no_optimizer,
+        "fedavgm": FedAvgM,
+        "fedadam": FedAdam,
+        "fedyogi": FedYogi,
+        "fedadagrad": FedAdagrad,
+    },
 )
 
 
@@ -48,21 +66,19 @@ class StrategyConfig(SectionedSettings):
     """How the server draws clients, believes them, and weighs what they send."""
 
     registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
-        {"strategy": STRATEGIES, "screen": SCREENS}
+        {"strategy": STRATEGIES, "screen": SCREENS, "server_optimizer": SERVER_OPTIMIZERS}
     )
 
     strategy: str = setting(
         "fedif",
-        "how the server weighs and combines; or one of ByzFL's rules, such as `byzfl:NNM+TrMean`",
+        "how the server weighs and combines",
         choices=STRATEGIES,
     )
     fraction_train: float = setting(0.1, "share C of the clients drawn in a round", gt=0, le=1)
-    server_momentum: float = setting(
-        0.0,
-        "the model moves along a running mean of the rounds' steps, in which older ones count for "
-        "so much; 0: along each round's own",
-        ge=0,
-        lt=1,
+    server_optimizer: str = setting(
+        "off",
+        "what moves the model by the rounds' steps; `off`: each round's own step is taken as it is",
+        choices=SERVER_OPTIMIZERS,
         is_new=True,
     )
     update_clipping: float = setting(
@@ -70,7 +86,7 @@ class StrategyConfig(SectionedSettings):
         "longer updates are shortened to this many times the usual length, which is the median of "
         "the last lengths of all clients. A strategy that scores updates also shortens or skips a "
         "step that would lose what was gained on the validation set. 0: no bounds, as in the "
-        "paper, and the only value for Flower's own rules",
+        "paper",
         ge=0,
         auto="2 for the strategies that score updates and, with statement-budget, for those that "
         "can be attributed; else 0",
@@ -81,7 +97,7 @@ class StrategyConfig(SectionedSettings):
     )
     assumed_malicious_fraction: float = setting(
         0.5,
-        "the share of malicious clients that Krum, Multi-Krum, Bulyan, trimmed mean, DnC and "
+        "the share of malicious clients that Krum, Multi-Krum, trimmed mean, DnC and "
         "neighbour mixing expect",
         ge=0,
         le=1,
@@ -90,7 +106,7 @@ class StrategyConfig(SectionedSettings):
     neighbour_mixing: bool = setting(
         False,
         "each update is first replaced by the mean of its nearest (NNM): all of the round but the "
-        "share `assumed-malicious-fraction`; not with Flower's own rules",
+        "share `assumed-malicious-fraction`",
         is_new=True,
     )
     bucketing: int = setting(
@@ -104,7 +120,7 @@ class StrategyConfig(SectionedSettings):
         "off",
         "what looks at a round's updates before they are weighed: `trigger-inversion` leaves out "
         "those that strengthen a backdoor's trigger, which it finds on the validation images "
-        "(`docs/methods/trigger-screen.md`); not with Flower's own rules",
+        "(`docs/methods/trigger-screen.md`)",
         choices=SCREENS,
         is_new=True,
     )
@@ -196,20 +212,6 @@ class StrategyConfig(SectionedSettings):
         return self
 
     @model_validator(mode="after")
-    def _can_be_clipped(self) -> Self:
-        if self.strategy in FLOWER_RULES and self.update_clipping:
-            raise RefusedValueError("update_clipping", f"0 with strategy {self.strategy!r}")
-        if self.strategy in FLOWER_RULES and self.neighbour_mixing:
-            raise RefusedValueError("neighbour_mixing", f"false with strategy {self.strategy!r}")
-        if self.strategy in FLOWER_RULES and self.bucketing > 1:
-            raise RefusedValueError("bucketing", f"1 with strategy {self.strategy!r}")
-        if self.strategy in FLOWER_RULES and self.screen != "off":
-            raise RefusedValueError("screen", f"'off' with strategy {self.strategy!r}")
-        if self.strategy in FLOWER_RULES and self.max_update_length:
-            raise RefusedValueError("max_update_length", f"0 with strategy {self.strategy!r}")
-        return self
-
-    @model_validator(mode="after")
     def _can_be_paced(self) -> Self:
         buffered = self.rounds == "buffered"
         if buffered != bool(self.buffer_size):
@@ -226,6 +228,11 @@ class StrategyConfig(SectionedSettings):
     def _can_be_attributed(self) -> Self:
         if self.strategy in WITHOUT_COEFFICIENTS and self.attribution != "off":
             words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
+            raise RefusedValueError("attribution", words)
+        moves_each = self.server_optimizer not in ("off", "fedavgm")
+        built_in = self.server_optimizer in SERVER_OPTIMIZERS.built_in
+        if built_in and moves_each and self.attribution != "off":
+            words = f"'off' with server-optimizer {self.server_optimizer!r}"
             raise RefusedValueError("attribution", words)
         return self
 
@@ -280,8 +287,11 @@ def configured_stages(config: StrategyConfig, validation: Validation | None = No
     if config.bucketing > 1:
         stages.append(Bucketing(config.bucketing))
     stages += configured_bounds(config.strategy, config.update_clipping)
-    if config.server_momentum:
-        stages.append(ServerMomentum(config.server_momentum))
+    optimizer = config.server_optimizer
+    own = config.settings_of("server_optimizer")
+    moves = make(f"server-optimizer {optimizer!r}", SERVER_OPTIMIZERS[optimizer], {}, own)
+    if moves is not None:
+        stages.append(moves)
     return stages
 
 

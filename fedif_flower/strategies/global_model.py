@@ -75,7 +75,7 @@ class GlobalModel:
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names.
     stages : Stages, optional
-        They may move the model on after the round's own step, as server momentum does.
+        They may move the model on after the round's own step, as server optimizers do.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class GlobalModel:
     def stands_still(self, vectors: ModelVectors) -> bool:
         """Tell whether a round's result is the model that it began with, to the last bit."""
         return (
-            not self._stages.shares  # Else earlier steps lead on.
+            not self._stages.move_on  # Else earlier steps lead on.
             and torch.equal(vectors.params, self.vectors.params)
             and torch.equal(vectors.buffers, self.vectors.buffers)
         )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, TypedDict
+from typing import Any, TypedDict
 
-from flwr.serverapp import strategy as flower
 from torch import nn
 
 from fedif_flower.aggregators import (
@@ -25,12 +23,10 @@ from fedif_flower.aggregators import (
     SignGuard,
     TrimmedMean,
 )
-from fedif_flower.aggregators.byzfl import PREFIX, ByzFL
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
 from fedif_flower.sections import make
-from fedif_flower.settings import Setting
 from fedif_flower.stages import Stage
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.auto_bant import AutoBant
@@ -39,7 +35,6 @@ from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.fedsv import FedSV
-from fedif_flower.strategies.flower_rule import FlowerRule
 from fedif_flower.strategies.fltrust import FLTrust
 from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
@@ -92,36 +87,14 @@ class StrategyParts:
 OFFERED = (*(part.name for part in fields(StrategyParts) if part.name != "base"), "parts")
 
 
-def multi_krum(malicious_fraction: float, clients_per_round: int) -> flower.MultiKrum:
-    """Return Flower's Multi-Krum, which selects all but the malicious clients it is told of."""
+def multi_krum(malicious_fraction: float, clients_per_round: int) -> Krum:
+    """Return Multi-Krum, which averages all but as many as are assumed to be malicious."""
     malicious = round(malicious_fraction * clients_per_round)
-    selected = max(clients_per_round - malicious, 1)
-    return flower.MultiKrum(num_malicious_nodes=malicious, num_nodes_to_select=selected)
+    return Krum(malicious_fraction, max(clients_per_round - malicious, 1))
 
-
-def bulyan(malicious_fraction: float, clients_per_round: int) -> flower.Bulyan:
-    """Return Flower's Bulyan, which is defined for at least 4f + 3 replies only."""
-    most = max((clients_per_round - 3) // 4, 0)
-    malicious = min(round(malicious_fraction * clients_per_round), most)
-    return flower.Bulyan(num_malicious_nodes=malicious)
-
-
-def trimmed_average(
-    beta: Annotated[float, Setting("share cut off at either end", ge=0, lt=0.5)] = 0.2,
-) -> flower.FedTrimmedAvg:
-    """Return Flower's trimmed mean."""
-    return flower.FedTrimmedAvg(beta=beta)
-
-
-FLOWER_RULES: Mapping[str, Callable[..., flower.FedAvg]] = {
-    "multikrum": multi_krum,
-    "fedmedian": flower.FedMedian,
-    "fedtrimmedavg": trimmed_average,
-    "bulyan": bulyan,
-}
 
 # No update has a coefficient in them: nothing can be attributed.
-WITHOUT_COEFFICIENTS = frozenset(FLOWER_RULES) | {"median", "trimmed-mean", "centred-clipping"}
+WITHOUT_COEFFICIENTS = frozenset({"median", "trimmed-mean", "centred-clipping"})
 
 _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "fedif": FedIF,
@@ -138,6 +111,7 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "fedadp": FedAdp,
     "rfa": RFA,
     "krum": Krum,
+    "multikrum": multi_krum,
     "median": Median,
     "trimmed-mean": TrimmedMean,
     "centred-clipping": CentredClipping,
@@ -148,28 +122,10 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "fools-gold": FoolsGold,
     "sign-guard": SignGuard,
     "oracle": OracleExclusion,
-    **FLOWER_RULES,
 }
 
 
-class _Strategies(Registry):
-    """The strategies by name, and ByzFL's rules as ByzFL names them."""
-
-    also = f"{PREFIX}Rule, module:object"
-
-    def __contains__(self, name: object) -> bool:
-        return str(name).startswith(PREFIX) or super().__contains__(name)
-
-    def is_own(self, name: str) -> bool:
-        return not name.startswith(PREFIX) and super().is_own(name)
-
-    def __getitem__(self, name: str) -> Callable[..., Any]:
-        if not name.startswith(PREFIX):
-            return super().__getitem__(name)
-        return partial(ByzFL, name.removeprefix(PREFIX))
-
-
-STRATEGIES: Registry = _Strategies(
+STRATEGIES = Registry(
     "strategy",
     _BUILT_IN,
     offered=(*OFFERED, *constructor_signature(ScreenedStrategy).parameters),
@@ -182,9 +138,8 @@ def build_named(
 ) -> ScreenedStrategy:
     """Return the strategy that a name stands for.
 
-    Classes and functions get those of the parts and settings that they name. A strategy of Flower's
-    is wrapped in a :class:`FlowerRule`; a robust rule, which is a callable that is no strategy, in
-    a :class:`RobustRule`.
+    Classes and functions get those of the parts and settings that they name. A robust rule, which
+    is a callable that is no strategy, is wrapped in a :class:`RobustRule`.
 
     Parameters
     ----------
@@ -205,8 +160,6 @@ def build_named(
     made = make(what, maker, parts.offered(), settings, parts.base if screens else {})
     if isinstance(made, ScreenedStrategy):
         return made
-    if isinstance(made, flower.FedAvg):
-        return FlowerRule(made, **parts.base)
     if callable(made):
         return RobustRule(made, **parts.base)
     raise ConfigError(

@@ -105,7 +105,7 @@ class ScreenedStrategy(FlowerFedAvg):
         (see :class:`~fedif_flower.messages.means.AverageMetrics`).
     stages : sequence of Stage, optional
         What happens to a round before and after it is weighed, in this order, such as
-        ``[Clip(2.0), LossBound(), ServerMomentum(0.5)]`` (see :mod:`fedif_flower.stages`). Default:
+        ``[Clip(2.0), LossBound(), FedAvgM(0.5)]`` (see :mod:`fedif_flower.stages`). Default:
         :meth:`default_stages`, none unless the strategy says otherwise.
     callbacks : sequence of Callback
         See :class:`~fedif_flower.strategies.callbacks.Callback`.
@@ -554,7 +554,7 @@ class ScreenedStrategy(FlowerFedAvg):
             logger.warning("round %d: %s; the model stays as it was", server_round, reason)
             return Outcome(self.model.record, aggregation, reason, kept=kept)
         before, arrays = self.model.vectors, self.model.advance(vectors)
-        shares = tuple(self.stages.shares) or (1.0,)
+        shares = tuple(self.stages.shares)
         members = len(self.nodes.known)
         self.local_vector.advance(self.workspace, len(accepted), members)
         nodes = [reply.node for reply in accepted]

@@ -34,7 +34,7 @@ class Step:
     aggregation : Aggregation
         ``applied`` holds :math:`a_i`.
     shares : tuple of float
-        :math:`\theta_0, \theta_1, \ldots`: ``(1.0,)`` without server momentum.
+        :math:`\theta_0, \theta_1, \ldots`: empty where no step is carried on.
     """
 
     updates: RoundUpdates
@@ -42,7 +42,7 @@ class Step:
     before: ModelVectors
     after: ModelVectors
     aggregation: Aggregation
-    shares: tuple[float, ...] = (1.0,)
+    shares: tuple[float, ...] = ()
 
 
 class Outcome(NamedTuple):

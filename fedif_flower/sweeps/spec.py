@@ -67,7 +67,7 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
                 raise ConfigError(f"{str(path)!r} names the cell {cell!r} twice")
             settings = {**fixed, **point}
             # What is fixed for one strategy or attack is said once for all cells.
-            others = {key for key in fixed.keys() - point.keys() if not _chosen(key, settings)}
+            others = {key for key in fixed.keys() - point.keys() if not chosen(key, settings)}
             used |= spec.keys() - others
             kept = {key: value for key, value in settings.items() if key not in others}
             cells[cell] = make_cell(name, cell, kept, output_dir)
@@ -85,7 +85,7 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
+def chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
     """Tell whether a key is no section's, or one of a section that these settings choose."""
     keys = (field.replace("_", "-") for field in RunConfig.registries)
     names = {section_name(str(settings[key])) for key in keys}

@@ -94,10 +94,10 @@ def test_attribution_leaves_the_run_as_it_was(whole, tmp_path):
     assert config.digest() == run_config(tmp_path).digest()
 
 
-def test_with_server_momentum_a_resumed_run_remembers_who_sent_what(tmp_path):
-    whole = run(run_config(tmp_path / "whole", server_momentum=0.5, attribution="simpson"))
+def test_with_a_server_optimizer_a_resumed_run_remembers_who_sent_what(tmp_path):
+    whole = run(run_config(tmp_path / "whole", server_optimizer="fedavgm", attribution="simpson"))
     config = run_config(
-        tmp_path / "resumed", server_momentum=0.5, attribution="simpson", resume="auto"
+        tmp_path / "resumed", server_optimizer="fedavgm", attribution="simpson", resume="auto"
     )
     run(config, kill_at=5)
     assert run(config) == whole

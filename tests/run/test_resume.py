@@ -23,7 +23,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from tests.run.resuming import CLIENTS, run, run_config
 
-REMEMBERING = ("influence-descent", "fedavg", "afedsv", "fedadp", "shapfed", "fedmedian")
+REMEMBERING = ("influence-descent", "fedavg", "afedsv", "fedadp", "shapfed", "median")
 # What two runs with the same seed must agree in; seconds and node ids are their own.
 COLUMNS = {
     "rounds.csv": ("round", "test_accuracy", "test_loss", "validation_loss", "accepted"),

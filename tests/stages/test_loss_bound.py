@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.round import ModelVectors, RoundUpdates
-from fedif_flower.stages import Destination, LossBound, ServerMomentum, Stages
+from fedif_flower.stages import Destination, FedAvgM, LossBound, Stages
 from fedif_flower.valuation import Validation
 from tests.stages.test_pipeline import Point, distance
 
@@ -123,12 +123,12 @@ def test_a_model_that_swings_goes_on_swinging():
 
 
 def test_a_step_that_misses_the_bound_begins_a_new_mean():
-    momentum = ServerMomentum(0.5)
+    momentum = FedAvgM(0.5, 0.5)
     bound = LossBound(held_out())
     momentum.advance(torch.zeros(1), torch.tensor([-8.0]))
-    assert momentum.mean is not None
+    assert momentum.moves_on
     choose(bound, 0.0, [-1.0], [1.0], more=[momentum])
-    assert momentum.mean is None
+    assert not momentum.moves_on
 
 
 def test_it_goes_on_after_a_restart():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.round import ModelVectors, RoundUpdates
-from fedif_flower.stages import Clip, LossBound, ServerMomentum, Stage, Stages
+from fedif_flower.stages import Clip, FedAvgM, LossBound, Stage, Stages
 from fedif_flower.valuation import Validation
 
 
@@ -106,8 +106,8 @@ def test_goes_on_after_a_restart():
 
 
 def test_the_state_of_other_stages_is_refused():
-    with pytest.raises(CheckpointError, match=r"stages: \[ServerMomentum\(0\.5\)\]; saved"):
-        Stages([ServerMomentum(0.5)]).load_state_dict(bounds().state_dict())
+    with pytest.raises(CheckpointError, match=r"stages: \[FedAvgM.*; saved"):
+        Stages([FedAvgM(0.5, 0.5)]).load_state_dict(bounds().state_dict())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedif_flower import FedAvg, PathAttribution, Validation
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import ServerMomentum
+from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback
 from tests.strategies.attributing import (
@@ -142,7 +142,7 @@ class OnlyOnce(Movers):
 def test_momentum_pays_those_who_sent_it():
     movers = OnlyOnce([[0.0, 0.0], [0.0, 0.0], [3.0, 0.0]])
     callback = attributed(
-        lambda v, **base: fedavg(v, stages=[ServerMomentum(0.5)], **base), movers, 4
+        lambda v, **base: fedavg(v, stages=[FedAvgM(0.5, 0.5)], **base), movers, 4
     )
     for found in callback.rounds:
         # The step of round 1 goes on, halved: all of what it gains is the last client's.
@@ -158,7 +158,7 @@ def test_momentum_of_a_step_that_was_taken_back_is_nobodys():
     # Round 2 fails on every client: round 1's step goes, and the mean with it.
     movers = Failing([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], failing=range(3))
     callback = attributed(
-        lambda v, **base: fedavg(v, stages=[ServerMomentum(0.5)], **base), movers, 4
+        lambda v, **base: fedavg(v, stages=[FedAvgM(0.5, 0.5)], **base), movers, 4
     )
     assert [len(found.clients) for found in callback.rounds] == [3, 3, 3, 3]
     for found in callback.rounds:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.serverapp.strategy import FedMedian
 from torch import nn
 
 from fedif_flower import FedAvg
-from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip
-from fedif_flower.strategies import FlowerRule, Setup
+from fedif_flower.strategies import Setup
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.named import Spoiler, config, run
 
@@ -57,11 +55,3 @@ def test_what_is_off_changes_no_result(tmp_path):
         for name, multiple in (("off", 0.0), ("far", 1e9))
     )
     assert all(bool((untold[name] == never[name]).all()) for name in untold)
-
-
-def test_flowers_own_rules_cannot_be_clipped(tmp_path):
-    refused = "update-clipping = 2.0; allowed: 0 with strategy 'fedmedian'"
-    with pytest.raises(ConfigError, match=refused):
-        config(tmp_path, "fedmedian", **{"update-clipping": 2.0})
-    with pytest.raises(ConfigError, match=r"stages = \[Clip\(2\)\]; allowed with Flower's"):
-        FlowerRule(FedMedian(), stages=[Clip(2.0)])

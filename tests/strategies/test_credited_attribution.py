@@ -8,7 +8,7 @@ import torch
 from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import ServerMomentum
+from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.attributed import round_from
 from fedif_flower.valuation.credit import CreditBounds
@@ -24,7 +24,7 @@ def run(movers, rounds=1, *, momentum=0.0, **bounds):
     strategy = FedAvg(
         callbacks=[callback],
         fraction_evaluate=0.0,
-        stages=[ServerMomentum(momentum)] if momentum else (),
+        stages=[FedAvgM(momentum, 1 - momentum)] if momentum else (),
         setup=Setup(trainable_keys=held_out.parameter_names, device="cpu"),
     )
     strategy.start(LocalGrid(movers, 3), model_arrays(point()), num_rounds=rounds)

@@ -26,7 +26,7 @@ from fedif_flower import (
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import ServerMomentum
+from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies import CentredClipping, RobustRule, RootTraining, Setup, Weighting
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import Clients, step_reply
@@ -137,7 +137,7 @@ def run(strategy, arrays: ArrayRecord, rounds: int = 3) -> list[list[float]]:
 
 AGAIN = {
     "FedIF": lambda: FedIF(judge(), weighting=Weighting(smooth_update=False), **BASE),
-    "momentum": lambda: FedAvg(stages=[ServerMomentum(0.9)], **BASE),
+    "momentum": lambda: FedAvg(stages=[FedAvgM(0.9, 0.1)], **BASE),
     "last step": lambda: RobustRule(CentredClipping(), **BASE),
 }
 

@@ -41,7 +41,7 @@ def test_every_name_runs_and_learns(tmp_path, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_hostile_replies_stop_no_strategy(tmp_path, strategy):
     """With momentum. One reply nears the end of float32; one is the largest that is let in."""
-    settings = {"fraction-train": 1.0, "num-server-rounds": 4, "server-momentum": 0.5}
+    settings = {"fraction-train": 1.0, "num-server-rounds": 4, "server-optimizer": "fedavgm"}
     chosen = config(tmp_path, strategy, **settings)
     summary, model, clients = run(chosen, Spoiler({1: 3e38, 2: 9e14}, rounds=1))
     assert summary["rounds"] == 4

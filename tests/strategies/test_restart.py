@@ -11,7 +11,7 @@ import fedif_flower.strategies as of
 from fedif_flower import Validation
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import Clip, ServerMomentum
+from fedif_flower.stages import Clip, FedAvgM
 from fedif_flower.strategies import RootTraining, Setup, Weighting
 from fedif_flower.valuation.score_guard import ScoreGuard
 from tests.strategies.lines import Movers
@@ -33,7 +33,7 @@ def judge() -> Validation:
 
 STRATEGIES = {
     "FedAvg": of.FedAvg,
-    "momentum": lambda **base: of.FedAvg(stages=[Clip(1.0), ServerMomentum(0.5)], **base),
+    "momentum": lambda **base: of.FedAvg(stages=[Clip(1.0), FedAvgM(0.5, 0.5)], **base),
     "FedIF": lambda **base: of.FedIF(judge(), **base),
     "guarded": lambda **base: of.FedIF(
         judge(), weighting=Weighting(guard=ScoreGuard(harm_memory=3), bias_correction=True), **base

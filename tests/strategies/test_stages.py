@@ -91,10 +91,10 @@ def test_strategies_that_score_bound_lengths_and_loss_by_default():
                 "neighbour-mixing": True,
                 "assumed-malicious-fraction": 0.25,
                 "update-clipping": 3.0,
-                "server-momentum": 0.5,
+                "server-optimizer": "fedavgm",
             },
             "[MaxLength(9), NearestNeighbours(0.25), Clip(3), LossBound(tolerance=0.1), "
-            "ServerMomentum(0.5)]",
+            "FedAvgM(momentum=0.9, lr=0.1)]",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from torch import nn
 
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.stages import ServerMomentum
+from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies import Setup
 from tests.strategies.attributing import validation
 from tests.strategies.lines import Movers, play, point
@@ -50,7 +50,7 @@ def test_weights_and_scores_of_such_a_round_are_recorded():
 
 
 def test_a_model_that_momentum_moves_on_does_not_stand_still():
-    strategy = FedAvg(stages=[ServerMomentum(0.5)], **BASE)
+    strategy = FedAvg(stages=[FedAvgM(0.5, 0.5)], **BASE)
     led_to, _ = play(strategy, point(), Movers([[1.0, 0.0]] * 2))
     goes_on = point()
     nn.utils.vector_to_parameters(led_to, goes_on.parameters())

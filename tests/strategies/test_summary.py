@@ -8,7 +8,6 @@ from dataclasses import fields
 
 import pytest
 import torch
-from flwr.serverapp.strategy import FedMedian
 from torch import nn
 
 import fedif_flower.strategies as strategies
@@ -28,7 +27,6 @@ def parts() -> dict[str, object]:
         "validation": threshold_validation(),
         "model": nn.Linear(2, 3),
         "root": RootTraining(nn.Linear(2, 3), torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)),
-        "inner": FedMedian(),
         "rule": strategies.Median(),
         "is_malicious": lambda _node: False,
     }

@@ -54,7 +54,7 @@ REFUSED = [
     ({"screen": "trigger-inversion"}, "screen = 'trigger-inversion'; allowed: 'off' with masking"),
     ({"attribution": "adaptive"}, "attribution = 'adaptive'; allowed: 'off', 'trapezoid'"),
     ({"attribution_per_class": True}, "attribution-per-class = True; allowed: false with masking"),
-    ({"server_momentum": 0.5}, "server-momentum = 0.5; allowed: 0 with masking"),
+    ({"server_optimizer": "fedavgm"}, "server-optimizer = 'fedavgm'; allowed: 'off' with masking"),
     ({"attack": "alie"}, "attack = 'alie'; allowed: others with masking"),
     (
         {"keeper_url": "https://k"},

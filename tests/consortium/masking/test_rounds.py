@@ -42,10 +42,10 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.stages import (
     Clip,
+    FedAvgM,
     LossBound,
     MaxLength,
     NearestNeighbours,
-    ServerMomentum,
     Stage,
 )
 from fedif_flower.strategies import Setup, Weighting
@@ -74,7 +74,7 @@ STRATEGIES = {
     "fedprox": lambda **base: FedProx(proximal_mu=0.1, **base),
     "fedif": fedif,
     "fedif of bounded length": lambda **base: fedif(stages=[MaxLength(0.5), Clip(2.0)], **base),
-    "fedif with momentum": lambda **base: fedif(stages=[Clip(2.0), ServerMomentum(0.5)], **base),
+    "fedif with momentum": lambda **base: fedif(stages=[Clip(2.0), FedAvgM(0.5, 0.5)], **base),
     "fedif guarded": lambda **base: fedif(
         weighting=Weighting(guard=ScoreGuard(anchored=True, least_length=0.5)), **base
     ),
@@ -183,8 +183,8 @@ REFUSED = {
     "members train by SGD alone, not by Scaffold": lambda **base: FedAvg(
         **base | {"setup": replace(base["setup"], local_method=Scaffold())}
     ),
-    "attribution beside server momentum": lambda **base: FedAvg(
-        callbacks=[PathAttribution(validation())], stages=[ServerMomentum(0.5)], **base
+    "attribution beside a server optimizer": lambda **base: FedAvg(
+        callbacks=[PathAttribution(validation())], stages=[FedAvgM(0.5, 0.5)], **base
     ),
 }
 

@@ -159,7 +159,7 @@ def test_another_validation_set_is_named(copy):
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"strategy": "fedavg", "server_momentum": 0.5, "attribution": "trapezoid"},
+        {"strategy": "fedavg", "server_optimizer": "fedavgm", "attribution": "trapezoid"},
         {"strategy": "krum", "attribution": "gauss2", "attribution_per_class": True},
     ],
 )

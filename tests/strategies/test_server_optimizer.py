@@ -1,4 +1,4 @@
-"""``server-momentum``: the model moves along a running mean of steps, with any strategy."""
+"""A server optimizer in a federation: the model moves by what it makes of the steps."""
 
 from __future__ import annotations
 
@@ -7,29 +7,24 @@ import torch
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import Clip, LossBound, ServerMomentum
+from fedif_flower.stages import Clip, FedAvgM, FedYogi, LossBound
 from fedif_flower.strategies import Setup
+from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import OnRound
 from tests.strategies.hostile import Clients, step_reply
-from tests.strategies.lines import Movers, Threshold, play, point, threshold_validation
+from tests.strategies.lines import Movers, Threshold, play, threshold_validation
 from tests.strategies.named import config, run
 from tests.strategies.test_take_back import HUGE, SilentInRound, line, one_more, validation
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
-def test_three_rounds_by_hand():
-    # The step is (4, 8) in every round: the means are 1/2, 3/4 and 7/8 of it.
-    strategy = FedAvg(stages=[ServerMomentum(0.5)], **BASE)
-    params, _ = play(strategy, point(), Movers([[4.0, 8.0]] * 3), rounds=3)
-    assert params.tolist() == pytest.approx([4 * 2.125, 8 * 2.125])
-
-
 def test_a_round_that_fails_makes_no_step():
     strategy = FedAvg(
-        stages=[ServerMomentum(0.5)], **BASE | {"setup": Setup(max_paused_turns=0, device="cpu")}
+        stages=[FedAvgM(0.5, 0.5)], **BASE | {"setup": Setup(max_paused_turns=0, device="cpu")}
     )
     grid = SilentInRound(Clients(dict.fromkeys(range(3), one_more)), silent_round=2)
     arrays = strategy.start(grid, model_arrays(line()), num_rounds=3).arrays
@@ -47,7 +42,7 @@ def test_a_model_that_is_taken_back_takes_its_mean_with_it():
     reports = []
     strategy = FedIF(
         validation(line()),
-        stages=[ServerMomentum(0.5)],
+        stages=[FedAvgM(0.5, 0.5)],
         callbacks=[OnRound(reports.append)],
         **BASE,
     )
@@ -59,7 +54,7 @@ def test_a_model_that_is_taken_back_takes_its_mean_with_it():
 
 
 def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alone():
-    bound, momentum = LossBound(), ServerMomentum(0.5)
+    bound, momentum = LossBound(), FedAvgM(0.5, 0.5)
     strategy = FedIF(threshold_validation(), stages=[Clip(2.0), bound, momentum], **BASE)
     params, _ = play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=2)
     assert momentum.shares == [0.5, 0.25]
@@ -70,18 +65,21 @@ def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alo
     nn.utils.vector_to_parameters(params, goes_on.parameters())
     play(strategy, goes_on, Movers([[1.0], [1.0]]), rounds=1)
     assert momentum.shares == [0.5]
-    assert momentum.mean.tolist() == pytest.approx([0.5])
 
 
-def test_off_is_as_before_and_on_is_not(tmp_path):
+@pytest.mark.parametrize("optimizer", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+def test_off_is_as_before_and_on_is_not(tmp_path, optimizer):
     settings = {"num-server-rounds": 1}
-    off, on = (
-        run(config(tmp_path / str(beta), "fedif", **settings, **{"server-momentum": beta}))[1]
-        for beta in (0.0, 0.5)
-    )
     plain = config(tmp_path, "fedif", **settings)
-    assert config(tmp_path, "fedif", **settings, **{"server-momentum": 0.0}).digest() == (
-        plain.digest()
-    )
-    assert "server-momentum" not in plain.identity()
+    assert "server-optimizer" not in plain.identity()
+    off = run(plain)[1]
+    moved = config(tmp_path / "on", "fedif", **settings, **{"server-optimizer": optimizer})
+    on = run(moved)[1]
     assert not all(torch.equal(off[name], on[name]) for name in off)
+
+
+def test_what_moves_each_parameter_by_itself_cannot_be_attributed(tmp_path):
+    with pytest.raises(ConfigError, match=r"attribution.*'off' with server-optimizer 'fedyogi'"):
+        config(tmp_path, "fedavg", **{"server-optimizer": "fedyogi", "attribution": "simpson"})
+    with pytest.raises(ConfigError, match="moves each parameter by itself"):
+        PathAttribution(threshold_validation()).on_start(FedAvg(stages=[FedYogi()]))

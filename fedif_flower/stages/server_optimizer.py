@@ -1,0 +1,238 @@
+"""Server optimizers: the model moves by what an optimizer makes of the rounds' steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedif_flower.sections import require_settings
+from fedif_flower.settings import Setting
+from fedif_flower.stages.stage import Stage
+
+LearningRate = Annotated[float, Setting("eta, of the server's steps", gt=0)]
+Beta1 = Annotated[float, Setting("of the mean of the steps, how much goes on", ge=0, lt=1)]
+Beta2 = Annotated[float, Setting("of the mean of their squares, how much goes on", ge=0, lt=1)]
+Tau = Annotated[float, Setting("the larger, the less the steps adapt to each parameter", gt=0)]
+
+
+class _Memory(NamedTuple):
+    """What an optimizer remembers of the steps so far, and how many they are."""
+
+    state: Mapping[str, Any] = {}
+    num_steps: int = 0
+
+
+class ServerOptimizer(Stage):
+    r"""Moves the model by what an optimizer makes of a round's step, taken for a gradient.
+
+    .. math:: w_t = \mathrm{Opt}(w_{t-1}, -s_t)
+
+    with :math:`s_t` the step that round t leads to without it. A failed round makes no step. Where
+    a model is taken back, what the optimizer remembers goes with it. Buffers are averaged as ever.
+
+    Parameters
+    ----------
+    make : callable
+        Takes a list with the parameters ``[d]`` and returns their optimizer, such as
+        ``partial(torch.optim.RMSprop, lr=0.01)``.
+    """
+
+    keeps_coefficients = False
+
+    def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
+        self._make = make
+        self._memory = _Memory()
+        self._before = _Memory()  # That belongs to the model before this one.
+
+    def __repr__(self) -> str:
+        """Name the optimizer and its settings."""
+        own = self._make.keywords if isinstance(self._make, partial) else {}
+        settings = ", ".join(f"{name}={value}" for name, value in own.items())
+        return f"{type(self).__name__}({settings})"
+
+    @property
+    def moves_on(self) -> bool:
+        """Whether the steps so far lead on."""
+        return bool(self._memory.state)
+
+    def lead(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
+        return self._stepped(before, after)[0]
+
+    def advance(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return what :meth:`lead` does, and let the optimizer remember the step."""
+        params, state = self._stepped(before, after)
+        self._before, self._memory = self._memory, _Memory(state, self._memory.num_steps + 1)
+        return params
+
+    def restart(self) -> None:
+        """Forget all steps."""
+        self._memory = _Memory()
+
+    def take_back(self) -> None:
+        """Forget the last step: the model that it made is taken back."""
+        self._memory = self._before
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return self._memory._asdict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._memory = _Memory(state["state"], int(state["num_steps"]))
+
+    def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Return where the optimizer goes ``[d]``, and what it then remembers."""
+        params = before.clone()
+        optimizer = self._make([params])
+        optimizer.state[params].update(deepcopy(self._memory.state))
+        params.grad = before - after
+        optimizer.step()
+        return params, dict(optimizer.state[params])
+
+
+class FedAvgM(ServerOptimizer):
+    r"""SGD with momentum on the rounds' steps.
+
+    .. math:: m_t = \beta m_{t-1} + s_t, \qquad w_t = w_{t-1} + \eta m_t, \qquad m_0 = 0
+
+    With :math:`\eta = 1 - \beta` the model moves along a running mean of the steps. A step of
+    the model is a sum of the rounds' steps, so that it can be attributed.
+
+    Parameters
+    ----------
+    momentum : float
+        :math:`\beta`, in [0, 1).
+    learning_rate : float
+        :math:`\eta` > 0.
+
+    References
+    ----------
+    Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification", 2019.
+    """
+
+    keeps_coefficients = True
+
+    def __init__(
+        self,
+        momentum: Annotated[
+            float, Setting("of the steps so far, how much goes on", ge=0, lt=1)
+        ] = 0.9,
+        learning_rate: LearningRate = 0.1,
+    ) -> None:
+        require_settings(FedAvgM, {"momentum": momentum, "learning_rate": learning_rate})
+        super().__init__(partial(torch.optim.SGD, momentum=momentum, lr=learning_rate))
+        self.momentum, self.learning_rate = momentum, learning_rate
+
+    @property
+    def shares(self) -> list[float]:
+        r"""What each round's step counts for, :math:`\eta \beta^{t-s}`, the newest first."""
+        num_steps = self._memory.num_steps if self.momentum else min(self._memory.num_steps, 1)
+        return [self.learning_rate * self.momentum**age for age in range(num_steps)]
+
+
+class FedAdam(ServerOptimizer):
+    r"""Steps divided, for each parameter, by the root of their mean square.
+
+    .. math:: m_t = \beta_1 m_{t-1} + (1 - \beta_1) s_t, \qquad
+              v_t = \beta_2 v_{t-1} + (1 - \beta_2) s_t^2, \qquad
+              w_t = w_{t-1} + \eta \frac{m_t}{\sqrt{v_t} + \tau}
+
+    with :math:`m_0 = 0` and :math:`v_0 = \tau^2`. No update has a coefficient in such a step: it
+    cannot be attributed.
+
+    Parameters
+    ----------
+    learning_rate : float
+        :math:`\eta` > 0.
+    beta1, beta2 : float
+        :math:`\beta_1` and :math:`\beta_2`, in [0, 1).
+    tau : float
+        :math:`\tau` > 0.
+
+    References
+    ----------
+    Reddi et al., "Adaptive Federated Optimization", 2021, algorithm 2,
+    https://arxiv.org/abs/2003.00295.
+    """
+
+    def __init__(
+        self,
+        learning_rate: LearningRate = 0.01,
+        beta1: Beta1 = 0.9,
+        beta2: Beta2 = 0.99,
+        tau: Tau = 1e-3,
+    ) -> None:
+        make = partial(
+            _Adaptive, self.squares, learning_rate=learning_rate, beta1=beta1, beta2=beta2, tau=tau
+        )
+        require_settings(type(self), make.keywords)
+        super().__init__(make)
+
+    @staticmethod
+    def squares(mean: Tensor, square: Tensor, beta2: float) -> Tensor:
+        """Return the mean of the squares ``[d]`` with one step's more."""
+        return beta2 * mean + (1 - beta2) * square
+
+
+class FedYogi(FedAdam):
+    r"""As :class:`FedAdam`, but the mean square follows a smaller one slowly.
+
+    .. math:: v_t = v_{t-1} - (1 - \beta_2) s_t^2 \operatorname{sign}(v_{t-1} - s_t^2)
+    """
+
+    @staticmethod
+    def squares(mean: Tensor, square: Tensor, beta2: float) -> Tensor:
+        """Return the mean of the squares ``[d]`` with one step's more."""
+        return mean - (1 - beta2) * square * (mean - square).sign()
+
+
+class FedAdagrad(FedAdam):
+    r"""As :class:`FedAdam`, but by the root of the sum of all squares; ``beta2`` is of no use.
+
+    .. math:: v_t = v_{t-1} + s_t^2
+    """
+
+    made_of = MappingProxyType({"beta2": None})
+
+    @staticmethod
+    def squares(mean: Tensor, square: Tensor, beta2: float) -> Tensor:  # noqa: ARG004
+        """Return the sum of the squares ``[d]`` with one step's more."""
+        return mean + square
+
+
+class _Adaptive(Optimizer):
+    """The optimizer of all three, which differ in what they make of the squares."""
+
+    def __init__(
+        self,
+        squares: Callable[[Tensor, Tensor, float], Tensor],
+        params: list[Tensor],
+        *,
+        learning_rate: float,
+        beta1: float,
+        beta2: float,
+        tau: float,
+    ) -> None:
+        super().__init__(params, {})
+        self._squares = squares
+        self._rate, self._beta1, self._beta2, self._tau = learning_rate, beta1, beta2, tau
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        """Move the parameters against their gradient."""
+        for params in self.param_groups[0]["params"]:
+            state, gradient = self.state[params], params.grad
+            mean = state.get("mean", torch.zeros_like(params))
+            square = state.get("square", torch.full_like(params, self._tau**2))
+            state["mean"] = self._beta1 * mean + (1 - self._beta1) * gradient
+            state["square"] = self._squares(square, gradient.square(), self._beta2)
+            params -= self._rate * state["mean"] / (state["square"].sqrt() + self._tau)
