@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedif_flower.runtime.local_grid import LocalGrid
-from tests.consortium.member.test_reply_guard import Flower
+from tests.consortium.superlink.test_reply_guard import Flower
 from tests.integration.protocol import packed
 
 GRID = LocalGrid(lambda *_: None, 0)  # Messages need a task that sends them.
