@@ -118,6 +118,7 @@ def is_in(bundle: set[str], module: str) -> bool:
 
 def test_type_checkers_find_an_editable_install(tmp_path, monkeypatch):
     """They read a line with the folder's path; a hook of Python's they cannot."""
+    pytest.importorskip("setuptools", minversion="77")  # As [build-system] requires.
     build_meta = pytest.importorskip("setuptools.build_meta")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, tmp_path)
