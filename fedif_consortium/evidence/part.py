@@ -36,12 +36,14 @@ class Evidence(RunPart):
         config, folder = run.config, run.folder
         witness = ReplyWitness(
             run.run_id,
+            run.grid,
+            late_rounds=config.late_rounds,
             required=config.require_signatures,
             digests=config.receipts,
             keeps=config.keep_updates,
         )
         signatures = SignatureRecords(folder, witness)
-        callbacks: list[Callback] = [signatures]
+        callbacks: list[Callback] = [witness, signatures]
         kept: dict[str, Kept] = {"signatures": signatures}
         if config.receipts:
             attribution = run.find(PathAttribution)
@@ -53,7 +55,7 @@ class Evidence(RunPart):
         if config.keep_updates:
             callbacks.append(KeptReplies(folder, witness, after=run.done))
         return Built(
-            setup={"witness": witness},
+            setup={"look": witness.look},
             told={RECEIPTS_KEY: config.receipts},
             callbacks=callbacks,
             kept=kept,

@@ -16,6 +16,7 @@ from fedif_flower.errors import EvidenceError, ReplyError
 from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.reply_arrays import model_arrays_of
+from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 
 SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
 EXAMPLES = "num-examples"
@@ -75,19 +76,25 @@ class SeenReply:
     arrays: ArrayRecord | None = field(default=None, repr=False)
 
 
-class ReplyWitness:
+class ReplyWitness(Callback):
     """Looks at the signature of each reply, and remembers what it saw in the round.
+
+    It is told of each round as a callback; :meth:`look` is for the strategy's setup.
 
     Parameters
     ----------
     run : str
         The run's id, which members sign.
+    grid : Grid
+        Knows the keys that nodes were registered with.
     required : bool
         Whether replies without a signature are refused.
     digests : bool
         Whether the digest of every reply is taken, signed or not.
     keeps : bool
         Whether the arrays of signed replies stay in memory until the next round.
+    late_rounds : int
+        A reply may come so many rounds late.
 
     Attributes
     ----------
@@ -96,43 +103,40 @@ class ReplyWitness:
     """
 
     def __init__(
-        self, run: str, *, required: bool = False, digests: bool = False, keeps: bool = False
+        self,
+        run: str,
+        grid: Grid,
+        *,
+        required: bool = False,
+        digests: bool = False,
+        keeps: bool = False,
+        late_rounds: int = 0,
     ) -> None:
-        self.run = run
+        self.run, self._grid, self._late_rounds = run, grid, late_rounds
         self.seen: dict[int, SeenReply] = {}
         self._required, self._digests, self._keeps = required, digests, keeps
         self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
-        self._grid: Grid | None = None
+        self._strategy: RunningStrategy | None = None
         self._registered: dict[int, bytes | None] | None = None  # Keys, asked for when needed.
         self._keys: dict[int, bytes] = {}  # That a node has signed with.
 
-    def begin(
-        self,
-        server_round: int,
-        sent: ArrayRecord,
-        grid: Grid,
-        *,
-        late_rounds: int = 0,
-    ) -> None:
-        """Take note of what a round's members are sent.
+    def on_start(self, strategy: RunningStrategy) -> None:
+        """Note whose model members are sent."""
+        self._strategy = strategy
 
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        sent : ArrayRecord
-            The model.
-        grid : Grid
-            Knows the keys that nodes were registered with.
-        late_rounds : int
-            A reply may come so many rounds late.
-        """
+    def on_asked(self, question: Question) -> None:
+        """Take note of the model that a round's members are sent."""
+        assert self._strategy is not None  # on_start
+        self.begin(question.server_round, self._strategy.model.record)
+
+    def begin(self, server_round: int, sent: ArrayRecord) -> None:
+        """Take note of what a round's members are sent."""
         self.seen = {}
         # Of an older model no more is kept than its digest.
-        older = [t for t in self._sent if server_round - t <= late_rounds]
+        older = [t for t in self._sent if server_round - t <= self._late_rounds]
         self._sent = {t: self._digest_of(t) for t in older}
         self._sent[server_round] = sent
-        self._grid, self._registered = grid, None
+        self._registered = None
 
     def look(self, content: RecordDict, arrays: ArrayRecord, node: ClientNode, asked: int) -> None:
         """Take note of a reply to round ``asked``, and check its signature.
@@ -182,7 +186,6 @@ class ReplyWitness:
 
     def _registered_key(self, node_id: int) -> bytes | None:
         """Return the key that the operator registered a node with; ``None``: not known."""
-        assert self._grid is not None  # begin
         if self._registered is None:  # One question a round, however many sign for the first time.
             # A node that registered itself has no name, and a key that it made up.
             nodes = [info for info in self._grid.get_nodes() if info.name]

@@ -14,7 +14,6 @@ from fedif_flower.errors import ConfigError, RefusedByPolicyError, require
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.strategies.combinations import require_maskable
 from fedif_flower.strategies.screened import ScreenedStrategy
 
 logger = logging.getLogger(__name__)
@@ -39,12 +38,12 @@ class MaskedRounds(RunPart):
         if masking is None:
             return NOTHING
         asked = AskedVectors(run.folder, masking, keeper_title(config), after=run.done)
-        return Built(setup={"masking": replace(masking, on_vector=asked.note)}, callbacks=[asked])
+        return Built(setup={"intake": replace(masking, on_vector=asked.note)}, callbacks=[asked])
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
         """Raise ConfigError where updates, or more than parameters, would have to be seen."""
-        if strategy.setup.masking is not None:
-            require_maskable(strategy, model_arrays(run.loaded.model))
+        if strategy.setup.intake is not None:
+            strategy.setup.intake.require(strategy, model_arrays(run.loaded.model))
 
 
 def build_masking(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -51,18 +51,23 @@ from fedif_consortium.masking.terms import (
     VECTOR,
     MaskingTerms,
 )
-from fedif_flower.errors import BoxError, KeeperError, MaskingError, ReplyError
+from fedif_flower.errors import BoxError, ConfigError, KeeperError, MaskingError, ReplyError
+from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.arrays import ArraySpec
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.reply_arrays import arrays_of
 from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace
+from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.strategies.screened import ScreenedStrategy
 
 # Of what is free, the masked vectors of a round; beyond that they lie in a file.
 SHARE_OF_MEMORY = 0.25
 logger = logging.getLogger(__name__)
 _ROUNDING = 1e-6  # Of a length, by which the ring may make it longer.
+# Of a trained parameter: its masked reply, 8 bytes each, must not be taken for a flood.
+_LEAST_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class AskedVector:
 
 @dataclass(frozen=True)
 class Masking:
-    """Who keeps the masks of a run.
+    """Who keeps the masks of a run: the ``intake`` of a strategy that sees no update.
 
     Attributes
     ----------
@@ -112,6 +117,30 @@ class Masking:
     def __repr__(self) -> str:
         """Name who keeps the masks."""
         return f"Masking({'trial' if self.trial_keeper else self.keeper!r})"
+
+    def require(self, strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:
+        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+        name = type(strategy).__name__
+        obstacle = "" if strategy.can_mask else f"{name} weighs by the updates themselves"
+        obstacle = obstacle or strategy.stages.needs_sight()
+        for callback in strategy.callbacks:
+            obstacle = obstacle or callback.needs_sight(strategy)
+        method = type(strategy.setup.local_method)
+        if method is not LocalMethod:
+            obstacle = obstacle or f"members train by SGD alone, not by {method.__name__}"
+        if strategy.setup.pace.late_rounds:
+            obstacle = obstacle or "late replies cannot be discounted; late-rounds = 0 is needed"
+        for key, array in initial_arrays.items():
+            if is_statistic(key):
+                obstacle = obstacle or f"{key!r} is a statistic, which no mask covers"
+            elif array.dtype.startswith("float") and np.dtype(array.dtype).itemsize < _LEAST_BYTES:
+                obstacle = obstacle or f"{key!r} is of {array.dtype}: masked replies need float32"
+        if obstacle:
+            raise ConfigError(f"masking: {obstacle}")
+
+    def workspace(self, layout: ParameterLayout, max_length: float) -> MaskedWorkspace:
+        """Return what takes in a round's masked replies."""
+        return MaskedWorkspace(layout, self, max_length)
 
 
 class MaskedWorkspace(Workspace):

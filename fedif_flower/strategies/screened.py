@@ -24,7 +24,6 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedif_consortium.masking.workspace import MaskedWorkspace
 from fedif_flower.devices import select_device
 from fedif_flower.errors import (
     ConfigError,
@@ -51,11 +50,7 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_
 from fedif_flower.sections import require_settings
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, Question, admitted, tell
-from fedif_flower.strategies.combinations import (
-    require_coefficients,
-    require_late,
-    require_maskable,
-)
+from fedif_flower.strategies.combinations import require_coefficients, require_late
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
@@ -206,13 +201,13 @@ class ScreenedStrategy(FlowerFedAvg):
     @cached_property
     def workspace(self) -> Workspace:
         """Room for the clients' updates."""
-        layout, masking = self.model.layout, self.setup.masking
-        if masking is None:
-            has_vector = self.local_vector.travels
-            if has_vector or self.local_guide.guides:
-                return VectorWorkspace(layout, has_vector=has_vector)
-            return Workspace(layout)
-        return MaskedWorkspace(layout, masking, self.stages.max_length)
+        layout = self.model.layout
+        if self.setup.intake is not None:
+            return self.setup.intake.workspace(layout, self.stages.max_length)
+        has_vector = self.local_vector.travels
+        if has_vector or self.local_guide.guides:
+            return VectorWorkspace(layout, has_vector=has_vector)
+        return Workspace(layout)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients with which the round's models are combined."""
@@ -305,8 +300,8 @@ class ScreenedStrategy(FlowerFedAvg):
         """
         if own := self.own_shapes:
             require_shapes(type(self).__name__, own, initial_arrays)
-        if self.setup.masking is not None:
-            require_maskable(self, initial_arrays)
+        if self.setup.intake is not None:
+            self.setup.intake.require(self, initial_arrays)
         self.stages.begin(self.judge)
         require_coefficients(self)
         self.local_vector.restart()
@@ -367,9 +362,6 @@ class ScreenedStrategy(FlowerFedAvg):
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         self.local_vector.enclose(record, vectors.params)
         self.local_guide.expect(self.workspace, server_round)
-        if self.setup.witness is not None:
-            late_rounds = self.setup.pace.late_rounds
-            self.setup.witness.begin(server_round, arrays, grid, late_rounds=late_rounds)
         self._started = time.perf_counter()
         return [
             Message(self._for(node, record, server_round), node_id, MessageType.TRAIN)
@@ -401,7 +393,7 @@ class ScreenedStrategy(FlowerFedAvg):
             arrive=self.stages.arrive,
             late=self._late,
             closing=self._closing,
-            look=None if self.setup.witness is None else self.setup.witness.look,
+            look=self.setup.look,
             server_round=server_round,
         )
         self.outstanding.update(server_round, screening, self.model.vectors, self._started)

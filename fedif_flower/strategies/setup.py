@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import torch
 
-from fedif_consortium.evidence.reply_witness import ReplyWitness
-from fedif_consortium.masking.workspace import Masking
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LocalMethod
+from fedif_flower.messages.screening import Look
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
+from fedif_flower.strategies.intake import GivenIntake
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
 from fedif_flower.strategies.pace import DEFAULT_PACE, Pace
 
@@ -59,10 +59,11 @@ class Setup:
     local_method : LocalMethod
         What clients do beside plain SGD, as far as the server takes part (see
         :mod:`fedif_flower.local_methods`). Clients of this package are told by the run config.
-    masking : Masking, optional
-        Who keeps the masks under which members send their updates; ``None``: there are none.
-    witness : ReplyWitness, optional
-        Checks the signatures of replies, and remembers what it saw; ``None``: nobody looks.
+    intake : GivenIntake, optional
+        Takes in replies in the place of the strategy's own intake, such as masked ones.
+    look : callable, optional
+        Looks at each reply, its arrays, its node and the round that asked for it, before it counts;
+        a ReplyError refuses it. ``None``: nobody looks.
     """
 
     seed: int = 0
@@ -102,8 +103,8 @@ class Setup:
             is_new=True,
         ),
     ] = 10.0
-    masking: Masking | None = None
-    witness: ReplyWitness | None = None
+    intake: GivenIntake | None = None
+    look: Look | None = None
     pace: Pace = DEFAULT_PACE
     local_method: LocalMethod = PLAIN
 

@@ -173,7 +173,7 @@ def play(
     if masking is not None:
         masking = replace(masking, keeper=Faulty(masking.keeper, **(faults or {})))
     setup = base.pop("setup", Setup(device="cpu", max_failed_rounds=10))
-    strategy = strategy_of(setup=replace(setup, masking=masking), fraction_evaluate=0.0, **base)
+    strategy = strategy_of(setup=replace(setup, intake=masking), fraction_evaluate=0.0, **base)
     record = ArrayRecord({k: pack_array(v.numpy()) for k, v in model().state_dict().items()})
     strategy.start(LocalGrid(members, num_members), record, num_rounds=rounds)
     return strategy, strategy.model.vectors.params, strategy.history.rounds

@@ -38,8 +38,8 @@ def grid(name: str = "", key=KEY):
 
 
 def witness(server_round: int = 1, **how) -> ReplyWitness:
-    made = ReplyWitness(RUN, **how)
-    made.begin(server_round, arrays(1.0), grid())
+    made = ReplyWitness(RUN, grid(), **how)
+    made.begin(server_round, arrays(1.0))
     return made
 
 
@@ -54,7 +54,7 @@ def test_what_was_signed_is_remembered():
     assert seen.signed is not None
     assert (seen.signed.statement.server_round, seen.signed.statement.examples) == (1, 10.0)
     assert seen.digest == seen.signed.statement.sent
-    found.begin(2, arrays(1.0), grid())
+    found.begin(2, arrays(1.0))
     assert found.seen == {}
 
 
@@ -102,7 +102,7 @@ def test_a_false_signature_is_refused_by_what_is_false(content, reason):
 def test_a_member_has_one_key_in_a_run():
     found = witness()
     look(found, reply())
-    found.begin(2, arrays(1.0), grid())
+    found.begin(2, arrays(1.0))
     with pytest.raises(ReplyError, match="another key than before"):
         look(found, reply(key=OTHER, server_round=2), asked=2)
 
@@ -110,9 +110,9 @@ def test_a_member_has_one_key_in_a_run():
 def test_a_key_that_nobody_registered_is_told_once(caplog):
     caplog.set_level(logging.WARNING, "fedif_flower")
     for registered, told in ((grid("ada"), 0), (grid("", OTHER), 0), (grid("ada", OTHER), 1)):
-        found = ReplyWitness(RUN)
+        found = ReplyWitness(RUN, registered)
         for server_round in (1, 2):
-            found.begin(server_round, arrays(1.0), registered)
+            found.begin(server_round, arrays(1.0))
             look(found, reply(server_round=server_round), asked=server_round)
         assert caplog.text.count("another key than it is registered with") == told
 
@@ -124,8 +124,8 @@ def test_the_registered_keys_are_asked_for_once_a_round():
         questions.append(1)
         return grid("ada").get_nodes()
 
-    found = witness()
-    found.begin(1, arrays(1.0), SimpleNamespace(get_nodes=get_nodes))
+    found = ReplyWitness(RUN, SimpleNamespace(get_nodes=get_nodes))
+    found.begin(1, arrays(1.0))
     for node_id in (1000, 1001, 1002):
         content = reply(node_id=node_id)
         found.look(content, content.array_records["arrays"], ClientNode(0, node_id), 1)
@@ -143,7 +143,7 @@ def test_a_reply_without_a_signature_is_refused_where_that_is_required():
 
 
 def test_a_late_reply_signs_the_round_that_it_was_asked_in():
-    found = witness()
-    found.begin(2, arrays(5.0), grid(), late_rounds=1)
+    found = witness(late_rounds=1)
+    found.begin(2, arrays(5.0))
     look(found, reply(), asked=1)
     assert found.seen[1000].signed is not None

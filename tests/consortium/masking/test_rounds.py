@@ -143,7 +143,7 @@ def test_a_round_beyond_the_loss_bound_takes_a_share_of_its_one_sum(caplog):
         lambda **base: fedif(stages=[LossBound()], **base), Members(scale=1.0)
     )
     assert "0.0625 of the step is taken" in caplog.text
-    asked = strategy.setup.masking.keeper.asked
+    asked = strategy.setup.intake.keeper.asked
     assert asked.count("weighted_sum") == len(reports) == 3
     assert not any(report.failed for report in reports)
 
@@ -151,7 +151,7 @@ def test_a_round_beyond_the_loss_bound_takes_a_share_of_its_one_sum(caplog):
 def test_the_keeper_is_asked_one_product_for_scores_and_one_for_contributions():
     attribution = PathAttribution(validation(), "simpson", bounds=CreditBounds())
     strategy, *_ = play(fedif, Members(), callbacks=[attribution])
-    asked = strategy.setup.masking.keeper.asked
+    asked = strategy.setup.intake.keeper.asked
     assert asked.count("products") == 2 * 3
 
 
@@ -208,7 +208,7 @@ def test_what_needs_to_see_updates_is_refused_before_anybody_is_asked(reason):
     ],
 )
 def test_a_model_that_no_mask_covers_is_refused(arrays, reason):
-    strategy = FedAvg(setup=Setup(device="cpu", masking=trial_masking()))
+    strategy = FedAvg(setup=Setup(device="cpu", intake=trial_masking()))
     with pytest.raises(ConfigError, match=reason):
         strategy.start(LocalGrid(Members(), MEMBERS), arrays, num_rounds=1)
 
