@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from fedif_consortium.evidence.merkle import begins_with
 from fedif_consortium.evidence.receipt_messages import SEEN_RECORD, Receipts, read_receipts
 from fedif_consortium.evidence.receipts import read_leaf
-from fedif_consortium.evidence.reply_witness import record_digest
+from fedif_consortium.evidence.reply_signing import record_digest
 from fedif_consortium.evidence.signed_update import SignedUpdate
 from fedif_flower.errors import EvidenceError, FedIFError, StorageError
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY

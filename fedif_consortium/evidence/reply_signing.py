@@ -5,14 +5,69 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedif_consortium.evidence.keys import SigningKey, read_private_key
-from fedif_consortium.evidence.reply_witness import sign_reply
-from fedif_consortium.evidence.signed_update import SignedUpdate
+from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement, arrays_digest
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.instructions import ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.reply_arrays import model_arrays_of
+
+SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
+EXAMPLES = "num-examples"
+
+
+def record_digest(arrays: ArrayRecord) -> bytes:
+    """Return the digest of a record's arrays, however they are serialised.
+
+    Raises
+    ------
+    ReplyError
+        If an array is none of NumPy's.
+    """
+    return arrays_digest((str(name), view_array(array)) for name, array in arrays.items())
+
+
+def sign_reply(
+    content: RecordDict,
+    received: ArrayRecord,
+    key: SigningKey,
+    *,
+    run: str,
+    server_round: int,
+    node_id: int,
+) -> SignedUpdate:
+    """Sign what a reply holds, and add the signature to it."""
+    statement = UpdateStatement(
+        run=run,
+        server_round=server_round,
+        node=node_id,
+        examples=claimed_examples(content),
+        received=record_digest(received),
+        sent=record_digest(model_arrays_of(content)),
+    )
+    signed = SignedUpdate.by(key, statement)
+    content[SIGNATURE_RECORD] = ConfigRecord(
+        {
+            "key": signed.key,
+            "signature": signed.signature,
+            "received": statement.received,
+            "sent": statement.sent,
+        }
+    )
+    return signed
+
+
+def claimed_examples(content: RecordDict) -> float:
+    """Return what a reply says of its examples; NaN: nothing."""
+    for record in content.values():
+        if isinstance(record, MetricRecord):
+            value = record.get(EXAMPLES)
+            if isinstance(value, int | float):
+                return float(value)
+    return float("nan")
 
 
 def signing_key(node: NodeConfig) -> SigningKey | None:

@@ -1,4 +1,4 @@
-"""Replies signed by their member: how a signature travels, and how the server looks at it."""
+"""Replies signed by their member: how the server looks at them."""
 
 from __future__ import annotations
 
@@ -6,63 +6,23 @@ import logging
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, public_der
+from fedif_consortium.evidence.keys import VerifyingKey, public_der
 from fedif_consortium.evidence.receipt_messages import seen_size
-from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement, arrays_digest
+from fedif_consortium.evidence.reply_signing import (
+    SIGNATURE_RECORD,
+    claimed_examples,
+    record_digest,
+)
+from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement
 from fedif_flower.errors import EvidenceError, ReplyError
-from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.reply_arrays import model_arrays_of
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 
-SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
-EXAMPLES = "num-examples"
 _MOST_BYTES = 1024  # Of a key or a signature.
 logger = logging.getLogger(__name__)
-
-
-def record_digest(arrays: ArrayRecord) -> bytes:
-    """Return the digest of a record's arrays, however they are serialised.
-
-    Raises
-    ------
-    ReplyError
-        If an array is none of NumPy's.
-    """
-    return arrays_digest((str(name), view_array(array)) for name, array in arrays.items())
-
-
-def sign_reply(
-    content: RecordDict,
-    received: ArrayRecord,
-    key: SigningKey,
-    *,
-    run: str,
-    server_round: int,
-    node_id: int,
-) -> SignedUpdate:
-    """Sign what a reply holds, and add the signature to it."""
-    statement = UpdateStatement(
-        run=run,
-        server_round=server_round,
-        node=node_id,
-        examples=_examples(content),
-        received=record_digest(received),
-        sent=record_digest(model_arrays_of(content)),
-    )
-    signed = SignedUpdate.by(key, statement)
-    content[SIGNATURE_RECORD] = ConfigRecord(
-        {
-            "key": signed.key,
-            "signature": signed.signature,
-            "received": statement.received,
-            "sent": statement.sent,
-        }
-    )
-    return signed
 
 
 @dataclass(frozen=True)
@@ -164,7 +124,7 @@ class ReplyWitness(Callback):
         if _bytes(record, "sent") != digest:
             raise ReplyError("it signed another update than it sent")
         statement = UpdateStatement(
-            self.run, asked, node.node_id, _examples(content), received, digest
+            self.run, asked, node.node_id, claimed_examples(content), received, digest
         )
         signed = SignedUpdate(statement, key, signature)
         try:
@@ -198,16 +158,6 @@ class ReplyWitness(Callback):
         if not isinstance(sent, bytes):
             sent = self._sent[server_round] = record_digest(sent)
         return sent
-
-
-def _examples(content: RecordDict) -> float:
-    """Return what a reply says of its examples; NaN: nothing."""
-    for record in content.values():
-        if isinstance(record, MetricRecord):
-            value = record.get(EXAMPLES)
-            if isinstance(value, int | float):
-                return float(value)
-    return float("nan")
 
 
 def _bytes(record: ConfigRecord, name: str) -> bytes:

@@ -12,8 +12,12 @@ from typing import cast
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper
-from fedif_consortium.evidence.reply_signing import signed_reply, signing_key
-from fedif_consortium.evidence.reply_witness import SIGNATURE_RECORD, record_digest
+from fedif_consortium.evidence.reply_signing import (
+    SIGNATURE_RECORD,
+    record_digest,
+    signed_reply,
+    signing_key,
+)
 from fedif_flower.errors import ConfigError, EvidenceError, ReplyError
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig

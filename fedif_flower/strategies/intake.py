@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from flwr.app import ArrayRecord
 
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.screening import Workspace
 
-if TYPE_CHECKING:
-    from fedif_flower.strategies.screened import ScreenedStrategy
-
 
 class GivenIntake(Protocol):
     """Makes the intake of a strategy, which knows of it no more than this."""
 
-    def require(self, strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:
+    def require(self, strategy: Any, initial_arrays: ArrayRecord) -> None:
         """Raise ConfigError for a strategy or model that it is not for, before round 1."""
         ...
 

@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedif_consortium.evidence.reply_witness import SIGNATURE_RECORD, ReplyWitness, sign_reply
+from fedif_consortium.evidence.reply_signing import SIGNATURE_RECORD, sign_reply
+from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 
 from fedif_consortium.evidence.member_receipts import note_sent
-from fedif_consortium.evidence.reply_signing import signed_reply
-from fedif_consortium.evidence.reply_witness import record_digest
+from fedif_consortium.evidence.reply_signing import record_digest, signed_reply
 from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies
