@@ -116,7 +116,7 @@ late_and_missing() { # GROUP: hospital 1 is late once, then the processes of hos
   kill -9 -- "-$1"
 }
 
-read -r port local0 local1 local2 local3 < <(free_ports 5)
+read -r port inner local0 local1 local2 local3 < <(free_ports 6)
 local_ports=("$local0" "$local1" "$local2" "$local3")
 address="127.0.0.1:$port"
 
@@ -129,7 +129,12 @@ for i, part in enumerate(dirichlet_partition(digits, 4, 1.0, 0)):
     export_split(digits, digits.train, part, pathlib.Path(sys.argv[1], f"partition-{i}", "train"))' "$home/data"
 
 step "the operator: keys, certificates, an invitation for each hospital"
-"${fedif[@]}" federation init demo localhost --listen "$address" --in "$server"
+proxy=(--superlink "127.0.0.1:$inner")
+if ! command -v nginx >/dev/null; then
+  echo "-- nginx is not there: members come to the SuperLink itself, as no member elsewhere should"
+  proxy=(--no-proxy)
+fi
+"${fedif[@]}" federation init demo localhost --listen "$address" "${proxy[@]}" --in "$server"
 for i in 0 1 2 3; do
   "${fedif[@]}" federation invite "hospital-$i" --in "$server"
 done
@@ -141,6 +146,8 @@ for _ in $(seq 300); do
   kill -0 "${started[0]}" 2>/dev/null || exit 1
   sleep 0.2
 done
+[ "${proxy[0]}" = --no-proxy ] ||
+  background "$home/nginx.log" nginx -e stderr -p "$server/nginx" -c nginx.conf
 
 step "each hospital joins, with a policy of its own; the labels of number 3 are flipped"
 for i in 0 1 2 3; do
@@ -169,7 +176,7 @@ done
 
 step "the app is changed by one byte; number 2 has not approved that, and the run goes on without it"
 mkdir "$home/changed"
-cp -R "$repository"/{pyproject.toml,README.md,LICENSE,client_app.py,server_app.py,fedif_flower} \
+cp -R "$repository"/{pyproject.toml,README.md,LICENSE,client_app.py,server_app.py,fedif_flower,fedif_consortium} \
   "$home/changed"
 printf '#' >>"$home/changed/client_app.py"
 "${fedif[@]}" app approve "$home/changed" --policy "$home/hospital-0/member-policy.toml"

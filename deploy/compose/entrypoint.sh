@@ -14,7 +14,7 @@ setup() { # every key, certificate and setting; for a federation whose parts are
   local known=() member
   ! masked || known=(--keeper-key "$(<"$KEEPER/keeper-state/box-key.pub")")
   fedif federation init "$FEDERATION" "$SUPERLINK_HOST" --listen "0.0.0.0:$SUPERLINK_PORT" \
-    "${known[@]}"
+    --superlink "127.0.0.1:$SUPERLINK_LOCAL" "${known[@]}"
   fedif federation keeper-client
   mkdir -p "$KEEPER/keys" "$FEDIF_FEDERATION/answers"
   cp "$FEDIF_FEDERATION/keeper-client.crt" "$KEEPER/"
@@ -38,14 +38,19 @@ masked() { # is the keeper among what compose starts?
 
 superlink() {
   ! masked || export FEDIF_REPLY_BUDGET=2 # A masked reply has 8 bytes for each parameter.
-  exec fedif federation superlink -- --isolation process
+  # Members come by nginx; where one of the two ends, so does the container.
+  trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
+  trap 'exit 143' TERM INT
+  nginx -e stderr -p "$FEDIF_FEDERATION/nginx" -c nginx.conf &
+  fedif federation superlink -- --isolation process &
+  wait -n
 }
 
 server() { # lets members in, and runs ServerApps when a run is submitted
   fedif federation add-member "$FEDIF_FEDERATION"/answers/*.answer.toml
   cd "$FEDIF_FEDERATION"
   export FEDIF_STATEMENT_KEY="$FEDIF_FEDERATION/statement-key.pem"
-  exec flower-superexec --runtime-api-address "127.0.0.1:$SUPERLINK_PORT" \
+  exec flower-superexec --runtime-api-address "127.0.0.1:$SUPERLINK_LOCAL" \
     --root-certificates "$FEDIF_FEDERATION/ca.crt"
 }
 

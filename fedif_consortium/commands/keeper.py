@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedif_consortium.commands.federation import say
+
 keeper_cli = typer.Typer(add_completion=False)
 
 
@@ -50,29 +52,18 @@ def keeper_log(
 def keeper_init(
     folder: Annotated[Path, typer.Argument(help="the keeper's folder")],
     hosts: Annotated[list[str], typer.Argument(help="names or addresses the server reaches it by")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say it, and do nothing")] = False,
 ) -> None:
-    """Make a keeper's keys, certificate and unit for systemd; what is there already stays."""
+    """Make a keeper's keys and certificate; what is there already stays."""
+    from fedif_consortium.federation.files import private_folder
     from fedif_consortium.federation.server import make_pair
-    from fedif_consortium.federation.steps import Steps
-    from fedif_consortium.federation.units import keeper_unit
     from fedif_consortium.masking.keeper_config import KeeperSettings
     from fedif_consortium.masking.keeper_store import KeeperStore
 
-    def say(line: str) -> None:
-        Console().print(line, soft_wrap=True, highlight=False, markup=False)
-
-    steps, found = Steps(say, dry_run=dry_run), folder.expanduser().absolute()
-    steps.folder(found)
-    make_pair(found, "keeper", hosts, "the operator of the server", steps)
+    found = folder.expanduser().absolute()
+    private_folder(found)
+    make_pair(found, "keeper", hosts, "the operator of the server", say)
     state = found / KeeperSettings().state
+    KeeperStore(state).key()
     public = state / "box-key.pub"
-    if public.exists():
-        say(f"kept {public}")
-    else:
-        what = f"{public}: goes to every member; its private half stays"
-        steps.do("make", "made", what, lambda: KeeperStore(state).key())
-    unit = found / "fedif-keeper.service"
-    steps.new(unit, "for systemd: look at User= first", lambda: keeper_unit(found))
-    if public.exists():
-        say(f"public key of this keeper: {public.read_text().strip()}")
+    say(f"{public}: goes to every member; its private half stays")
+    say(f"public key of this keeper: {public.read_text().strip()}")

@@ -1,4 +1,4 @@
-"""``fedif node join``, ``start`` and ``key``: a member's host takes part in a federation."""
+"""``fedif node join`` and ``start``: a member's host takes part in a federation."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from fedif_consortium.commands.federation import say
 
 join_cli = typer.Typer(add_completion=False)
 
 Folder = Annotated[
     Path, typer.Option("--in", envvar="FEDIF_MEMBER", help="the node's folder on this host")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")]
 _HERE = Path()
 
 
@@ -32,17 +32,15 @@ def join(
     policy: Annotated[Path | None, typer.Option(help="what this host lets apps do, TOML")] = None,
     check: Annotated[bool, typer.Option(help="try whether the server answers")] = True,
     folder: Folder = _HERE,
-    dry_run: DryRun = False,
 ) -> None:
     """Make this host's key, settings and the answer to an invitation; what is there stays."""
-    from fedif_consortium.federation.connection import reach
+    from fedif_consortium.federation.certificates import reach
     from fedif_consortium.federation.node import NodeFolder, read_invitation
     from fedif_consortium.federation.node import join as make
-    from fedif_consortium.federation.steps import Steps
     from fedif_flower.errors import ConfigError
     from fedif_flower.settings import parse_overrides
 
-    found, steps = NodeFolder(folder.expanduser().absolute()), Steps(_say, dry_run=dry_run)
+    found = NodeFolder(folder.expanduser().absolute())
     given = parse_overrides(" ".join(config or []))
     if data_dir is not None:
         if not data_dir.is_dir():
@@ -52,12 +50,12 @@ def join(
         raise ConfigError(f"policy = {str(policy)!r} is no file")
     guard = str(policy.absolute()) if policy else ""
     read = read_invitation(invitation)
-    make(found, read, steps, config=given, port=port, policy=guard)
-    if check and not dry_run:
+    make(found, read, say, config=given, port=port, policy=guard)
+    if check:
         reached = reach(read.address, found.authority)
         end = f"{reached.certificate.not_valid_after_utc:%Y-%m-%d}"
-        _say(f"{read.address} answers, and is the one invited to; its certificate ends on {end}")
-    _say("once the operator has added this member: fedif node start")
+        say(f"{read.address} answers, and is the one invited to; its certificate ends on {end}")
+    say("once the operator has added this member: fedif node start")
 
 
 @join_cli.command()
@@ -67,32 +65,9 @@ def start(
     ] = None,
     policy: Annotated[Path | None, typer.Option(help="what this host lets apps do, TOML")] = None,
     folder: Folder = _HERE,
-    dry_run: DryRun = False,
 ) -> None:
     """Start the node that `fedif node join` made; it keeps running."""
-    import shlex
-
     from fedif_consortium.federation.node import NodeFolder, node_program
 
     guard = str(policy.absolute()) if policy else ""
-    program = node_program(NodeFolder(folder.expanduser().absolute()), guard, options or [])
-    if dry_run:
-        _say(f"would start in {program.folder}: {shlex.join(program.arguments)}")
-    else:
-        program.start()
-
-
-@join_cli.command()
-def key(
-    file: Annotated[Path, typer.Argument(help="the private key; FILE.pub goes to the operator")],
-    dry_run: DryRun = False,
-) -> None:
-    """Make a node's pair of keys without an invitation; what is there already stays."""
-    from fedif_consortium.federation.node import make_node_pair
-    from fedif_consortium.federation.steps import Steps
-
-    make_node_pair(file, file.name, Steps(_say, dry_run=dry_run))
-
-
-def _say(line: str) -> None:
-    Console().print(line, soft_wrap=True, highlight=False, markup=False)
+    node_program(NodeFolder(folder.expanduser().absolute()), guard, options or []).start()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
 import re
 import ssl
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -21,14 +24,31 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedif_consortium.evidence.keys import content_fingerprint
-from fedif_flower.errors import ConfigError
+from fedif_consortium.federation.documents import split_address
+from fedif_flower.errors import ConfigError, FedIFError
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
+SECONDS = 10.0  # For an answer.
 _BEFORE = timedelta(days=1)  # A member's clock may be slow.
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey  # RSA: of an authority made by openssl.
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*")
+_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
+
+
+class UnreachableError(FedIFError):
+    """No server answers at an address, or it is not the one that was meant."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A server that answered: the certificate it showed, and how long it took."""
+
+    certificate: x509.Certificate
+    seconds: float
 
 
 def make_key() -> bytes:
@@ -42,13 +62,12 @@ def make_key() -> bytes:
 
 def authority_certificate(key: Path, federation: str) -> bytes:
     """Return the certificate of a federation's authority, as PEM, under its private key."""
-    name = _named(f"{federation} CA")
-    private = _read_key(key)
-    usage = _usage(key_cert_sign=True, crl_sign=True)
+    name, private = _named(f"{federation} CA"), _read_key(key)
+    uses = {**dict.fromkeys(_USES, False), "key_cert_sign": True, "crl_sign": True}
     builder = (
         _builder(name, name, private, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(x509.KeyUsage(**uses), critical=True)
     )
     return _signed(builder, private)
 
@@ -68,17 +87,13 @@ def server_certificate(
     names = _alternative_names(hosts)
     if signer.public_key() != issuer.public_key():
         raise ConfigError(f"{authority} is not the certificate of {authority_key}")
-    private = _read_key(key)
+    known = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = (
-        _builder(_named(hosts[0]), issuer.subject, private, SERVER_DAYS)
+        _builder(_named(hosts[0]), issuer.subject, _read_key(key), SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=False)
-        .add_extension(_usage(digital_signature=True), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(names, critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
-            critical=False,
-        )
+        .add_extension(known, critical=False)
     )
     return _signed(builder, signer)
 
@@ -121,39 +136,46 @@ def certificate_fingerprint(certificate: x509.Certificate) -> str:
     return content_fingerprint(certificate.public_bytes(Encoding.DER))
 
 
-def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses that a certificate is good for."""
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [str(name.value) for name in names]
+def reach(address: str, authority: Path) -> Reached:
+    """Connect to a SuperLink as a member does, and ask whether it is well.
 
-
-def require_handshake(certificate: Path, key: Path, authority: Path, host: str) -> None:
-    """Raise ConfigError unless a member that knows the authority trusts the server at ``host``."""
+    Raises
+    ------
+    UnreachableError
+        Naming the address, and what is wrong.
+    """
+    host, port = split_address(address)
+    begun = time.monotonic()
     try:
-        serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        serving.load_cert_chain(certificate, key)
-        asking = ssl.create_default_context(cafile=authority)
-        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        server = serving.wrap_bio(to_server, to_client, server_side=True)
-        client = asking.wrap_bio(to_client, to_server, server_hostname=host)
-        for _ in range(2):  # Hello and answer; certificate's check and the end.
-            for side in (client, server):
-                try:
-                    side.do_handshake()
-                except ssl.SSLWantReadError:
-                    continue
-        client.do_handshake()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{certificate} does not work for {host}: {error}") from error
+        context = ssl.create_default_context(cafile=authority)
+        connection = http.client.HTTPSConnection(host, port, timeout=SECONDS, context=context)
+        try:
+            connection.connect()
+            shown = connection.sock.getpeercert(binary_form=True) or b""
+            connection.request("GET", "/health")
+            # A proxy tells other hosts only that it is there.
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+    except ssl.SSLCertVerificationError as error:
+        raise UnreachableError(
+            f"the server at {address} is not the one of {authority}: {error.verify_message}"
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or error or type(error).__name__
+        raise UnreachableError(f"nobody answers at {address}: {reason}") from error
+    if status not in (200, 403):
+        raise UnreachableError(f"the server at {address} is not well: status {status}")
+    return Reached(x509.load_der_x509_certificate(shown), time.monotonic() - begun)
 
 
-def _read_key(path: Path) -> _Key:
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} is no unencrypted private key in PEM: {error}") from error
-    if not isinstance(key, _Key):
-        raise ConfigError(f"{path} is no key of an elliptic curve, and no RSA key")
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path} is no key of an elliptic curve")
     return key
 
 
@@ -162,10 +184,9 @@ def _named(name: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: _Key, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    public = key.public_key()
+    now, public = datetime.now(UTC), key.public_key()
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -178,25 +199,9 @@ def _builder(
     )
 
 
-def _usage(
-    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
-) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     names: list[x509.GeneralName] = []
-    for host in dict.fromkeys([*LOOPBACK, *hosts]):
+    for host in dict.fromkeys([*_LOOPBACK, *hosts]):
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
@@ -206,5 +211,5 @@ def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName(names)
 
 
-def _signed(builder: x509.CertificateBuilder, signer: _Key) -> bytes:
+def _signed(builder: x509.CertificateBuilder, signer: ec.EllipticCurvePrivateKey) -> bytes:
     return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)

@@ -47,3 +47,14 @@ def read_document(path: Path, kind: type[_Document]) -> _Document:
     except ConfigError as error:
         named = str(error) if str(path) in str(error) else f"{path}: {error}"
         raise ConfigError(named) from error
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets round an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return the host, without brackets, and the port of ``host:port``."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

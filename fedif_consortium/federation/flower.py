@@ -1,4 +1,4 @@
-"""Flower's own command ``flwr``: how it is called, and what it answers."""
+"""Flower's own programs: how they are started, called, and what they answer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from fedif_consortium.federation.steps import Steps
-from fedif_flower.errors import ConfigError, FedIFError
+from fedif_consortium.federation.files import replace
+from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
+from fedif_flower.foreign import read_toml
+from fedif_flower.settings import parse_overrides, unknown_key
+
+PROJECT = Path(__file__).resolve().parents[2]
+ATTEMPTS = 10  # Of asking how a run is: a busy host may need a while.
+PAUSE = 3.0
 
 
 class FlowerCommandError(FedIFError):
@@ -41,13 +49,50 @@ def flower_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**defaults, **environment, **fixed}
 
 
-def connection_file(environment: Mapping[str, str]) -> Path:
-    """Return where Flower's commands look connections up."""
-    home = environment.get("FLWR_HOME")
-    return (Path(home) if home else Path.home() / ".flwr") / "config.toml"
+@dataclass(frozen=True)
+class Program:
+    """A module of this package that runs one of Flower's programs in this process's place.
+
+    Parameters
+    ----------
+    module : str
+        Its name.
+    options : sequence of str
+        What it is given.
+    folder : Path
+        Where it works: relative paths in its options are below this.
+    more : mapping of str to str
+        Of its environment.
+    """
+
+    module: str
+    options: Sequence[str]
+    folder: Path
+    more: Mapping[str, str]
+
+    def start(self) -> NoReturn:
+        """Become the program; what it writes is for its owner alone.
+
+        Raises
+        ------
+        ConfigError
+            If its folder is not there.
+        """
+        environment = {**flower_environment(os.environ), **self.more}
+        # From a checkout that is not installed, too.
+        paths = [str(PROJECT), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        try:
+            os.chdir(self.folder)
+            os.umask(0o077)
+            sys.stdout.flush()
+            words = [sys.executable, "-m", self.module, *self.options]
+            os.execve(sys.executable, words, environment)
+        except OSError as error:
+            raise ConfigError(f"{self.folder}: {error.strerror}") from error
 
 
-def connect(name: str, address: str, authority: Path, steps: Steps) -> None:
+def connect(name: str, address: str, authority: Path, say: Callable[[str], None]) -> None:
     """Tell Flower's commands about a SuperLink, by a name.
 
     Raises
@@ -55,24 +100,25 @@ def connect(name: str, address: str, authority: Path, steps: Steps) -> None:
     ConfigError
         If the name is another SuperLink's already.
     """
-    path = connection_file(os.environ)
+    home = os.environ.get("FLWR_HOME")
+    path = (Path(home) if home else Path.home() / ".flwr") / "config.toml"
     wanted = {"address": address, "root-certificates": str(authority.absolute())}
     written = path.read_text() if path.exists() else ""
     try:
         known = tomllib.loads(written).get("superlink", {}).get(name)
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    if known is not None and known != wanted:
+    if known is None:
+        section = "".join(f"{key} = {json.dumps(value)}\n" for key, value in wanted.items())
+        content = f"{written}\n[superlink.{json.dumps(name)}]\n{section}"
+        replace(path, f"connection {name!r} to {address}, for Flower's commands", content, say)
+    elif known == wanted:
+        say(f"kept connection {name!r} in {path}")
+    else:
         raise ConfigError(
             f"{path} has a connection {name!r} to {known.get('address')!r}, not to {address!r}: "
             "remove it there, or choose another name"
         )
-    if known is not None:
-        steps.say(f"kept connection {name!r} in {path}")
-        return
-    section = "".join(f"{key} = {json.dumps(value)}\n" for key, value in wanted.items())
-    content = f"{written}\n[superlink.{json.dumps(name)}]\n{section}"
-    steps.replace(path, f"connection {name!r} to {address}, for Flower's commands", content)
 
 
 class Flower:
@@ -118,10 +164,9 @@ class Flower:
         again: what was shown stays unsaid, and so do its complaints. Whether the SuperLink is
         there, :meth:`runs` tells.
         """
-        command = self._command("log", str(run_id), self.connection, "--stream")
         told = 0
         with subprocess.Popen(
-            command,
+            self._command("log", run_id, self.connection, "--stream"),
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -137,9 +182,8 @@ class Flower:
 
     def _call(self, *arguments: object) -> dict[str, Any]:
         """Return the JSON that a command answers with."""
-        command = self._command(*map(str, arguments), "--format", "json")
         done = subprocess.run(
-            command,
+            self._command(*arguments, "--format", "json"),
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -157,8 +201,98 @@ class Flower:
         words = " ".join(map(str, arguments[:2]))
         raise FlowerCommandError(f"`flwr {words}` failed: {reason or 'it said nothing'}")
 
-    def _command(self, *arguments: str) -> list[str]:
+    def _command(self, *arguments: object) -> list[str]:
         program = shutil.which("flwr", path=self.environment["PATH"])
         if program is None:
             raise ConfigError("'flwr' is not there: install fedif-flower in this environment")
-        return [program, *arguments]
+        return [program, *map(str, arguments)]
+
+
+def run_to_end(
+    flower: Flower, app: Path | None, run_config: str, say: Callable[[str], None]
+) -> None:
+    """Submit a run and follow it; return once it completed.
+
+    Parameters
+    ----------
+    flower : Flower
+        Where it goes on.
+    app : Path, optional
+        Folder of the app; default: the checkout of this package.
+    run_config : str
+        As ``flwr run`` takes it.
+    say : Callable
+        Takes a line for the user.
+
+    Raises
+    ------
+    ConfigError
+        If the folder has no app, or the app no such key.
+    TrainingFailedError
+        If it ended in another way, with Flower's words for it.
+    FlowerCommandError
+        If the SuperLink did not take the run, or has not answered for a while.
+    KeyboardInterrupt
+        At Ctrl-C: the run goes on.
+    """
+    app = (app or PROJECT).absolute()
+    _require_known_keys(app, run_config)
+    run_id = flower.submit(app, run_config)
+    say(f"run {run_id}")
+    name, shown = flower.connection, 0
+    try:
+        while True:
+            # Exit statuses of Flower's own commands say nothing about a run's outcome.
+            shown = flower.follow(run_id, shown)
+            run = _asked(flower, run_id)
+            status, details = str(run["status"]), str(run["status-details"])
+            if status.startswith("finished:completed"):
+                return
+            if status.startswith("finished:"):
+                raise TrainingFailedError(f"run {run_id}: {status} {details}".rstrip())
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        say(
+            f"run {run_id} goes on; follow it: flwr log {run_id} {name}, end it: "
+            f"flwr stop {run_id} {name}"
+        )
+        raise
+
+
+def _asked(flower: Flower, run_id: int) -> dict[str, Any]:
+    """Return how a run is, from a SuperLink that may not answer at once."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            (run,) = flower.runs("--run-id", run_id)
+        except FlowerCommandError:
+            if not left:
+                raise
+            time.sleep(PAUSE)
+        else:
+            break
+    return run
+
+
+def _require_known_keys(app: Path, run_config: str) -> None:
+    """Raise ConfigError, naming the first key that an app's ``[tool.flwr.app.config]`` lacks."""
+    try:
+        declared = read_toml(app / "pyproject.toml")["tool"]["flwr"]["app"].get("config", {})
+    except (ConfigError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{app} has no pyproject.toml with an app of Flower: name the app's folder with --app"
+        ) from error
+    is_file = run_config.endswith(".toml")
+    given = read_toml(Path(run_config)) if is_file else dict(parse_overrides(run_config))
+    known = _flat(declared)
+    for key in _flat(given):
+        if key not in known:
+            raise ConfigError(unknown_key(key, list(known)))
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return the keys of a run config as Flower has them: those of a table after its name."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        inner = isinstance(value, Mapping)
+        found |= _flat(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
+    return found

@@ -9,7 +9,13 @@ from typing import Annotated
 
 from annotated_types import MinLen
 
-from fedif_consortium.federation.documents import NAME, NAME_ALLOWED, read_document
+from fedif_consortium.federation.documents import (
+    NAME,
+    NAME_ALLOWED,
+    host_and_port,
+    read_document,
+    split_address,
+)
 from fedif_flower.errors import ConfigError
 from fedif_flower.settings import Settings, setting
 
@@ -28,7 +34,14 @@ class FederationSettings(Settings):
     )
     listen: str = setting(
         "0.0.0.0:9092",
-        "Where the SuperLink listens.",
+        "Where members connect to: nginx, or the SuperLink itself where there is no proxy.",
+        pattern=r"^\S+:\d{1,5}$",
+        allowed="HOST:PORT",
+    )
+    proxy: bool = setting(True, "Whether nginx stands in front of the SuperLink.")
+    superlink: str = setting(
+        "127.0.0.1:9095",
+        "Where the SuperLink listens behind nginx, for this host alone.",
         pattern=r"^\S+:\d{1,5}$",
         allowed="HOST:PORT",
     )
@@ -41,13 +54,13 @@ class FederationSettings(Settings):
 
     @property
     def port(self) -> int:
-        """Where the SuperLink listens, and members connect to."""
-        return int(self.listen.rpartition(":")[2])
+        """Where members connect to."""
+        return split_address(self.listen)[1]
 
     @property
-    def bind(self) -> str:
-        """The address that the SuperLink listens at."""
-        return self.listen.rpartition(":")[0].strip("[]")
+    def bind(self) -> tuple[str, int]:
+        """Where the SuperLink listens."""
+        return split_address(self.superlink if self.proxy else self.listen)
 
     @property
     def address(self) -> str:
@@ -57,11 +70,12 @@ class FederationSettings(Settings):
     @property
     def local_address(self) -> str:
         """Where the server itself reaches it."""
+        host, port = self.bind
         try:
-            anywhere = ipaddress.ip_address(self.bind).is_unspecified
+            anywhere = ipaddress.ip_address(host).is_unspecified
         except ValueError:
             anywhere = False
-        return host_and_port("127.0.0.1" if anywhere else self.bind, self.port)
+        return host_and_port("127.0.0.1" if anywhere else host, port)
 
 
 class Member(Settings):
@@ -121,11 +135,6 @@ class FederationFolder:
         return self.path / "server.crt"
 
     @property
-    def previous_certificate(self) -> Path:
-        """The one before, until the new one has been seen to work."""
-        return self.path / "server.previous.crt"
-
-    @property
     def statement_key(self) -> Path:
         """Signs statements of contributions."""
         return self.path / "statement-key.pem"
@@ -134,6 +143,11 @@ class FederationFolder:
     def database(self) -> Path:
         """The SuperLink's own."""
         return self.path / "superlink.db"
+
+    @property
+    def nginx(self) -> Path:
+        """What nginx is told: it stands in front of the SuperLink."""
+        return self.path / "nginx" / "nginx.conf"
 
     @property
     def runs(self) -> Path:
@@ -180,14 +194,3 @@ class FederationFolder:
     def member(self, name: str) -> Member | None:
         """Return one of them, if there is such a one."""
         return next((member for member in self.members() if member.name == name), None)
-
-
-def host_and_port(host: str, port: int) -> str:
-    """Return ``host:port``, with brackets round an address of IPv6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return the host, without brackets, and the port of ``host:port``."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -15,15 +15,14 @@ from fedif_consortium.federation.documents import (
     read_document,
     to_toml,
 )
+from fedif_consortium.federation.files import Say, new, private_folder, secret
+from fedif_consortium.federation.flower import Program
 from fedif_consortium.federation.invitation import (
     Invitation,
     make_answer,
     make_node_key,
     public_line,
 )
-from fedif_consortium.federation.programs import Program, module_program
-from fedif_consortium.federation.steps import Steps
-from fedif_consortium.federation.units import node_unit
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Scalar, Settings, setting, take_section
@@ -103,16 +102,6 @@ class NodeFolder:
             raise ConfigError(f"{self.configuration}: {error}") from error
 
 
-def make_node_pair(path: Path, comment: str, steps: Steps) -> None:
-    """Make a node's key, and its public half in ``PATH.pub``; what is there stays."""
-    steps.secret(path, "it never leaves this host", make_node_key)
-    steps.new(
-        path.with_name(f"{path.name}.pub"),
-        "goes to the operator",
-        lambda: public_line(read_node_key(path), comment) + "\n",
-    )
-
-
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a node's private key.
 
@@ -134,7 +123,7 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def join(
     folder: NodeFolder,
     invitation: Invitation,
-    steps: Steps,
+    say: Say,
     *,
     config: Mapping[str, Scalar],
     port: int,
@@ -148,8 +137,8 @@ def join(
         Where everything goes; what is there already stays.
     invitation : Invitation
         The operator's.
-    steps : Steps
-        Says what was done.
+    say : Callable
+        Takes a line for the user.
     config : mapping
         What the node says of itself beside its number, or instead of a default.
     port : int
@@ -173,36 +162,30 @@ def join(
         port=port,
         policy=policy,
     )
-    steps.folder(folder.path)
-    make_node_pair(folder.key, invitation.member, steps)
-    steps.new(folder.authority, "the server is known by it", lambda: invitation.certificate)
+    private_folder(folder.path)
+    secret(folder.key, "it never leaves this host", make_node_key, say)
+    key = read_node_key(folder.key)
+    public = folder.path / "node.key.pub"
+    new(public, "the same, to show", lambda: public_line(key, invitation.member) + "\n", say)
+    new(folder.authority, "the server is known by it", lambda: invitation.certificate, say)
     text = to_toml(_ABOUT, {**settings.to_mapping(), "config": own})
-    steps.new(folder.configuration, "where this node connects to, and as whom", lambda: text)
-    if folder.configuration.exists():
-        there, _ = folder.read()
-        if there.superlink != invitation.address:
-            steps.say(
-                f"{folder.configuration} has superlink = {there.superlink!r}, the invitation "
-                f"{invitation.address!r}: change it there if the server has moved"
-            )
-    data = str(own.get("data-dir") or "")
-    unit = folder.path / "fedif-node.service"
-    steps.new(
-        unit,
-        "for systemd: look at User= first",
-        lambda: node_unit(folder.path, invitation.address, data, policy),
-    )
-    if not (steps.dry_run and not folder.key.exists()):
-        answer = make_answer(invitation, read_node_key(folder.key))
-        text = to_toml("To the operator: `fedif federation add-member FILE`.", answer.to_mapping())
-        # A signature differs each time, for the same key and invitation.
-        steps.new(folder.answer(invitation.member), "send it to the operator", lambda: text)
-        steps.say(f"this node's key: {answer.key_fingerprint}; read it to the operator")
-    steps.say("ask the operator, not by the way the invitation came, whether these are right:")
-    steps.say(f"certificate's fingerprint: {invitation.certificate_fingerprint}")
-    steps.say(f"statement key's fingerprint: {invitation.statement_key}")
+    new(folder.configuration, "where this node connects to, and as whom", lambda: text, say)
+    there, _ = folder.read()
+    if there.superlink != invitation.address:
+        say(
+            f"{folder.configuration} has superlink = {there.superlink!r}, the invitation "
+            f"{invitation.address!r}: change it there if the server has moved"
+        )
+    answer = make_answer(invitation, key)
+    text = to_toml("To the operator: `fedif federation add-member FILE`.", answer.to_mapping())
+    # A signature differs each time, for the same key and invitation.
+    new(folder.answer(invitation.member), "send it to the operator", lambda: text, say)
+    say(f"this node's key: {answer.key_fingerprint}; read it to the operator")
+    say("ask the operator, not by the way the invitation came, whether these are right:")
+    say(f"certificate's fingerprint: {invitation.certificate_fingerprint}")
+    say(f"statement key's fingerprint: {invitation.statement_key}")
     if invitation.keeper_key:
-        steps.say(f"and the keeper's operator: public key {invitation.keeper_key}")
+        say(f"and the keeper's operator: public key {invitation.keeper_key}")
 
 
 def node_program(folder: NodeFolder, policy: str, options: Sequence[str]) -> Program:
@@ -227,10 +210,10 @@ def node_program(folder: NodeFolder, policy: str, options: Sequence[str]) -> Pro
     ]
     policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
     if not policy:
-        return module_program(SUPERNODE, given, folder.path)
+        return Program(SUPERNODE, given, folder.path, {})
     if not Path(policy).is_file():
         raise ConfigError(f"policy = {policy!r} is no file")
-    return module_program(GUARDED_SUPERNODE, [policy, *given], folder.path)
+    return Program(GUARDED_SUPERNODE, [policy, *given], folder.path, {})
 
 
 def read_invitation(path: Path) -> Invitation:

@@ -6,25 +6,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
-from fedif_consortium.federation.certificates import read_certificate
-from fedif_consortium.federation.connection import reach
+from fedif_consortium.federation.certificates import reach, read_certificate
+from fedif_consortium.federation.flower import Flower
 from fedif_consortium.federation.folder import FederationFolder, Member
 from fedif_flower.errors import FedIFError
 
 RENEW_DAYS = 30  # A certificate that ends sooner is worth a warning.
 LEAST_FREE = 2**30
-
-
-class Listing(Protocol):
-    """What a SuperLink says of its nodes and runs: Flower's command, or what stands for it."""
-
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        """Return every node by id."""
-
-    def runs(self, *arguments: object) -> list[dict[str, Any]]:
-        """Return its runs, the latest first."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +64,7 @@ class Status:
         return asdict(self)
 
 
-def look(folder: FederationFolder, listing: Listing, *, runs: int = 5) -> Status:
+def look(folder: FederationFolder, flower: Flower, *, runs: int = 5) -> Status:
     """Ask everything that can be asked; what does not answer is a warning, not an error.
 
     Raises
@@ -96,7 +86,7 @@ def look(folder: FederationFolder, listing: Listing, *, runs: int = 5) -> Status
         seconds = round(reached.seconds, 3)
         if reached.certificate != certificate:
             warnings.append(f"the SuperLink does not serve {folder.certificate} yet: restart it")
-        nodes, found = listing.nodes(), listing.runs("--limit", runs)
+        nodes, found = flower.nodes(), flower.runs("--limit", runs)
     except FedIFError as error:
         unreachable = str(error)
         warnings.append(unreachable)
@@ -105,13 +95,10 @@ def look(folder: FederationFolder, listing: Listing, *, runs: int = 5) -> Status
         ("authority's certificate", authority.not_valid_after_utc),
     ):
         if (days := (end - datetime.now(UTC)).days) < RENEW_DAYS:
-            how = "rotate-certificate" if what.startswith("server") else "a new federation"
-            warnings.append(f"the {what} ends in {days} days: {how}")
+            warnings.append(f"the {what} ends in {days} days")
     free = shutil.disk_usage(folder.path).free
     if free < LEAST_FREE:
         warnings.append(f"{free / 2**20:.0f} MiB are free in {folder.path}")
-    if folder.previous_certificate.exists():
-        warnings.append("a rotation is open: rotate-certificate --confirm, or --back")
     members = [_status_of(member, nodes, asked=not unreachable) for member in folder.members()]
     gone = [m.name for m in members if m.state == "registered" and m.online is None]
     if gone and not unreachable:

@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 # A reply may hold metrics that the message does not: their number and size, per reply.
 SPARE_OBJECTS = 16
 SPARE_BYTES = 256 * 1024
-SPARE_ANNOUNCEMENT = 128 * 1024  # An error's text is part of one.
 MAX_RUNS = 64
 TOO_HEAVY = (
     "the reply weighs more than the message that it answers; a model must come back in the types "
@@ -68,14 +67,11 @@ class SentMessages:
     messages: list[set[str]] = field(default_factory=list)
     sizes: dict[str, tuple[int, bool]] = field(default_factory=dict)
     heaviest: Weight = field(default_factory=Weight)
-    tree_bytes: int = 0
     is_weighed: bool = True
 
     def replace(self, trees: Iterable[ObjectTree]) -> None:
         """Take note of messages that are about to be uploaded."""
         self.weigh()
-        trees = list(trees)
-        self.tree_bytes = max([self.tree_bytes, *(tree.ByteSize() for tree in trees)])
         self.messages = [{node.object_id for node in iterate_object_tree(t)} for t in trees]
         kept = set().union(*self.messages)
         self.sizes = {i: size for i, size in self.sizes.items() if i in kept}
@@ -288,23 +284,6 @@ class ReplyGuard:
             for message in response.messages_list:
                 self._uploads.pop(message.metadata.reply_to_message_id, None)
         return response
-
-    # -- what stands in front of it asks ----------------------------------------------------------
-
-    def announcement_bytes(self) -> int:
-        """Return how long a list of a reply's objects may be, whatever its run."""
-        with self._lock:
-            longest = max((sent.tree_bytes for sent in self._sent.values()), default=0)
-        return int(longest * self._budget) + SPARE_ANNOUNCEMENT
-
-    def round_needs(self) -> tuple[float, float]:
-        """Return the requests and the bytes that a round takes a node, in the largest run."""
-        with self._lock:
-            weights = [sent.weigh() for sent in self._sent.values()]
-        objects = max((weight.objects for weight in weights), default=0)
-        size = max((weight.size for weight in weights), default=0)
-        # Each object comes and goes, and so does what is said about them.
-        return 2.0 * objects + 10.0, (1.0 + self._budget) * size
 
     # -- bookkeeping ----------------------------------------------------------------------------
 

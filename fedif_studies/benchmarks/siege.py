@@ -57,7 +57,7 @@ def main(
 ) -> None:
     """Measure, and print a line for each attack."""
     attacks = only.split(",") if only else [*ATTACKS, *FIREWALLS]
-    superlink = "Flower's" if flower else "guarded"
+    superlink = "Flower's" if flower else "behind nginx"
     rows = []
     with tempfile.TemporaryDirectory() as name, Siege(Path(name), guarded=not flower) as siege:
         quiet = [siege.phase(seconds=QUIET * seconds, rounds=2)]

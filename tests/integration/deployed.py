@@ -57,7 +57,8 @@ class Deployment:
 
     Everything lies in ``directory``; ``host`` is the address that others know the SuperLink by,
     ``bind`` where it listens; ``prefix`` are the words that let a command run on its host, where
-    that is another. ``quick``: short programs are forks of a warm one.
+    that is another. ``proxy``: members come by nginx. ``quick``: short programs are forks of a
+    warm one.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Deployment:
         prefix: tuple[str, ...] = (),
         bind: str = "127.0.0.1",
         quick: bool = False,
+        proxy: bool = False,
     ) -> None:
         self.directory = directory
         self.host = host
@@ -75,6 +77,8 @@ class Deployment:
         self.quick = quick
         self.path = search_path()
         self.port = free_port()
+        self.proxy = ("--superlink", f"127.0.0.1:{free_port()}") if proxy else ("--no-proxy",)
+        self.nginx: subprocess.Popen[bytes] | None = None
         self.server = directory / "server"
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.node_ids: dict[str, int] = {}
@@ -99,13 +103,18 @@ class Deployment:
         if self.quick:
             programs = warm(self.directory / "warm", self.marked.environment)
             self.path = f"{self._watch.enter_context(programs)}{os.pathsep}{self.path}"
-        self.federation("init", NAME, self.host, "--listen", f"{self.bind}:{self.port}")
+        self.federation(
+            "init", NAME, self.host, "--listen", f"{self.bind}:{self.port}", *self.proxy
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
         # SuperNodes first: a SuperLink that is gone makes them retry for a minute.
         for node in self.nodes.values():
             node.terminate()
+        if self.nginx is not None:
+            self.nginx.terminate()
+            self.nginx.wait()
         left = self.marked.terminate(grace=5.0)
         self._watch.close()
         assert left == [], f"processes {left} could not be ended"
@@ -204,6 +213,9 @@ class Deployment:
             prefix=self.prefix,
         )
         wait_for("SuperLink", lambda: starts() > before)
+        if "--superlink" in self.proxy and self.nginx is None:
+            words = ("-e", "stderr", "-p", self.server / "nginx", "-c", "nginx.conf")
+            self.nginx = self.start("nginx", "nginx", *words, prefix=self.prefix)
 
     def kill_superlink(self) -> None:
         """Kill the SuperLink and the processes of its runs at once, as a host that goes down does.

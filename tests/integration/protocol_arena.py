@@ -54,7 +54,7 @@ class Arena:
         self.deployment.__enter__()
         try:
             # Attacks come as fast as they can be sent: test_siege.py is about the rate.
-            self.deployment.start_superlink(environment={"FEDIF_NODE_REQUESTS": "10000"})
+            self.deployment.start_superlink()
             self.members = {name: join(self.deployment, name) for name in NAMES}
             started, tries = time.monotonic(), 20
             for _ in range(tries):

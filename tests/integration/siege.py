@@ -15,6 +15,7 @@ from threading import Event, Lock, Thread
 from typing import Any, cast
 
 import httpx
+import psutil
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from client_app import app
@@ -36,7 +37,7 @@ PAUSE = 0.2  # Between two looks: each costs the SuperLink some 10 ms.
 class Phase:
     """What became of the rounds while something was going on.
 
-    ``seconds`` of each round; ``peak``, the most bytes that the SuperLink held in memory;
+    ``seconds`` of each round; ``peak``, the most bytes that SuperLink and proxy held in memory;
     ``found``, what each attacker saw.
     """
 
@@ -85,13 +86,13 @@ class Siege:
     directory : Path
         For everything.
     guarded : bool
-        Whether the SuperLink is this project's, or Flower's own.
+        Whether the SuperLink is this project's behind nginx, or Flower's own.
     descriptors : int
         Its limit of open files.
     """
 
     def __init__(self, directory: Path, guarded: bool = True, descriptors: int = 1024) -> None:
-        self.deployment = Deployment(directory)
+        self.deployment = Deployment(directory, proxy=guarded)
         self._guarded = guarded
         self._descriptors = descriptors
         self._stop = Event()
@@ -190,15 +191,16 @@ class Siege:
 
         It ends once ``seconds`` have passed and ``rounds`` are over, or after ``timeout``.
         """
-        superlink = self._superlink()
-        Path(f"/proc/{superlink}/clear_refs").write_text("5")  # Its peak from here on.
+        servers = self._servers()
+        for pid in servers:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # Its peak from here on.
         processes = {name: self._attack(name) for name in attacks}
         before, started = len(self._seconds()), time.monotonic()
         while (passed := time.monotonic() - started) < timeout and (
             passed < seconds or len(self._seconds()) - before < rounds
         ):
             time.sleep(PAUSE)
-        phase = Phase(self._seconds()[before:], peak_of(superlink))
+        phase = Phase(self._seconds()[before:], sum(map(peak_of, servers)))
         for name, process in processes.items():
             process.terminate()
             process.wait()
@@ -221,13 +223,15 @@ class Siege:
         wait_for(name, lambda: begun() > before, pause=PAUSE)
         return process
 
-    def _superlink(self) -> int:
-        """Return the process of the SuperLink."""
+    def _servers(self) -> list[int]:
+        """Return the processes of the SuperLink and of nginx."""
+        nginx = self.deployment.nginx
+        proxies = [p.pid for p in psutil.Process(nginx.pid).children()] if nginx else []
         for pid in self.deployment.marked.alive():
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if b"--enable-supernode-auth" in command and b"bash" not in command:
-                    return pid
+                    return [pid, *proxies]
         raise AssertionError("there is no SuperLink")
 
 

@@ -89,11 +89,6 @@ reply_guard flwr.supercore.routers.runtime.router handlers.pull_messages(
 reply_guard flwr.superlink.routers.fleet.node_auth protobuf_request.node.node_id
 guarded_superlink flwr.superlink.cli.flower_superlink uvicorn.run(
 guarded_superlink flwr.superlink.main:create_app state.linkstate_factory =
-guarded_superlink uvicorn.server config.http_protocol_class(
-guarded_superlink uvicorn.server sock=sock, ssl=config.ssl
-bounded_http uvicorn.protocols.http.h11_impl self.app = config.loaded_app
-bounded_http uvicorn.protocols.http.h11_impl h11_max_incomplete_event_size
-bounded_http uvicorn.protocols.http.h11_impl self.cycle
 screened_grid flwr.superlink.grid.http_grid:HttpGrid.push_messages _message_id
 ray_grid flwr.server.superlink.fleet.vce.backend.raybackend:RayBackend actor_kwargs
 ray_grid flwr.server.superlink.fleet.vce.backend.raybackend:RayBackend on_actor_init_fn
@@ -141,7 +136,7 @@ def test_a_supernode_s_connection_has_the_parts_that_are_guarded():
 def test_nodes_can_be_looked_up():
     state = import_module("flwr.server.superlink.linkstate").LinkState
     for name in ("get_node_id_by_public_key", "get_node_info"):
-        require(hasattr(state, name), f"LinkState.{name} is gone: see node_requests.py")
+        require(hasattr(state, name), f"LinkState.{name} is gone: see signed_requests.py")
     grids = import_module("flwr.superlink.grid")
     require(hasattr(grids, "InMemoryGrid"), "simulations are known by the name of InMemoryGrid")
 

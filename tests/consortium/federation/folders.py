@@ -12,16 +12,14 @@ from fedif_consortium.federation.invitation import Invitation
 from fedif_consortium.federation.members import invite
 from fedif_consortium.federation.node import NodeFolder, join, read_invitation
 from fedif_consortium.federation.server import initialize
-from fedif_consortium.federation.steps import Steps
 
-SETTINGS = FederationSettings(name="consortium", hosts=["localhost"], listen="127.0.0.1:9092")
+SETTINGS = FederationSettings(
+    name="consortium", hosts=["localhost"], listen="127.0.0.1:9092", superlink="127.0.0.1:9095"
+)
 
 
 class Lines(list[str]):
     """What a command said."""
-
-    def steps(self, *, dry_run: bool = False) -> Steps:
-        return Steps(self.append, dry_run=dry_run)
 
     def has(self, *words: str) -> bool:
         return any(all(word in line for word in words) for line in self)
@@ -62,21 +60,21 @@ class Registry:
 
 def make_federation(path: Path) -> FederationFolder:
     folder = FederationFolder(path)
-    initialize(folder, SETTINGS, Lines().steps())
+    initialize(folder, SETTINGS, Lines().append)
     return folder
 
 
 def answer_of(folder: FederationFolder, name: str, host: Path) -> Path:
     """Invite a member and let its host answer; return the answer's file."""
-    path = invite(folder, name, None, Lines().steps())
+    path = invite(folder, name, None, Lines().append)
     join_as(host, read_invitation(path))
     return NodeFolder(host).answer(name)
 
 
 def join_as(host: Path, invitation: Invitation, **given: Any) -> Lines:
     lines = Lines()
-    own = {"config": {}, "port": 9094, "policy": "", "dry_run": False} | given
-    join(NodeFolder(host), invitation, lines.steps(dry_run=own.pop("dry_run")), **own)
+    own = {"config": {}, "port": 9094, "policy": ""} | given
+    join(NodeFolder(host), invitation, lines.append, **own)
     return lines
 
 

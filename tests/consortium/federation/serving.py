@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from fedif_consortium.federation.documents import to_toml
 from fedif_consortium.federation.folder import FederationFolder
-from fedif_consortium.federation.server import settings_text
 
 
 class _Health(BaseHTTPRequestHandler):
@@ -34,8 +34,9 @@ def serving(folder: FederationFolder, status: int = 200) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        listen = f"127.0.0.1:{server.server_port}"
-        yield settings_text(folder.settings().replace(listen=listen))
+        address = f"127.0.0.1:{server.server_port}"
+        changed = folder.settings().replace(listen=address, superlink=address)
+        yield to_toml("", changed.to_mapping())
     finally:
         server.shutdown()
         thread.join()

@@ -10,11 +10,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedif_consortium.federation.certificates import (
     authority_certificate,
-    certificate_fingerprint,
-    hosts_of,
     make_key,
     read_certificate,
-    require_handshake,
     server_certificate,
 )
 from fedif_flower.errors import ConfigError
@@ -36,7 +33,18 @@ def write_server(files: Path, hosts: list[str]) -> None:
 
 
 def shake(files: Path, host: str) -> None:
-    require_handshake(files / "server.crt", files / "server.key", files / "ca.crt", host)
+    """Connect as a member does, with the strictest check: newer Pythons have it by default."""
+    asking = ssl.create_default_context(cafile=files / "ca.crt")
+    asking.verify_flags |= ssl.VERIFY_X509_STRICT
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(files / "server.crt", files / "server.key")
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = serving.wrap_bio(to_server, to_client, server_side=True)
+    client = asking.wrap_bio(to_client, to_server, server_hostname=host)
+    for side in (client, server):
+        with pytest.raises(ssl.SSLWantReadError):
+            side.do_handshake()
+    client.do_handshake()
 
 
 @pytest.mark.parametrize(
@@ -47,11 +55,11 @@ def test_a_member_trusts_the_server_at_each_of_its_hosts(files, host):
 
 
 def test_a_member_does_not_trust_it_elsewhere_or_under_another_authority(files):
-    with pytest.raises(ConfigError, match=r"server\.crt does not work for other\.example\.org"):
+    with pytest.raises(ssl.SSLCertVerificationError):
         shake(files, "other.example.org")
     (files / "ca.key").write_bytes(make_key())
     (files / "ca.crt").write_bytes(authority_certificate(files / "ca.key", "consortium"))
-    with pytest.raises(ConfigError, match="does not work for localhost"):
+    with pytest.raises(ssl.SSLCertVerificationError):
         shake(files, "localhost")
 
 
@@ -64,7 +72,6 @@ def test_extensions_and_ends(files):
     assert not usage.value.digital_signature
     of = server.extensions
     assert not of.get_extension_for_class(x509.BasicConstraints).value.ca
-    assert of.get_extension_for_class(x509.KeyUsage).value.digital_signature
     purposes = of.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(purposes) == [ExtendedKeyUsageOID.SERVER_AUTH]
     now = datetime.now(UTC)
@@ -73,32 +80,12 @@ def test_extensions_and_ends(files):
     assert server.not_valid_before_utc < now - timedelta(hours=1)
 
 
-def test_a_renewed_certificate_keeps_its_key(files):
-    before = read_certificate(files / "server.crt")
-    write_server(files, ["new.example.org"])
-    after = read_certificate(files / "server.crt")
-    assert after.public_key() == before.public_key()
-    assert certificate_fingerprint(after) != certificate_fingerprint(before)
-    assert hosts_of(after) == ["localhost", "127.0.0.1", "::1", "new.example.org"]
-
-
 def test_an_authority_whose_key_is_another_is_refused(files):
     (files / "ca.key").write_bytes(make_key())
     with pytest.raises(ConfigError, match=r"ca\.crt is not the certificate of .*ca\.key"):
         write_server(files, ["localhost"])
 
 
-def test_python_s_strictest_check_passes(files):
-    """Newer versions of Python check more by default."""
-    context = ssl.create_default_context(cafile=files / "ca.crt")
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(files / "server.crt", files / "server.key")
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = serving.wrap_bio(to_server, to_client, server_side=True)
-    client = context.wrap_bio(to_client, to_server, server_hostname="localhost")
-    for side in (client, server):
-        with pytest.raises(ssl.SSLWantReadError):
-            side.do_handshake()
-    client.do_handshake()
-    assert client.getpeercert()["notAfter"]
+def test_a_host_that_is_none_is_refused(files):
+    with pytest.raises(ConfigError, match="'a b' is neither a host's name nor an address"):
+        write_server(files, ["a b"])

@@ -12,8 +12,8 @@ from fedif_consortium.federation.flower import (
     Flower,
     FlowerCommandError,
     connect,
+    run_to_end,
 )
-from fedif_consortium.federation.runs import run_to_end
 from fedif_flower.errors import ConfigError
 from tests.consortium.federation.folders import Lines
 
@@ -71,16 +71,16 @@ def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home):
     config.write_text('[superlink]\ndefault = "x"\n[superlink.x]\naddress = "a:1"')
     lines = Lines()
     for _ in range(2):
-        connect("b.c", "b:2", tmp_path / "ca.crt", lines.steps())
+        connect("b.c", "b:2", tmp_path / "ca.crt", lines.append)
     found = tomllib.loads(config.read_text())["superlink"]
     assert found["x"] == {"address": "a:1"}
     assert found["b.c"] == {"address": "b:2", "root-certificates": str(tmp_path / "ca.crt")}
     assert lines[1].startswith("kept connection 'b.c'")
     with pytest.raises(ConfigError, match=r"has a connection 'b\.c' to 'b:2', not to 'b:3'"):
-        connect("b.c", "b:3", tmp_path / "ca.crt", lines.steps())
+        connect("b.c", "b:3", tmp_path / "ca.crt", lines.append)
     config.write_text("[")
     with pytest.raises(ConfigError, match=r"config\.toml: "):
-        connect("d", "b:3", tmp_path / "ca.crt", lines.steps())
+        connect("d", "b:3", tmp_path / "ca.crt", lines.append)
 
 
 class Runs:
@@ -171,16 +171,17 @@ def test_a_superlink_that_does_not_answer_for_a_while_is_asked_again(monkeypatch
         run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
 
 
-def test_a_program_takes_this_process_s_place_with_a_mask(tmp_path):
-    code = (
-        "import pathlib, sys\n"
-        "from fedif_consortium.federation.programs import Program\n"
-        "import os\n"
-        "shown = 'print(os.getpid(), os.getcwd(), oct(os.umask(0)))'\n"
-        "words = [sys.executable, '-c', f'import os; {shown}']\n"
-        f"print(os.getpid(), {str(tmp_path)!r}, oct(0o77))\n"
-        f"Program(words, dict(os.environ), pathlib.Path({str(tmp_path)!r})).start()\n"
+def test_a_program_takes_this_process_s_place_with_a_mask(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        "import os, sys\nprint(os.getpid(), os.getcwd(), os.umask(0), sys.argv[1:], os.getenv('A'))"
     )
+    code = (
+        "import os, pathlib\n"
+        "from fedif_consortium.federation.flower import Program\n"
+        f"print(os.getpid(), {str(tmp_path)!r}, 0o77, ['-x'], 'b')\n"
+        f"Program('own', ['-x'], pathlib.Path({str(tmp_path)!r}), {{'A': 'b'}}).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True
     )

@@ -25,13 +25,13 @@ def answer(folder, tmp_path):
     return answer_of(folder, "hospital-a", tmp_path / "a")
 
 
-def let_in(folder, path, registry, **given):
+def let_in(folder, path, registry):
     lines = Lines()
-    return add(folder, path, registry, lines.steps(**given)), lines
+    return add(folder, path, registry, lines.append), lines
 
 
 def test_an_invitation_says_where_the_server_is_and_how_to_know_it(folder):
-    found = read_invitation(invite(folder, "hospital-a", None, Lines().steps()))
+    found = read_invitation(invite(folder, "hospital-a", None, Lines().append))
     found.check()
     assert (found.federation, found.member, found.number) == ("consortium", "hospital-a", 0)
     assert found.address == "localhost:9092"
@@ -43,21 +43,21 @@ def test_an_invitation_says_where_the_server_is_and_how_to_know_it(folder):
 
 def test_numbers_are_given_once(folder, registry):
     for name, wanted in (("a", None), ("b", 7), ("c", None)):
-        invite(folder, name, wanted, Lines().steps())
+        invite(folder, name, wanted, Lines().append)
     assert [(m.name, m.number) for m in folder.members()] == [("a", 0), ("b", 7), ("c", 8)]
     with pytest.raises(ConfigError, match="number 7 is that of b; d needs its own"):
-        invite(folder, "d", 7, Lines().steps())
+        invite(folder, "d", 7, Lines().append)
     with pytest.raises(ConfigError, match="b has number 7 already, not 9"):
-        invite(folder, "b", 9, Lines().steps())
-    remove(folder, "c", registry, Lines().steps())
-    invite(folder, "e", None, Lines().steps())
+        invite(folder, "b", 9, Lines().append)
+    remove(folder, "c", registry, Lines().append)
+    invite(folder, "e", None, Lines().append)
     assert folder.member("e").number == 9
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", "-a", "a b", "ä", "a" * 41])
 def test_a_name_that_could_be_no_file_is_refused(folder, name):
     with pytest.raises(ConfigError, match=r"name = .*allowed: 1 to 40 of A-Z"):
-        invite(folder, name, None, Lines().steps())
+        invite(folder, name, None, Lines().append)
 
 
 def test_an_answer_lets_its_member_in_once(folder, answer, registry):
@@ -112,7 +112,7 @@ def test_an_answer_to_an_invitation_with_another_certificate_is_refused(
     """Somebody on the way gave the member a certificate of his own, and let it join."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "theirs"))
     other = make_federation(tmp_path / "other")
-    invite(folder, "hospital-a", None, Lines().steps())
+    invite(folder, "hospital-a", None, Lines().append)
     forged = answer_of(other, "hospital-a", tmp_path / "a")
     refused(folder, forged, registry, "hospital-a was given another certificate")
 
@@ -170,14 +170,14 @@ def test_a_key_that_the_superlink_has_from_elsewhere_is_not_taken_for_this_membe
 def test_a_member_that_was_removed_stays_so(folder, answer, registry):
     let_in(folder, answer, registry)
     lines = Lines()
-    remove(folder, "hospital-a", registry, lines.steps())
+    remove(folder, "hospital-a", registry, lines.append)
     assert registry.ended == {"1000"}
     assert folder.member("hospital-a").state == "removed"
     assert not folder.invitation("hospital-a").exists()
     assert lines.has("ended the registration of hospital-a", "node 1000")
-    remove(folder, "hospital-a", registry, lines.steps())
+    remove(folder, "hospital-a", registry, lines.append)
     assert lines[-1].startswith("kept hospital-a: removed on")
     with pytest.raises(ConfigError, match=r"hospital-a was removed on .*: choose another name"):
-        invite(folder, "hospital-a", None, Lines().steps())
+        invite(folder, "hospital-a", None, Lines().append)
     with pytest.raises(ConfigError, match="was removed"):
         let_in(folder, answer, registry)

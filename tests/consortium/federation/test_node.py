@@ -22,7 +22,7 @@ from tests.consortium.federation.folders import SETTINGS, Lines, content, join_a
 
 @pytest.fixture
 def invitation(folder):
-    return read_invitation(invite(folder, "hospital-a", 3, Lines().steps()))
+    return read_invitation(invite(folder, "hospital-a", 3, Lines().append))
 
 
 def after(words, option):
@@ -44,7 +44,6 @@ def test_a_host_makes_its_key_and_an_answer_without_it(tmp_path, invitation):
     assert lines.has("this node's key", key_fingerprint(public))
     assert lines.has("certificate's fingerprint", invitation.certificate_fingerprint)
     assert lines.has("statement key's fingerprint", invitation.statement_key)
-    assert f"node start --in {node.path}" in (node.path / "fedif-node.service").read_text()
 
 
 def test_what_a_node_says_of_itself(tmp_path, invitation):
@@ -63,8 +62,8 @@ def test_what_a_node_says_of_itself(tmp_path, invitation):
 def test_a_member_of_a_federation_with_a_keeper_signs_with_its_own_key(folder, tmp_path):
     keeper = "0f" * 32
     folder.configuration.unlink()
-    initialize(folder, SETTINGS.replace(keeper_key=keeper), Lines().steps())
-    path = invite(folder, "hospital-a", None, Lines().steps())
+    initialize(folder, SETTINGS.replace(keeper_key=keeper), Lines().append)
+    path = invite(folder, "hospital-a", None, Lines().append)
     lines = join_as(tmp_path / "node", read_invitation(path))
     _, config = NodeFolder(tmp_path / "node").read()
     found = NodeConfig(**parse_config_args([node_config_text(config)]))
@@ -76,8 +75,8 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     join_as(tmp_path / "node", invitation)
     folder = NodeFolder(tmp_path / "node")
     program = node_program(folder, "", ["--trusted-entities", "keys.yaml", "--port", "9100"])
-    words = list(program.arguments)
-    assert words[1:3] == ["-m", "fedif_flower.runtime.supernode"]
+    words = list(program.options)
+    assert program.module == "fedif_flower.runtime.supernode"
     assert after(words, "--superlink") == "localhost:9092"
     assert after(words, "--root-certificates") == str(folder.authority)
     assert after(words, "--auth-supernode-private-key") == str(folder.key)
@@ -88,9 +87,9 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     with pytest.raises(ConfigError, match=r"policy = .*policy\.toml' is no file"):
         node_program(folder, str(policy), [])
     policy.touch()
-    guarded = list(node_program(folder, str(policy), []).arguments)
-    assert guarded[1:4] == ["-m", "fedif_consortium.member.guarded_supernode", str(policy)]
-    assert guarded[4:] == words[3:-4]
+    guarded = node_program(folder, str(policy), [])
+    assert guarded.module == "fedif_consortium.member.guarded_supernode"
+    assert list(guarded.options) == [str(policy), *words[:-4]]
 
 
 def changed(invitation, **changes):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import fedif_consortium.federation.certificates as certificates
-from fedif_consortium.federation.connection import UnreachableError, reach
+from fedif_consortium.federation.certificates import UnreachableError, reach
 from fedif_consortium.federation.members import add, invite, remove
 from fedif_consortium.federation.status import look
 from tests.consortium.federation.folders import Lines, Registry, answer_of
@@ -25,10 +25,10 @@ def seen_while_serving(folder, registry, status=200):
 
 def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, monkeypatch):
     for name in ("ada", "bob", "cyd", "dan", "fay"):
-        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().steps())
-    invite(folder, "eve", None, Lines().steps())
-    remove(folder, "dan", registry, Lines().steps())
-    remove(folder, "fay", registry, Lines().steps())
+        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().append)
+    invite(folder, "eve", None, Lines().append)
+    remove(folder, "dan", registry, Lines().append)
+    remove(folder, "fay", registry, Lines().append)
     nodes = registry.nodes()
     came = {"online-at": "2026-10-01 11:00:00Z"}
     nodes["1001"] |= came | {"status": "offline", "offline-at": "2026-10-01 12:00:00Z"}
@@ -53,7 +53,7 @@ def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, mon
 
 def test_half_of_the_members_are_enough_to_be_well(folder, tmp_path, registry, monkeypatch):
     for name in ("ada", "bob"):
-        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().steps())
+        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().append)
     nodes = registry.nodes()
     monkeypatch.setattr(registry, "nodes", lambda: nodes)
     nodes["1000"]["status"] = "offline"
@@ -63,7 +63,7 @@ def test_half_of_the_members_are_enough_to_be_well(folder, tmp_path, registry, m
 
 
 def test_a_member_reaches_the_server_that_its_invitation_means(folder, tmp_path, monkeypatch):
-    with serving(folder, status=403) as settings:  # As a guarded SuperLink answers other hosts.
+    with serving(folder, status=403) as settings:  # As a proxy answers other hosts.
         folder.configuration.write_text(settings)
         address = folder.settings().address
         assert reach(address, folder.authority).seconds > 0

@@ -1,0 +1,85 @@
+"""A SuperNode's larger requests are read once their signature is known to be a registered node's.
+
+Flower 1.41 parses a request, on the event loop, before it looks at the signature in its header. So
+a megabyte of two bytes over and over costs the SuperLink 20 ms and 30 MiB, from anybody.
+"""
+
+from __future__ import annotations
+
+import binascii
+import datetime
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio.to_thread
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+FLEET = "/v1/fleet/"
+SMALL = 4096  # Bytes of a body that costs nothing to parse: a key, a few ids.
+KEY, SIGNATURE, STAMP = (
+    name.lower().encode()
+    for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+)
+
+
+class SignedRequests:
+    """An ASGI application in front of the SuperLink.
+
+    Parameters
+    ----------
+    app : ASGIApp
+        The SuperLink.
+    state : Callable
+        Returns Flower's link state, which knows the nodes' keys.
+    """
+
+    def __init__(self, app: ASGIApp, state: Callable[[], Any]) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] == "http" and scope["path"].startswith(FLEET):
+            headers = dict(scope["headers"])
+            # A body that states no length may have any.
+            length = headers.get(b"content-length", b"none")
+            small = length.isdigit() and int(length) <= SMALL
+            if not small and not await anyio.to_thread.run_sync(self._is_signed, headers):
+                response = PlainTextResponse("Invalid SuperNode authentication", 401)
+                response.headers["connection"] = "close"  # The body is not read.
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_signed(self, headers: Mapping[bytes, bytes]) -> bool:
+        return is_signed(headers, self._state())
+
+
+def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
+    """Return whether a registered node signed a request's header.
+
+    Parameters
+    ----------
+    headers : mapping
+        By name in small letters.
+    state : LinkState
+        Flower's, which knows the keys.
+    """
+    try:
+        key, signature = (b64decode(headers[name], validate=True) for name in (KEY, SIGNATURE))
+        stamp = headers[STAMP]
+        age = (now() - datetime.datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
+        # What costs least first: a key is parsed, and a signature computed with, if it is known.
+        return (
+            -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+            and state.get_node_id_by_public_key(key) is not None
+            and verify_signature(bytes_to_public_key(key), stamp, signature)
+        )
+    except (KeyError, ValueError, TypeError, binascii.Error):
+        return False

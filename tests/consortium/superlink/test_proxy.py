@@ -1,0 +1,181 @@
+"""nginx with this project's settings, in front of something that answers whatever comes."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPSConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+from fedif_consortium.federation.folder import FederationFolder, FederationSettings
+from fedif_consortium.federation.server import initialize
+from fedif_consortium.superlink.proxy import nginx_settings
+
+FLEET = "/v1/fleet/"
+pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+
+
+class _Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@dataclass
+class Proxy:
+    """nginx at a port of this host."""
+
+    folder: Path
+    port: int
+
+    def context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.folder / "ca.crt")
+
+    def ask(self, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> int:
+        """Return the status of an answer."""
+        connection = HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self.context())
+        try:
+            connection.request(method, path, body, headers)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def say(self, text: bytes) -> bytes:
+        """Send bytes as they are; return the head of the answer."""
+        with (
+            socket.create_connection(("127.0.0.1", self.port), 20) as raw,
+            self.context().wrap_socket(raw, server_hostname="localhost") as connection,
+        ):
+            connection.sendall(text)
+            found = b""
+            while b"\r\n\r\n" not in found and (piece := connection.recv(65536)):
+                found += piece
+            return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    directory = tmp_path_factory.mktemp("proxy")
+    folder = FederationFolder(directory / "server")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    settings = FederationSettings(
+        name="consortium",
+        hosts=["localhost"],
+        listen=f"127.0.0.1:{free_port()}",
+        superlink=f"127.0.0.1:{server.server_port}",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLWR_HOME", str(directory / "flower"))
+        initialize(folder, settings, lambda _: None)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder.certificate, folder.server_key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    words = ["nginx", "-e", "stderr", "-p", folder.nginx.parent, "-c", "nginx.conf"]
+    nginx = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    found = Proxy(folder.path, settings.port)
+    try:
+        for _ in range(200):
+            try:
+                found.ask(FLEET + "get-run")
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield found
+    finally:
+        nginx.terminate()
+        nginx.wait()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_nginx_accepts_its_settings(proxy):
+    words = ["nginx", "-t", "-e", "stderr", "-p", proxy.folder / "nginx", "-c", "nginx.conf"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "test is successful" in done.stderr, done.stderr
+    assert "@" not in nginx_settings("0.0.0.0:9092", "127.0.0.1:9095", "me")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith(FLEET))
+)
+def test_what_supernodes_send_is_handed_on(proxy, path):
+    assert proxy.ask(path, b"x") == 200
+    assert proxy.ask(path, b"x", method="PUT") == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/health", "/v1/control/start-run", "/v1/runtime/pull-task", "/v1/fleet/"),
+        *("/v1/fleet/../control/start-run", "/v1/fleet/%2e%2e/control/start-run"),
+        *("/v1/fleet/pull-messages/x", "//v1/control/start-run", "/V1/fleet/pull-messages"),
+    ],
+)
+def test_everything_else_is_for_the_server_s_own_host(proxy, path):
+    assert proxy.ask(path, b"x") in (403, 404)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("pull-messages", 4096), ("push-messages", 2**20), ("push-object", 9 * 2**20)],
+)
+def test_a_body_has_a_bound(proxy, name, most):
+    assert proxy.ask(FLEET + name, bytes(most)) == 200
+    assert proxy.ask(FLEET + name, bytes(most + 1)) == 413
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"X: " + b"x" * 100_000,
+        b"X: x\r\n" * 10_000,
+        b"Content-Length: 4\r\nTransfer-Encoding: chunked",
+        b"Content-Length: 0\r\nContent-Length: 70",
+        b"Transfer-Encoding: xchunked",
+    ],
+)
+def test_a_header_that_hides_something_or_has_no_end_is_refused(proxy, head):
+    answer = proxy.say(b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n")
+    assert answer.split(b" ")[1] in (b"400", b"501")
+    assert b" 200 " not in answer
+
+
+def test_who_sends_too_much_waits_and_others_do_not(proxy):
+    flood = {FLEET_HTTP_PUBLIC_KEY_HEADER: "a"}
+    with ThreadPoolExecutor(6) as threads:
+        for _ in threads.map(lambda _: proxy.ask(FLEET + "get-run", **flood), range(330)):
+            pass
+    begun = time.monotonic()
+    assert proxy.ask(FLEET + "get-run", **flood) == 200
+    slow = time.monotonic() - begun
+    begun = time.monotonic()
+    assert proxy.ask(FLEET + "get-run", **{FLEET_HTTP_PUBLIC_KEY_HEADER: "b"}) == 200
+    assert time.monotonic() - begun < slow

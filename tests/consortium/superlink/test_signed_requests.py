@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import asyncio
+import datetime
+from base64 import b64encode
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+from fedif_consortium.superlink.signed_requests import (
+    KEY,
+    SIGNATURE,
+    SMALL,
+    STAMP,
+    SignedRequests,
+    is_signed,
+)
+
+PRIVATE = ec.generate_private_key(ec.SECP384R1())
+PUBLIC = public_key_to_bytes(PRIVATE.public_key())
+STATE = SimpleNamespace(get_node_id_by_public_key={PUBLIC: 2**63 + 5}.get)
+
+
+def headers(key: ec.EllipticCurvePrivateKey = PRIVATE, age: float = 0.0) -> dict[bytes, bytes]:
+    stamp = (now() - datetime.timedelta(seconds=age)).isoformat().encode()
+    return {
+        KEY: b64encode(public_key_to_bytes(key.public_key())),
+        STAMP: stamp,
+        SIGNATURE: b64encode(sign_message(key, stamp)),
+    }
+
+
+def spoiled(name: bytes, value: bytes | None) -> dict[bytes, bytes]:
+    found = headers()
+    if value is None:
+        del found[name]
+    else:
+        found[name] = value
+    return found
+
+
+def test_a_registered_node_s_signature_is_known():
+    assert is_signed(headers(), STATE)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        headers(ec.generate_private_key(ec.SECP384R1())),
+        headers(age=3600.0),
+        headers(age=-3600.0),
+        *(spoiled(name, None) for name in (KEY, SIGNATURE, STAMP)),
+        *(spoiled(name, b"\xff not this") for name in (KEY, SIGNATURE, STAMP)),
+        spoiled(SIGNATURE, b64encode(b"signature")),
+        spoiled(STAMP, now().isoformat().encode()),
+        spoiled(STAMP, b"2026-01-01T00:00:00"),
+    ],
+)
+def test_everything_else_is_a_stranger_s(found):
+    assert not is_signed(found, STATE)
+
+
+@pytest.mark.parametrize(
+    ("path", "length", "signed", "status"),
+    [
+        ("/v1/fleet/push-object", b"9000000", True, 200),
+        ("/v1/fleet/push-object", b"9000000", False, 401),
+        ("/v1/fleet/push-messages", None, False, 401),  # It may be of any length.
+        ("/v1/fleet/push-messages", b"-1", False, 401),
+        ("/v1/fleet/pull-messages", str(SMALL).encode(), False, 200),  # Flower itself looks.
+        ("/v1/control/start-run", b"9000000", False, 200),  # From this host.
+    ],
+)
+def test_a_large_request_is_read_once_it_is_known_to_be_a_node_s(path, length, signed, status):
+    sent = []
+
+    async def superlink(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    given = headers() if signed else {}
+    given |= {} if length is None else {b"content-length": length}
+    scope = {"type": "http", "path": path, "headers": list(given.items())}
+    asyncio.run(SignedRequests(superlink, lambda: STATE)(scope, receive, send))
+    assert sent[0]["status"] == status
