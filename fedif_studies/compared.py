@@ -33,7 +33,7 @@ from fedif_studies.rows import RESULTS
 Settings = Mapping[str, Scalar]
 
 OUTPUT = RESULTS / "compared.csv"
-PAGE = RESULTS.parent / "compared.md"
+PAGE = RESULTS / "compared.md"
 TRAIN, TEST = 2000, 2000  # Images drawn of each split; a fifth of the latter are the server's.
 SIZE: Settings = MappingProxyType(
     {

@@ -36,7 +36,7 @@ from fedif_studies.queue import committed_revision
 from fedif_studies.rows import RESULTS, append_rows, machine, put_tables
 
 OUTPUT = RESULTS / "factorial.csv"
-PAGE = RESULTS.parent / "factorial.md"
+PAGE = RESULTS / "factorial.md"
 BASELINE = "fedavg"
 WEIGHTS = (
     *(BASELINE, "fedif", "influence-descent", "afedsv", "autobant"),

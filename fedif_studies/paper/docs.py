@@ -70,7 +70,8 @@ def _section(table: Table, cells: Sequence[TableCell], path: Path) -> list[str]:
         text += [
             f"`python simulation.py paper {table.name}`, rows: [{path.name}](results/{path.name})"
         ]
-        text += ["", *result_table(table, cells).to_markdown(), ""]
+        shown = [cell for cell in cells if cell.measurements]
+        text += ["", *result_table(table, shown).to_markdown(), ""]
         for said in notes(table, cells):
             text += [said, ""]
     else:
@@ -89,4 +90,4 @@ rest. Accuracies are percentages, mean ± standard deviation over seeds where th
 Lengths of updates are not bounded (`update-clipping=0.0`), as in the paper.
 Single rounds swing, so three figures are given: after the last round, the mean of the last ten
 rounds, and the best round. The highest of each column is in bold: among those measured,
-and among the paper's."""
+and among the paper's of the same rows. Cells that nobody measured are named below each table."""
