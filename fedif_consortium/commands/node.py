@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import typer
+from pathlib import Path
+from typing import Annotated
 
-from fedif_consortium.commands.node_check import check_cli
-from fedif_consortium.commands.node_join import join_cli
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedif_consortium.commands.federation import say
 from fedif_consortium.commands.node_log import log_cli
 
 node_cli = typer.Typer(
@@ -13,6 +17,125 @@ node_cli = typer.Typer(
     no_args_is_help=True,
     help="A member's own host: joining a federation, what may leave, and what went in and out.",
 )
-node_cli.add_typer(join_cli)
-node_cli.add_typer(check_cli)
 node_cli.add_typer(log_cli)
+
+Folder = Annotated[
+    Path, typer.Option("--in", envvar="FEDIF_MEMBER", help="the node's folder on this host")
+]
+_HERE = Path()
+
+
+@node_cli.command()
+def join(
+    invitation: Annotated[Path, typer.Argument(help="the operator's file")],
+    data_dir: Annotated[
+        Path | None, typer.Option(help="this member's training data, read where they lie")
+    ] = None,
+    config: Annotated[
+        list[str] | None, typer.Option("-c", "--config", help="KEY=VALUE ... of the node")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="of this host, for its own use")
+    ] = 9094,
+    policy: Annotated[Path | None, typer.Option(help="what this host lets apps do, TOML")] = None,
+    check: Annotated[bool, typer.Option(help="try whether the server answers")] = True,
+    folder: Folder = _HERE,
+) -> None:
+    """Make this host's key, settings and the answer to an invitation; what is there stays."""
+    from fedif_consortium.federation.certificates import reach
+    from fedif_consortium.federation.node import NodeFolder, read_invitation
+    from fedif_consortium.federation.node import join as make
+    from fedif_flower.errors import ConfigError
+    from fedif_flower.settings import parse_overrides
+
+    found = NodeFolder(folder.expanduser().absolute())
+    given = parse_overrides(" ".join(config or []))
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise ConfigError(f"data-dir = {str(data_dir)!r} is no directory")
+        given["data-dir"] = str(data_dir.absolute())
+    if policy is not None and not policy.is_file():
+        raise ConfigError(f"policy = {str(policy)!r} is no file")
+    guard = str(policy.absolute()) if policy else ""
+    read = read_invitation(invitation)
+    make(found, read, say, config=given, port=port, policy=guard)
+    if check:
+        reached = reach(read.address, found.authority)
+        end = f"{reached.certificate.not_valid_after_utc:%Y-%m-%d}"
+        say(f"{read.address} answers, and is the one invited to; its certificate ends on {end}")
+    say("once the operator has added this member: fedif node start")
+
+
+@node_cli.command()
+def start(
+    options: Annotated[
+        list[str] | None, typer.Argument(help="after --: more options of flower-supernode")
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="what this host lets apps do, TOML")] = None,
+    folder: Folder = _HERE,
+) -> None:
+    """Start the node that `fedif node join` made; it keeps running."""
+    from fedif_consortium.federation.node import NodeFolder, node_program
+
+    guard = str(policy.absolute()) if policy else ""
+    node_program(NodeFolder(folder.expanduser().absolute()), guard, options or []).start()
+
+
+@node_cli.command("check")
+def node_check(
+    node_config: Annotated[
+        str | None,
+        typer.Option(
+            "--node-config",
+            help="KEY=VALUE ..., as for flower-supernode; default: the node of `fedif node join`, "
+            "with its server, certificate and policy",
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("-c", "--run-config", help="KEY=VALUE ... of the run, as for flwr run"),
+    ] = None,
+    server: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink")] = "",
+    ca: Annotated[Path | None, typer.Option(help="the federation's certificate: ca.crt")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="your member-policy.toml, if the SuperNode is guarded")
+    ] = None,
+    folder: Folder = _HERE,
+) -> None:
+    """Check data, a batch of training, disk, keys and app; the server's certificate and the clock.
+
+    Ends with status 1 if this host cannot take part.
+    """
+    from rich.table import Table
+
+    from fedif_consortium.federation.node import NodeFolder
+    from fedif_consortium.member.host_check import check_policy, check_server, own_findings
+    from fedif_flower.client.preflight import tried
+    from fedif_flower.messages.node_config import NodeConfig
+    from fedif_flower.messages.preflight import ADVICE, Status
+    from fedif_flower.run.config import RunConfig
+    from fedif_flower.settings import parse_overrides
+
+    if node_config is None:
+        joined = NodeFolder(folder.expanduser().absolute())
+        settings, own = joined.read()
+        server = server or settings.superlink
+        ca = ca or joined.path / settings.certificate
+        policy = policy or (joined.path / settings.policy if settings.policy else None)
+    else:
+        own = parse_overrides(node_config)
+    node = NodeConfig.from_node_config(own)
+    clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
+    run = RunConfig.from_run_config({**clients, **parse_overrides(" ".join(config or []))})
+    found = own_findings(run, node, run.masking)
+    if server:
+        found += check_server(server, ca or Path("ca.crt"))
+    if policy is not None:
+        found.append(tried("app", lambda: check_policy(policy)))
+    table = Table("check", "status", "found", "to do")
+    for one in found:
+        advice = "" if one.status is Status.OK else ADVICE[one.check]
+        table.add_row(one.check, one.status, escape(one.words), advice)
+    Console().print(table)
+    if any(one.status is Status.FAILED for one in found):
+        raise typer.Exit(1)

@@ -60,16 +60,19 @@ def make_key() -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def authority_certificate(key: Path, federation: str) -> bytes:
-    """Return the certificate of a federation's authority, as PEM, under its private key."""
-    name, private = _named(f"{federation} CA"), _read_key(key)
-    uses = {**dict.fromkeys(_USES, False), "key_cert_sign": True, "crl_sign": True}
-    builder = (
-        _builder(name, name, private, AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.KeyUsage(**uses), critical=True)
-    )
-    return _signed(builder, private)
+def own_certificate(key: Path, name: str, hosts: Sequence[str] | None = None) -> bytes:
+    """Return a certificate, as PEM, that a key signs for itself.
+
+    Of a federation's authority; or with hosts, even none, of one whose only peer has a copy of it.
+    """
+    private, named = _read_key(key), _named(name)
+    uses = {**dict.fromkeys(_USES, False), "key_cert_sign": True, "digital_signature": True}
+    extensions = [
+        (x509.BasicConstraints(ca=True, path_length=None), True),
+        (x509.KeyUsage(**uses), True),
+        *([(_alternative_names(hosts), False)] if hosts is not None else []),
+    ]
+    return _certificate(named, private, AUTHORITY_DAYS, extensions, named, private)
 
 
 def server_certificate(
@@ -87,26 +90,14 @@ def server_certificate(
     names = _alternative_names(hosts)
     if signer.public_key() != issuer.public_key():
         raise ConfigError(f"{authority} is not the certificate of {authority_key}")
-    known = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    builder = (
-        _builder(_named(hosts[0]), issuer.subject, _read_key(key), SERVER_DAYS)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(names, critical=False)
-        .add_extension(known, critical=False)
-    )
-    return _signed(builder, signer)
-
-
-def pinned_certificate(key: Path, name: str, hosts: Sequence[str] = ()) -> bytes:
-    """Return a certificate, as PEM, signed by its own key: its one peer has a copy of it."""
-    private = _read_key(key)
-    builder = (
-        _builder(_named(name), _named(name), private, AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_alternative_names(hosts), critical=False)
-    )
-    return _signed(builder, private)
+    extensions = [
+        (x509.BasicConstraints(ca=False, path_length=None), False),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (names, False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
+    ]
+    own = _named(hosts[0])
+    return _certificate(own, _read_key(key), SERVER_DAYS, extensions, issuer.subject, signer)
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -183,20 +174,28 @@ def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
-) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    extensions: Sequence[tuple[x509.ExtensionType, bool]],
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+) -> bytes:
+    """Return a certificate with extensions, each of which may be critical."""
     now, public = datetime.now(UTC), key.public_key()
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BEFORE)
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    builder = x509.CertificateBuilder(
+        issuer_name=issuer,
+        subject_name=subject,
+        public_key=public,
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - _BEFORE,
+        not_valid_after=now + timedelta(days),
     )
+    identifier = x509.SubjectKeyIdentifier.from_public_key(public)
+    for extension, critical in [*extensions, (identifier, False)]:
+        builder = builder.add_extension(extension, critical=critical)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
@@ -209,7 +208,3 @@ def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
                 raise ConfigError(f"{host!r} is neither a host's name nor an address") from None
             names.append(x509.DNSName(host))
     return x509.SubjectAlternativeName(names)
-
-
-def _signed(builder: x509.CertificateBuilder, signer: ec.EllipticCurvePrivateKey) -> bytes:
-    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)

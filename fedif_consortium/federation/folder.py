@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -97,7 +96,6 @@ class Member(Settings):
         return "registered" if self.node_id else "invited"
 
 
-@dataclass(frozen=True)
 class FederationFolder:
     """Everything that a federation's server keeps, in one folder.
 
@@ -107,57 +105,16 @@ class FederationFolder:
         The folder, absolute.
     """
 
-    path: Path
-
-    @property
-    def configuration(self) -> Path:
-        """The federation's settings."""
-        return self.path / "federation.toml"
-
-    @property
-    def authority_key(self) -> Path:
-        """Signs the server's certificates."""
-        return self.path / "ca.key"
-
-    @property
-    def authority(self) -> Path:
-        """The certificate that members know the federation by."""
-        return self.path / "ca.crt"
-
-    @property
-    def server_key(self) -> Path:
-        """The SuperLink's private key."""
-        return self.path / "server.key"
-
-    @property
-    def certificate(self) -> Path:
-        """The SuperLink's certificate."""
-        return self.path / "server.crt"
-
-    @property
-    def statement_key(self) -> Path:
-        """Signs statements of contributions."""
-        return self.path / "statement-key.pem"
-
-    @property
-    def database(self) -> Path:
-        """The SuperLink's own."""
-        return self.path / "superlink.db"
-
-    @property
-    def nginx(self) -> Path:
-        """What nginx is told: it stands in front of the SuperLink."""
-        return self.path / "nginx" / "nginx.conf"
-
-    @property
-    def runs(self) -> Path:
-        """Results of runs."""
-        return self.path / "runs"
-
-    @property
-    def lock(self) -> Path:
-        """Held while members' numbers are given out."""
-        return self.path / ".lock"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.configuration = path / "federation.toml"  # Its settings.
+        self.authority_key = path / "ca.key"  # Signs the server's certificates.
+        self.authority = path / "ca.crt"  # What members know the federation by.
+        self.server_key, self.certificate = path / "server.key", path / "server.crt"
+        self.statement_key = path / "statement-key.pem"  # Signs statements of contributions.
+        self.database = path / "superlink.db"
+        self.nginx = path / "nginx" / "nginx.conf"
+        self.lock = path / ".lock"  # Held while members' numbers are given out.
 
     def invitation(self, name: str) -> Path:
         """Return where a member's invitation lies."""

