@@ -10,6 +10,7 @@ members.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -29,19 +30,11 @@ from fedif_consortium.masking import Keeper, Ring
 from fedif_consortium.masking.boxes import MOST_BYTES
 from fedif_consortium.masking.keeper_config import KeeperConfig, KeeperSettings
 from fedif_consortium.masking.keeper_store import KeeperStore
-from fedif_consortium.superlink.bounded_http import (
-    MAX_HEADER_BYTES,
-    BoundedProtocol,
-    bounded_protocol,
-    gated,
-)
-from fedif_consortium.superlink.gate import Gate
-from fedif_consortium.superlink.guard_limits import GuardLimits
-from fedif_consortium.superlink.node_rates import Complaints
 from fedif_consortium.watch.health import serving_health
 from fedif_flower.errors import ConfigError, FedIFError, KeeperError, RefusedByPolicyError
 
 logger = logging.getLogger(__name__)
+MAX_HEADER_BYTES = 16 * 1024
 PIECE = 2**20  # Bytes of an answer that are sent at a time.
 HEALTH = "health-address"
 FORGET_SECONDS = 60  # Between looks for rounds that are too old.
@@ -58,10 +51,13 @@ class KeeperService:
     ----------
     keeper : Keeper
         Answers, one request at a time.
+    request_seconds : float
+        For a request to be whole and its answer to be taken, > 0.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, request_seconds: float = 600.0) -> None:
         self._keeper = keeper
+        self._request_seconds = request_seconds
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,16 +65,11 @@ class KeeperService:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        connection: BoundedProtocol = scope["fedif.connection"]
-        if not connection.prove(b"server", 0):
-            await _refused(503, "too many connections")(scope, receive, send)
-            return
         async with self._turn:
-            try:
-                response = await self._respond(Request(scope, receive))
-            except ClientDisconnect:
-                return
-            await response(scope, receive, send)
+            with contextlib.suppress(ClientDisconnect, TimeoutError):
+                async with asyncio.timeout(self._request_seconds):
+                    response = await self._respond(Request(scope, receive))
+                    await response(scope, receive, send)
 
     async def forget_old(self) -> None:
         """Delete the seeds of rounds that are too old."""
@@ -151,14 +142,13 @@ class KeeperService:
 def keeper_server(
     service: KeeperService, settings: KeeperSettings
 ) -> tuple[uvicorn.Server, socket.socket]:
-    """Return a server of a keeper, bounded as the guarded SuperLink is, and its socket.
+    """Return a server of a keeper, for whoever has the certificate of its one client.
 
     Raises
     ------
     ConfigError
         If a certificate cannot be used, or the address is not free.
     """
-    limits = GuardLimits()
     host, _, port = settings.address.rpartition(":")
     config = uvicorn.Config(
         service,
@@ -176,12 +166,8 @@ def keeper_server(
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     config.load()
-    gate = Gate(limits, limits.most_node_connections(), Complaints())
-    protocol = bounded_protocol(gate, _tls(settings), settings.request_seconds)
-    config.http_protocol_class = protocol
-    listening = gated(_bound(config), gate)
-    listening.listen(config.backlog)
-    return uvicorn.Server(config), listening
+    config.ssl = _tls(settings)
+    return uvicorn.Server(config), _bound(config)
 
 
 def serve(config: KeeperConfig) -> None:
@@ -198,7 +184,8 @@ def serve(config: KeeperConfig) -> None:
         keeper = Keeper(
             config.policy, config.members, key, state=store.load(), save=store.save, log=log
         )
-        server, listening = keeper_server(KeeperService(keeper), config.settings)
+        service = KeeperService(keeper, config.settings.request_seconds)
+        server, listening = keeper_server(service, config.settings)
         address = f"{listening.getsockname()[0]}:{listening.getsockname()[1]}"
         logger.info(
             "The keeper of masks listens on %s, for %d members.", address, len(config.members)
