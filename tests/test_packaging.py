@@ -83,7 +83,8 @@ def test_the_bundle_holds_the_two_apps_and_the_rooms_they_use(bundle):
     rooms = {name.split("/")[1] for name in bundle - own if name.count("/") > 1}
     assert rooms == {
         *("aggregators", "attacks", "client", "messages", "run", "strategies", "tasks"),
-        *("evidence", "local_methods", "masking", "stages", "statement", "valuation", "watch"),
+        *("evidence", "local_methods", "masking", "stages", "statement", "templates", "valuation"),
+        "watch",
     }
 
 

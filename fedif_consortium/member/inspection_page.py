@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedif_consortium.member.inspection import Findings
-from fedif_consortium.statement.page_messages import PAGE_HEAD
+from fedif_consortium.page import PAGE_HEAD
 from fedif_flower.storage import make_folder, write_atomically
 
 PAGE, TABLE = "inspection.html", "inspection.csv"

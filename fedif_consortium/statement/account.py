@@ -114,6 +114,12 @@ class MemberAccount:
     refusals: tuple[tuple[str, int], ...]
     verdict: Verdict
 
+    @property
+    def may_be_nothing(self) -> bool:
+        """Whether the interval of what it contributed includes 0."""
+        between = self.interval
+        return between is not None and self.contribution != 0 and between[0] <= 0 <= between[1]
+
 
 @dataclass(frozen=True)
 class Account:

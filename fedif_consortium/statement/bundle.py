@@ -20,15 +20,13 @@ from fedif_consortium.statement.manifest import (
     ACCOUNT,
     CHAIN,
     ENVELOPE,
-    PAGE,
-    PAGES,
     SALT,
     TABLE,
     Manifest,
     file_hash,
     statement_of,
 )
-from fedif_consortium.statement.pages import consortium_page, member_page
+from fedif_consortium.statement.pages import made_with, page_names, render
 from fedif_consortium.statement.receipts import last_head
 from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_consortium.statement.verdict import Verdict
@@ -36,7 +34,6 @@ from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, refused_as
 from fedif_flower.run.completeness import Completeness, MemberTurns
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.rows import csv_text
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, default_secret_path, salt_of
 from fedif_flower.storage import make_folder, set_aside, temporary_sibling, writing
@@ -128,7 +125,7 @@ def _made(
         settings=str(records.provenance["settings_sha256"]),
         validation=str(records.provenance["validation_sha256"]),
         code=str(records.provenance["code_sha256"]),
-        made_with=code_hash(),
+        made_with=made_with(),
         files={},
     )
     written = {
@@ -169,24 +166,6 @@ def opened_salt(records: RunRecords) -> dict[str, bytes]:
             f"secret = {str(default_secret_path())!r} is not the one that the run began with"
         )
     return {SALT: (salt.value + "\n").encode()}
-
-
-def page_names(records: RunRecords) -> dict[int, str]:
-    """Return the path of each member's page below the statement's folder, by client id.
-
-    The file's number is the member's position, not its id: members get to see these paths.
-    """
-    return {i: f"{PAGES}/{n:03}.html" for n, i in enumerate(records.members, start=1)}
-
-
-def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, bytes]:
-    """Return every page by its path below the statement's folder."""
-    names = page_names(records)
-    pages = {PAGE: consortium_page(account, records, manifest).encode()}
-    for member in account.members:
-        page = member_page(account, member, records, manifest)
-        pages[names[member.client_id]] = page.encode()
-    return pages
 
 
 def account_json(account: Account, records: RunRecords) -> str:

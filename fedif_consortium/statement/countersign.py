@@ -8,8 +8,8 @@ from pathlib import Path
 from fedif_consortium.evidence.chained_log import verified
 from fedif_consortium.evidence.dsse import Signature, read_envelope
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, key_id
+from fedif_consortium.page import MAX_PAGE_BYTES
 from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR, read_signed
-from fedif_consortium.statement.page_messages import MAX_PAGE_BYTES
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.messages.text import printable

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedif_consortium.statement.page_messages import MAX_PAGE_BYTES, refuse_page
+from fedif_consortium.page import MAX_PAGE_BYTES, refuse_page
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.text import printable
 

@@ -73,7 +73,7 @@ class Manifest(_Part):
     settings, validation, code : str
         Hashes of what can change a result, of the validation set, of the package's source.
     made_with : str
-        Hash of the package's source that made the statement.
+        Hash of the code and the templates that made the statement.
     files : dict of str to str
         SHA-256 of every file but the model, by its path below the run's folder.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
 from fedif_consortium.statement.account import settle
-from fedif_consortium.statement.bundle import account_json, read_account, render
+from fedif_consortium.statement.bundle import account_json, read_account
 from fedif_consortium.statement.chain import chain_of, chained
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
@@ -26,6 +26,7 @@ from fedif_consortium.statement.manifest import (
     read_file,
     read_signed,
 )
+from fedif_consortium.statement.pages import made_with, render
 from fedif_consortium.statement.receipts import (
     CheckedReceipts,
     check_receipts,
@@ -37,7 +38,6 @@ from fedif_consortium.statement.signatures import SignedMember, check_signatures
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.provenance import code_hash
 from fedif_flower.run.secret_validation import COMMITMENT, commitment_of
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
@@ -242,7 +242,7 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
     for where, told, found in _differences(json.loads(content), again, ACCOUNT):
         raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
     # Another version may word or draw things differently.
-    if manifest.made_with == code_hash():
+    if manifest.made_with == made_with():
         for name, page in render(account, counted, manifest).items():
             if read_file(run.statement, name) != page:
                 raise StatementError(f"{name} does not show what {ACCOUNT} says")

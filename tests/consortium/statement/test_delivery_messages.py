@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedif_consortium.page import PAGE_HEAD
 from fedif_consortium.statement.delivery_messages import (
     Delivery,
     Receipt,
     read_delivery,
     read_receipt,
 )
-from fedif_consortium.statement.page_messages import PAGE_HEAD
 
 
 def test_what_is_sent_is_read_back():

@@ -4,10 +4,10 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from client_app import app as client_app
+from fedif_consortium.page import MAX_PAGE_BYTES, PAGE_HEAD
 from fedif_consortium.statement import member_pages as module
 from fedif_consortium.statement.delivery_messages import ACTION, Delivery, read_receipt
 from fedif_consortium.statement.member_pages import MAX_STATEMENTS, write_statement
-from fedif_consortium.statement.page_messages import MAX_PAGE_BYTES, PAGE_HEAD
 from fedif_flower.errors import StorageError
 from fedif_flower.runtime.local_grid import LocalGrid
 

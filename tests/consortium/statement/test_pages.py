@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fedif_consortium.page import MAX_PAGE_BYTES, refuse_page
 from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.page_messages import MAX_PAGE_BYTES, refuse_page
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from tests.consortium.statement.runs import make_run
