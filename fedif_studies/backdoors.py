@@ -41,7 +41,7 @@ from fedif_studies.arena.experiments import find_setup
 from fedif_studies.rows import RESULTS, append_rows, put_tables
 
 OUTPUT = RESULTS / "backdoors.csv"
-PAGE = RESULTS.parent / "methods" / "trigger-unlearning.md"
+PAGE = RESULTS.parent / "methods" / "backdoors.md"
 COLUMNS = ("data", "attack", "method", "seed", "accuracy", "success")
 # The first two with every method, the others with the first method.
 CLEAN, PIXEL = "none", "pixel trigger"

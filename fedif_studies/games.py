@@ -5,7 +5,7 @@
 games that bounds do not stop): twenty members on digits, all of them in each
 of 30 rounds, every game of ``fedif_studies/audit/games.py`` against FedAvg, FedIF and
 influence descent with their default bounds. ``--write`` puts the
-tables into ``docs/methods/credit.md``.
+tables into ``docs/methods/path-attribution.md``.
 
 The players are members of the middle, by what they are due when all are honest. A line gives the
 players' share of all that is paid, and what they have without the game.
@@ -35,7 +35,7 @@ from fedif_studies.audit.valuations import EXACT, WATCHERS, PaidPath
 from fedif_studies.rows import RESULTS, append_rows, put_tables
 
 CSV = RESULTS / "games.csv"
-PAGE = RESULTS.parent / "methods" / "credit.md"
+PAGE = RESULTS.parent / "methods" / "path-attribution.md"
 MEMBERS, ROUNDS = 20, 30
 FEW = 10  # Members whose exact Shapley values are within reach.
 TODAY, BOUNDED, SECRET = "today", "bounded", "bounded, secret data"

@@ -41,8 +41,8 @@ class LocalMethodConfig(SectionedSettings):
         "how clients train: `sgd` on the loss as it is; `scaffold`: corrected by control variates; "
         "`moon`: with a contrastive term (`docs/methods/local-methods.md`); `fednoro`: members "
         "with wrong labels are found, and learn from the global model too "
-        "(`docs/methods/fednoro.md`); `fedcorr`: wrong labels are corrected "
-        "(`docs/methods/fedcorr.md`)",
+        "(`docs/methods/local-methods.md`); `fedcorr`: wrong labels are corrected "
+        "(`docs/methods/local-methods.md`)",
         choices=LOCAL_METHODS,
         is_new=True,
     )

@@ -88,7 +88,7 @@ class NodeConfig(Settings):
     gradients_dir: str | None = setting(
         None,
         "folder in which this node keeps the gradients of runs with `publish-gradients=true`, and "
-        "the models they were taken at, for `fedif inspect` ([inspect](methods/inspect.md)): at "
+        "the models they were taken at, for `fedif inspect`: at "
         "most 16 rounds and 4 GiB; without: none",
         allowed="a string",
     )

@@ -136,7 +136,7 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
     publish_gradients: bool = setting(
         False,
         "each model goes to the members with the gradient of the validation loss at it, for "
-        "`fedif inspect` on their own hosts ([what that gives away](methods/inspect.md))",
+        "`fedif inspect` on their own hosts ([what that gives away](methods/local-methods.md))",
         changes_result=False,
     )
     statement_budget: str = setting(

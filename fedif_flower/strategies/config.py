@@ -120,7 +120,7 @@ class StrategyConfig(SectionedSettings):
         "off",
         "what looks at a round's updates before they are weighed: `trigger-inversion` leaves out "
         "those that strengthen a backdoor's trigger, which it finds on the validation images "
-        "(`docs/methods/trigger-screen.md`)",
+        "(`docs/methods/backdoors.md`)",
         choices=SCREENS,
         is_new=True,
     )
@@ -139,13 +139,13 @@ class StrategyConfig(SectionedSettings):
         False,
         "with `attribution`: contributions are measured on test examples that the server draws by "
         "a secret salt, as many as the validation split has; nothing weighs by them "
-        "(`docs/methods/credit.md`)",
+        "(`docs/methods/path-attribution.md`)",
         changes_result=False,
     )
     credit_length: float = setting(
         1.25,
         "with `attribution`: an update is credited for at most so many times the usual length of "
-        "one from as many examples; 0: no such bound (`docs/methods/credit.md`)",
+        "one from as many examples; 0: no such bound (`docs/methods/path-attribution.md`)",
         ge=0,
         changes_result=False,
     )
