@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,7 +11,6 @@ from rich.console import Console
 if TYPE_CHECKING:
     from fedif_consortium.federation.flower import Flower
     from fedif_consortium.federation.folder import FederationFolder
-    from fedif_consortium.federation.status import Status
 
 federation_cli = typer.Typer(
     add_completion=False,
@@ -132,10 +131,10 @@ def status(
     found = _folder(folder)
     seen = look(found, _flower(found))
     if as_json:
-        typer.echo(json.dumps(seen.to_json(), indent=1))
+        typer.echo(json.dumps(seen, indent=1))
     else:
         _show(seen)
-    raise typer.Exit(1 if seen.warnings else 0)
+    raise typer.Exit(1 if seen["warnings"] else 0)
 
 
 @federation_cli.command("keeper-client")
@@ -168,27 +167,31 @@ def _flower(folder: FederationFolder) -> Flower:
     return Flower(settings.name)
 
 
-def _show(seen: Status) -> None:
+def _show(seen: dict[str, Any]) -> None:
     from rich.table import Column, Table
 
-    answer = f"answers in {seen.seconds:.2f} s" if not seen.superlink else "does not answer"
-    say(f"{seen.federation} at {seen.address}: the SuperLink {answer}")
-    say(f"certificate until {seen.certificate_ends}, its authority until {seen.authority_ends}")
-    say(f"{seen.free_bytes / 2**30:.1f} GiB free")
+    answer = "does not answer" if seen["superlink"] else f"answers in {seen['seconds']:.2f} s"
+    say(f"{seen['federation']} at {seen['address']}: the SuperLink {answer}")
+    say(
+        f"certificate until {seen['certificate_ends']}, its authority until "
+        f"{seen['authority_ends']}"
+    )
+    say(f"{seen['free_bytes'] / 2**30:.1f} GiB free")
     members = Table("number", "member", "state", "online", "last seen")
     members.add_column("node", no_wrap=True)
-    for m in seen.members:
-        online = {True: "yes", False: "no", None: ""}[m.online]
-        members.add_row(str(m.number), m.name, m.state, online, m.last_seen or "", m.node_id)
+    for one in seen["members"]:
+        online = {True: "yes", False: "no", None: ""}[one["online"]]
+        named = (str(one["number"]), one["name"], one["state"])
+        members.add_row(*named, online, one["last_seen"] or "", one["node_id"])
     runs = Table(
         Column("run", no_wrap=True), Column("status", no_wrap=True), "began", "ended", "details"
     )
-    for run in seen.runs:
+    for run in seen["runs"]:
         runs.add_row(
             *(run[key] for key in ("run-id", "status", "began", "ended", "status-details"))
         )
     for table in (members, runs):
         if table.row_count:
             Console().print(table)
-    for warning in seen.warnings:
+    for warning in seen["warnings"]:
         say(f"! {warning}")

@@ -69,12 +69,12 @@ class FederationSettings(Settings):
     @property
     def local_address(self) -> str:
         """Where the server itself reaches it."""
-        host, port = self.bind
-        try:
-            anywhere = ipaddress.ip_address(host).is_unspecified
-        except ValueError:
-            anywhere = False
-        return host_and_port("127.0.0.1" if anywhere else host, port)
+        return _from_here(*self.bind)
+
+    @property
+    def proxy_address(self) -> str:
+        """Where this host reaches what members do."""
+        return _from_here(*split_address(self.listen))
 
 
 class Member(Settings):
@@ -151,3 +151,12 @@ class FederationFolder:
     def member(self, name: str) -> Member | None:
         """Return one of them, if there is such a one."""
         return next((member for member in self.members() if member.name == name), None)
+
+
+def _from_here(host: str, port: int) -> str:
+    """Return where this host connects to what listens at an address."""
+    try:
+        anywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        anywhere = False
+    return host_and_port("127.0.0.1" if anywhere else host, port)

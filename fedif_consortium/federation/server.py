@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,6 +78,10 @@ def initialize(folder: FederationFolder, wanted: FederationSettings, say: Say) -
             lambda: nginx_settings(wanted.listen, wanted.superlink, folder.path.owner()),
             say,
         )
+        if shutil.which("nginx") is None:
+            say("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
+    else:
+        say(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
     connect(wanted.name, wanted.local_address, folder.authority, say)
     say(f"certificate's fingerprint: {authority_fingerprint(folder)}")
     say(f"statement key's fingerprint: {statement_fingerprint(folder)}")
