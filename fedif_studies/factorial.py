@@ -107,7 +107,7 @@ def rule(
     if bounds in ("own", "full"):
         steps = DESCENT_STEPS if bounds == "full" else 0
         first.append(LossBound(parts.validation, descent_steps=steps))
-    base["stages"] = [*first, *base["stages"]]
+    base["stages"] = [*first, *(base["stages"] or ())]
     return build_named(weights, replace(parts, base=base))
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
 from torch import Tensor
 
-from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates, combine_buffers
 from fedif_flower.sections import require_fields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
+from fedif_flower.strategies.setup import require_kind
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.auto_bant import auto_bant_weights
 from fedif_flower.valuation.descent import LossGradient
@@ -87,37 +86,13 @@ class AutoBant(ScreenedStrategy):
     def __init__(
         self,
         validation: Validation,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsAggregation | None = None,
-        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
         trial: TrialSettings = DEFAULT_TRIAL,
-        stages: Sequence[Stage] | None = None,
-        callbacks: Sequence[Callback] = (),
-        setup: Setup = DEFAULTS,
+        **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "validation", validation, Validation)
         super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            min_train_nodes,
-            min_evaluate_nodes,
-            min_available_nodes,
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn,
-            stages=stages,
-            callbacks=callbacks,
-            setup=setup.naming(validation.parameter_names, validation.tied_names),
+            **naming(base, validation.parameter_names, validation.tied_names),
         )
         self.validation = validation
         self.trial = trial

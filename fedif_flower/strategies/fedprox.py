@@ -5,18 +5,15 @@ Paper: https://arxiv.org/abs/1812.06127
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.settings import Setting
-from fedif_flower.stages import Stage
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.fedavg import FedAvg
-from fedif_flower.strategies.setup import DEFAULTS, Setup
 
 
 class FedProx(FedAvg):
@@ -35,36 +32,12 @@ class FedProx(FedAvg):
 
     def __init__(
         self,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsAggregation | None = None,
-        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
         proximal_mu: Annotated[float, Setting("mu of the clients' proximal term", ge=0)] = 0.01,
-        stages: Sequence[Stage] | None = None,
-        callbacks: Sequence[Callback] = (),
-        setup: Setup = DEFAULTS,
+        **base: Unpack[BaseArguments],
     ) -> None:
         super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            min_train_nodes,
-            min_evaluate_nodes,
-            min_available_nodes,
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn,
-            stages=stages,
-            callbacks=callbacks,
-            setup=setup,
+            **base,
         )
         self.proximal_mu = proximal_mu
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,11 @@ from fedif_flower.aggregators import fltrust_coefficients
 from fedif_flower.client.local import train_task
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ConfigError, require
-from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
-from fedif_flower.stages import Stage
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
+from fedif_flower.strategies.setup import require_kind
 from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
@@ -125,36 +123,11 @@ class FLTrust(ScreenedStrategy):
     def __init__(
         self,
         root: RootTraining,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsAggregation | None = None,
-        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
-        *,
-        stages: Sequence[Stage] | None = None,
-        callbacks: Sequence[Callback] = (),
-        setup: Setup = DEFAULTS,
+        **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "root", root, RootTraining)
         super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            min_train_nodes,
-            min_evaluate_nodes,
-            min_available_nodes,
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn,
-            stages=stages,
-            callbacks=callbacks,
-            setup=setup.naming(trainable_names(root.model), tied_names(root.model)),
+            **naming(base, trainable_names(root.model), tied_names(root.model)),
         )
         self.root = root
         self.root.to(self.device)

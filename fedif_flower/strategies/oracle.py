@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Unpack
 
 import torch
 
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.stages import Stage
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.setup import DEFAULTS, Setup
 
 
 class OracleExclusion(ScreenedStrategy):
@@ -34,35 +32,10 @@ class OracleExclusion(ScreenedStrategy):
     def __init__(
         self,
         is_malicious: Callable[[ClientNode], bool],
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsAggregation | None = None,
-        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
-        *,
-        stages: Sequence[Stage] | None = None,
-        callbacks: Sequence[Callback] = (),
-        setup: Setup = DEFAULTS,
+        **base: Unpack[BaseArguments],
     ) -> None:
         super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            min_train_nodes,
-            min_evaluate_nodes,
-            min_available_nodes,
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn,
-            stages=stages,
-            callbacks=callbacks,
-            setup=setup,
+            **base,
         )
         self.is_malicious = is_malicious
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any
 
 from torch import nn
 
@@ -27,10 +27,9 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
 from fedif_flower.sections import make
-from fedif_flower.stages import Stage
 from fedif_flower.strategies.afedsv import AFedSV
+from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.auto_bant import AutoBant
-from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
@@ -42,24 +41,11 @@ from fedif_flower.strategies.oracle import OracleExclusion
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.setup import Setup
 from fedif_flower.strategies.shapfed import ShapFed
 from fedif_flower.strategies.summary import constructor_signature
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation import Validation
-
-
-class BaseArguments(TypedDict):
-    """What a run gives every strategy."""
-
-    fraction_train: float
-    fraction_evaluate: float
-    min_train_nodes: int
-    min_available_nodes: int
-    stages: Sequence[Stage]
-    callbacks: Sequence[Callback]
-    setup: Setup
 
 
 @dataclass(frozen=True)

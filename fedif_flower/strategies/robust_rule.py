@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, ValuationError, require
-from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.messages.screening import AcceptedReply
 from fedif_flower.round import (
     Aggregation,
@@ -19,10 +19,8 @@ from fedif_flower.round import (
     combine_buffers,
     largest_counters,
 )
-from fedif_flower.stages import Stage
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
 
 Rule = Callable[[RoundUpdates], Aggregation | Tensor]
@@ -54,37 +52,12 @@ class RobustRule(ScreenedStrategy):
     def __init__(
         self,
         rule: Rule,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsAggregation | None = None,
-        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
-        *,
-        stages: Sequence[Stage] | None = None,
-        callbacks: Sequence[Callback] = (),
-        setup: Setup = DEFAULTS,
+        **base: Unpack[BaseArguments],
     ) -> None:
         require(callable(rule), "rule", rule, "a callable, such as Median()")
         self.takes_groups = not getattr(rule, "knows_clients", False)
         super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            min_train_nodes,
-            min_evaluate_nodes,
-            min_available_nodes,
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn,
-            stages=stages,
-            callbacks=callbacks,
-            setup=setup,
+            **base,
         )
         self.rule = rule
         self.combines_updates = bool(getattr(rule, "gives_weights", False))

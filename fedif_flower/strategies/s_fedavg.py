@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
+from fedif_flower.strategies.setup import DEFAULTS, require_kind
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
@@ -50,41 +49,18 @@ class SFedAvg(ScreenedStrategy):
     def __init__(
         self,
         validation: Validation | ShapleyValuation,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsAggregation | None = None,
-        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
         alpha: Annotated[
             float, Setting("share of the old relevance that stays", ge=0, lt=1)
         ] = 0.75,
-        stages: Sequence[Stage] | None = None,
-        callbacks: Sequence[Callback] = (),
-        setup: Setup = DEFAULTS,
+        **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "validation", validation, Validation, ShapleyValuation)
         if isinstance(validation, Validation):
-            validation = ShapleyValuation(validation, estimator="permutation", seed=setup.seed)
+            seed = base.get("setup", DEFAULTS).seed
+            validation = ShapleyValuation(validation, estimator="permutation", seed=seed)
         super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            min_train_nodes,
-            min_evaluate_nodes,
-            min_available_nodes,
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn,
-            stages=stages,
-            callbacks=callbacks,
-            setup=setup.naming(validation.parameter_names, validation.tied_names),
+            **naming(base, validation.parameter_names, validation.tied_names),
         )
         self.valuation = validation
         self.validation = validation.validation

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.setup import DEFAULTS, Setup
+from fedif_flower.strategies.setup import DEFAULTS
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger, WeightScope, min_max
@@ -106,38 +105,14 @@ class ScoredStrategy(ScreenedStrategy):
     def __init__(
         self,
         validation: Validation | Valuation,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsAggregation | None = None,
-        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
         gamma: Gamma = 0.3,
         weighting: Weighting | None = None,
-        stages: Sequence[Stage] | None = None,
-        callbacks: Sequence[Callback] = (),
-        setup: Setup = DEFAULTS,
+        **base: Unpack[BaseArguments],
     ) -> None:
-        valuation = self.valued(validation, setup.seed)
+        valuation = self.valued(validation, base.get("setup", DEFAULTS).seed)
         super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            min_train_nodes,
-            min_evaluate_nodes,
-            min_available_nodes,
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn,
-            stages=stages,
-            callbacks=callbacks,
-            setup=setup.naming(valuation.parameter_names, valuation.tied_names),
+            **naming(base, valuation.parameter_names, valuation.tied_names),
         )
         weighting = self.default_weighting if weighting is None else weighting
         self.weighting = weighting

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.round import RoundUpdates
 from fedif_flower.stages import Clip, Stage
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting
-from fedif_flower.strategies.setup import DEFAULTS, Setup, require_kind
+from fedif_flower.strategies.setup import require_kind
 from fedif_flower.tasks.modules import array_shapes, tied_names, trainable_names
 from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.scores import Scores
@@ -87,39 +87,15 @@ class ShapFed(ScoredStrategy):
     def __init__(
         self,
         model: nn.Module,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsAggregation | None = None,
-        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
         gamma: Gamma = 0.5,
-        stages: Sequence[Stage] | None = None,
-        callbacks: Sequence[Callback] = (),
-        setup: Setup = DEFAULTS,
+        **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "model", model, nn.Module)
         super().__init__(
             ShapFedValuation(model),
-            fraction_train,
-            fraction_evaluate,
-            min_train_nodes,
-            min_evaluate_nodes,
-            min_available_nodes,
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn,
             gamma=gamma,
-            stages=stages,
-            callbacks=callbacks,
-            setup=setup,
+            **base,
         )
         self._own_shapes = array_shapes(model)
 

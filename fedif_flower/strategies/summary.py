@@ -27,8 +27,18 @@ class Settings(NamedTuple):
 
 def constructor_signature(kind: type) -> inspect.Signature:
     """Return what a class is called with."""
-    signature = inspect.signature(kind.__init__)  # type: ignore[misc]
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    owner = next(base for base in kind.__mro__ if "__init__" in vars(base))
+    _, *own = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
+    named = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+    if len(named) < len(own):  # What it passes on is what its own base takes.
+        names = {parameter.name for parameter in named}
+        passed = constructor_signature(owner.__mro__[1]).parameters.values()
+        named += [
+            p.replace(kind=p.KEYWORD_ONLY)
+            for p in passed
+            if p.name not in names and p.default is not p.empty
+        ]
+    return inspect.Signature(named)
 
 
 class _Shown(str):

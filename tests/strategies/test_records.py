@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
@@ -14,10 +13,10 @@ from fedif_flower import FedAvg, strategies
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import RootTraining, Setup
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
 from tests.strategies.hostile import Clients, step_reply
-from tests.strategies.lines import Threshold, threshold_validation
+from tests.strategies.lines import threshold_validation
 
 
 def zeros(size: int = 1) -> ArrayRecord:
@@ -119,34 +118,27 @@ def test_nobody_trained_longer_than_the_round_took():
 
 
 FLOWERS = (0.5, 0.0, 1, 1, 1, "n", "model", "settings", None, None)
+NAMES = (
+    *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes"),
+    *("min_available_nodes", "weighted_by_key", "arrayrecord_key", "configrecord_key"),
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "first"),
+    "make",
     [
-        (strategies.FedAvg, ()),
-        (strategies.FedProx, ()),
-        (strategies.RobustRule, (strategies.Krum(),)),
-        *(
-            (kind, (threshold_validation(),))
-            for kind in (strategies.FedIF, strategies.AFedSV, strategies.LeaveOneOut)
-        ),
-        (
-            strategies.FLTrust,
-            (RootTraining(Threshold(), torch.ones(4, 1), torch.ones(4, dtype=torch.int64)),),
-        ),
+        lambda: strategies.FedAvg(*FLOWERS),  # Flower's own order.
+        lambda: strategies.FedIF(threshold_validation(), **dict(zip(NAMES, FLOWERS, strict=False))),
     ],
 )
-def test_flowers_arguments_in_flowers_order(kind, first):
-    setup = Setup(device="cpu")
-    strategy, flowers = kind(*first, *FLOWERS, setup=setup), FlowerFedAvg(*FLOWERS)
-    for name in (
-        *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes"),
-        *("min_available_nodes", "weighted_by_key", "arrayrecord_key", "configrecord_key"),
-    ):
-        assert getattr(strategy, name) == getattr(flowers, name)
-    with pytest.raises(TypeError):
-        kind(*first, *FLOWERS, "one too many", "two too many", setup=setup)
+def test_flowers_arguments(make):
+    strategy, flowers = make(), FlowerFedAvg(*FLOWERS)
+    assert [getattr(strategy, n) for n in NAMES] == [getattr(flowers, n) for n in NAMES]
+
+
+def test_what_no_base_takes_is_refused():
+    with pytest.raises(TypeError, match="fraction_trian"):
+        strategies.FedIF(threshold_validation(), fraction_trian=0.5)
 
 
 def test_evaluation_does_not_ask_those_who_trained():
