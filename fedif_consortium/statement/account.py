@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -29,7 +29,7 @@ from fedif_consortium.statement.records import Part, Reply, RoundLoss, RunRecord
 from fedif_consortium.statement.twins import have_twins
 from fedif_consortium.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
 from fedif_flower.messages.client_node import all_different, called
-from fedif_flower.run.completeness import Completeness, MemberTurns
+from fedif_flower.run.completeness import Completeness
 
 NOTHING = Fraction(0)
 RESAMPLES = 2000
@@ -179,61 +179,74 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
     """
     whole, left_out = records, left_out_rounds(records.rounds)
     records = records.without(left_out)
-    members = list(records.members)
+    rounds, losses = records.rounds, whole.losses
     per_round = contributions_by_round(records)  # [T, n]
     totals = [math.fsum(column) + 0.0 for column in per_round.T]
-    found = intervals(per_round)
-    twins = have_twins(per_round)
-    rounds, losses = records.rounds, whole.losses
     decisive = decisive_row([row.attributed for row in rounds])
     others = per_round[:0] if decisive is None else np.delete(per_round, decisive, axis=0)
-    found_others = intervals(others)
     decrease = math.fsum(row.decrease for row in rounds)
     remainder = math.fsum(row.remainder for row in rounds)
     credits = [
-        math.fsum(part.credited for part in records.parts_of[client_id]) + 0.0
-        for client_id in members
+        math.fsum(part.credited for part in parts) + 0.0 for parts in records.parts_of.values()
     ]
     unpaid = reason_against_shares(decrease, remainder, credits)
-    shares = [Fraction(0)] * len(members)
-    if not unpaid:
-        shares = gain_shares(credits, _sum(totals))
-    withheld = withheld_shares(totals, credits) if any(shares) else [NOTHING] * len(members)
-    nobody = 1 - sum(shares, Fraction(0)) if any(shares) else Fraction(0)
-    cents: list[int] | list[None] = [None] * (len(members) + 1)
+    shares = [NOTHING if unpaid else s for s in gain_shares(credits, _sum(totals))]
+    withheld = withheld_shares(totals, credits) if any(shares) else [NOTHING] * len(shares)
+    nobody = 1 - sum(shares, NOTHING) if any(shares) else NOTHING
+    cents: list[int] | list[None] = [None] * (len(shares) + 1)
     if budget_cents is not None:
         cents = share_out(budget_cents, [*shares, nobody])
-    replies: dict[int, list[Reply]] = {client_id: [] for client_id in members}
+    between, other_between = _pairs(intervals(per_round)), _pairs(intervals(others))
+    names, twins, equal = labels(records), have_twins(per_round), equal_parts(records)
+    turns = {member.client_id: member for member in records.judged().members}
+    replies: dict[int, list[Reply]] = {client_id: [] for client_id in records.members}
     for reply in records.replies:
         replies[reply.client_id].append(reply)
-    names = labels(records)
-    by_class = _by_class(records)
-    turns = {member.client_id: member for member in records.judged().members}
-    equal = equal_parts(records)
-    accounts = [
-        _member(
-            client_id,
-            records.members[client_id],
-            names[client_id],
-            replies[client_id],
-            turns.get(client_id),
-            totals[i],
-            _pair(found, i),
-            None if decisive is None else math.fsum(others[:, i]) + 0.0,
-            _pair(found_others, i),
-            bool(twins[i]),
-            by_class.get(client_id, ()),
-            credits[i],
-            float(shares[i]),
-            cents[i],
-            withheld[i],
-            budget_cents,
-            equal[client_id],
-            records.signed,
-            beyond(records.parts_of[client_id]),
+    members = []
+    for i, (client_id, partition_id) in enumerate(records.members.items()):
+        own, parts, turn = replies[client_id], records.parts_of[client_id], turns.get(client_id)
+        scores = [r.weight_score for r in own if r.weight_score is not None]
+        interval = between[i] if between else None
+        facts = Facts(
+            contribution=totals[i],
+            equal_part=equal[client_id],
+            interval=interval,
+            taken_part=turn.usable if turn else 0,
+            refused=turn.refused if turn else 0,
+            has_twin=bool(twins[i]),
+            uncredited=totals[i] - credits[i],
+            usual=beyond(parts),
         )
-        for i, client_id in enumerate(members)
-    ]
+        member = MemberAccount(
+            client_id=client_id,
+            partition_id=partition_id,
+            name=names[client_id],
+            asked=turn.asked if turn else 0,
+            taken_part=facts.taken_part,
+            refused=facts.refused,
+            away=turn.missing if turn else 0,
+            late=turn.late if turn else 0,
+            signed=sum(
+                r.status == "accepted" and (r.round, client_id) in records.signed for r in own
+            ),
+            revoked_in=own[-1].round if own and own[-1].status == "revoked" else None,
+            examples=max((r.num_examples for r in own if r.num_examples is not None), default=None),
+            contribution=totals[i],
+            equal_part=facts.equal_part,
+            interval=interval,
+            other_rounds=None if decisive is None else math.fsum(others[:, i]) + 0.0,
+            other_interval=other_between[i] if other_between else None,
+            by_class=tuple(map(math.fsum, zip(*(p.by_class for p in parts), strict=True))),
+            credited=credits[i],
+            share=float(shares[i]),
+            cents=cents[i],
+            withheld=float(withheld[i]),
+            withheld_cents=None if budget_cents is None else int(budget_cents * withheld[i]),
+            weight_score=scores[-1] if scores else None,
+            refusals=tuple(Counter(r.rejection for r in own if r.rejection).most_common()),
+            verdict=judge(facts),
+        )
+        members.append(member)
     return Account(
         rounds=len(whole.rounds),
         loss_before=losses[0],
@@ -251,7 +264,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         nobody_cents=cents[-1],
         unpaid=unpaid,
         completeness=records.completeness,
-        members=tuple(sorted(accounts, key=lambda m: (-m.contribution, m.client_id))),
+        members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
     )
 
 
@@ -428,74 +441,5 @@ def labels(records: RunRecords) -> dict[int, str]:
     )
 
 
-def _pair(found: NDArray[np.float64] | None, row: int) -> tuple[float, float] | None:
-    return None if found is None else (float(found[row, 0]), float(found[row, 1]))
-
-
-def _by_class(records: RunRecords) -> Mapping[int, tuple[float, ...]]:
-    rows: dict[int, list[tuple[float, ...]]] = {}
-    for part in records.parts:
-        if part.by_class:
-            rows.setdefault(part.client_id, []).append(part.by_class)
-    return {i: tuple(map(math.fsum, zip(*values, strict=True))) for i, values in rows.items()}
-
-
-def _member(
-    client_id: int,
-    partition_id: int,
-    name: str,
-    replies: Sequence[Reply],
-    turns: MemberTurns | None,
-    contribution: float,
-    between: tuple[float, float] | None,
-    other_rounds: float | None,
-    other_interval: tuple[float, float] | None,
-    has_twin: bool,
-    by_class: tuple[float, ...],
-    credit: float,
-    share: float,
-    cents: int | None,
-    withheld: Fraction,
-    budget_cents: int | None,
-    equal_part: float,
-    signed: Collection[tuple[int, int]],
-    usual: Beyond,
-) -> MemberAccount:
-    refused = turns.refused if turns else 0
-    taken_part = turns.usable if turns else 0
-    scores = [r.weight_score for r in replies if r.weight_score is not None]
-    claims = [r.num_examples for r in replies if r.num_examples is not None]
-    refusals = Counter(reply.rejection for reply in replies if reply.rejection)
-    return MemberAccount(
-        client_id=client_id,
-        partition_id=partition_id,
-        name=name,
-        asked=turns.asked if turns else 0,
-        taken_part=taken_part,
-        refused=refused,
-        away=turns.missing if turns else 0,
-        late=turns.late if turns else 0,
-        signed=sum((r.round, client_id) in signed for r in replies if r.status == "accepted"),
-        revoked_in=replies[-1].round if replies and replies[-1].status == "revoked" else None,
-        examples=max(claims, default=None),
-        contribution=contribution,
-        equal_part=equal_part,
-        interval=between,
-        other_rounds=other_rounds,
-        other_interval=other_interval,
-        by_class=by_class,
-        credited=credit,
-        share=share,
-        cents=cents,
-        withheld=float(withheld),
-        withheld_cents=None if budget_cents is None else int(budget_cents * withheld),
-        weight_score=scores[-1] if scores else None,
-        refusals=tuple(refusals.most_common()),
-        verdict=judge(
-            Facts(
-                *(contribution, equal_part, between, taken_part, refused, has_twin),
-                uncredited=contribution - credit,
-                usual=usual,
-            )
-        ),
-    )
+def _pairs(found: NDArray[np.float64] | None) -> list[tuple[float, float]]:
+    return [] if found is None else [(float(low), float(high)) for low, high in found]

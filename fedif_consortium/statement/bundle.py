@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from fedif_consortium.evidence.keys import SigningKey, public_der, public_of
 from fedif_consortium.statement.account import Account, MemberAccount, settle
 from fedif_consortium.statement.chain import chain, to_csv
@@ -28,11 +30,9 @@ from fedif_consortium.statement.manifest import (
 )
 from fedif_consortium.statement.pages import made_with, page_names, render
 from fedif_consortium.statement.receipts import last_head
-from fedif_consortium.statement.records import RunRecords, read_run
-from fedif_consortium.statement.verdict import Verdict
+from fedif_consortium.statement.records import RunRecords, first_of, read_run
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, refused_as
-from fedif_flower.run.completeness import Completeness, MemberTurns
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import csv_text
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, default_secret_path, salt_of
@@ -187,32 +187,17 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
         If it is none.
     """
     content: dict[str, Any] = parse_json(text)
-    names = {int(key): name for key, name in content.pop("names").items()}
-    complete = content.pop("completeness")
-    turns = tuple(MemberTurns(**values) for values in complete.pop("members"))
-    reasons = tuple(complete.pop("reasons"))
-    found = Completeness(**complete, reasons=reasons, members=turns)
-    content["left_out"] = tuple(content["left_out"])
-    members = []
-    for values in content.pop("members"):
-        del values["page"]
-        values["verdict"] = Verdict(**values["verdict"])
-        for name in ("interval", "other_interval"):
-            values[name] = tuple(values[name]) if values[name] else None
-        values["by_class"] = tuple(values["by_class"])
-        values["refusals"] = tuple((reason, count) for reason, count in values["refusals"])
-        members.append(MemberAccount(**values))
-    return Account(**content, completeness=found, members=tuple(members)), names
+    names = {int(key): name for key, name in content["names"].items()}
+    try:
+        return TypeAdapter(Account).validate_python(content), names
+    except ValidationError as error:
+        raise ValueError(first_of(error)) from error
 
 
 def account_csv(account: Account) -> str:
     """Return the members' accounts as a table."""
-    columns = [f.name for f in fields(MemberAccount)]
-    columns = [
-        c
-        for c in columns
-        if c not in ("interval", "other_interval", "by_class", "refusals", "verdict")
-    ]
+    elsewhere = ("interval", "other_interval", "by_class", "refusals", "verdict")
+    columns = [f.name for f in fields(MemberAccount) if f.name not in elsewhere]
     columns[columns.index("cents")] = "amount"
     rows: list[list[object]] = [[*columns, "low", "high", "verdict", "reason"]]
     for member in account.members:

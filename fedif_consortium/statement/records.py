@@ -8,19 +8,29 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.completeness import Completeness, completeness, configured_rule
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
-from fedif_flower.run.rows import AttendanceRow, checked_row
+from fedif_flower.run.rows import AttendanceRow
 from fedif_flower.strategies.scoring import Scoring
 
 MAX_NAME = 80
 _CLASS = "contribution_class_"
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
+# What a cell may hold: -0.0 is 0.0; a loss that diverged is NaN; an empty cell is nothing.
+_Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda v: v + 0.0)]
+_Loss = Annotated[
+    float,
+    BeforeValidator(lambda text: text or "nan"),
+    AfterValidator(lambda v: v if math.isfinite(v) else math.nan),
+]
+_Optional = BeforeValidator(lambda text: text or None)
 
 
 @dataclass(frozen=True)
@@ -28,11 +38,11 @@ class RoundLoss:
     """A line of ``attribution_rounds.csv``, in nats; the losses are NaN where they diverged."""
 
     round: int
-    loss_before: float
-    loss_after: float
-    decrease: float
-    attributed: float
-    remainder: float
+    loss_before: _Loss
+    loss_after: _Loss
+    decrease: _Finite
+    attributed: _Finite
+    remainder: _Finite
 
 
 @dataclass(frozen=True)
@@ -47,13 +57,13 @@ class Part:
     round: int
     partition_id: int
     client_id: int
-    contribution: float
-    by_class: tuple[float, ...]
-    credited: float
-    length: float
-    weight: float
-    borrowed: float
-    opposed: float
+    contribution: _Finite
+    by_class: tuple[_Finite, ...]
+    credited: _Finite
+    length: _Finite
+    weight: _Finite
+    borrowed: _Finite
+    opposed: _Finite
 
 
 @dataclass(frozen=True)
@@ -63,11 +73,11 @@ class Reply:
     round: int
     partition_id: int
     client_id: int
-    weight_score: float | None
-    num_examples: float | None
+    weight_score: Annotated[_Finite | None, _Optional]
+    num_examples: Annotated[_Finite | None, _Optional]
     status: Status
     rejection: str
-    asked_in: int | None
+    asked_in: Annotated[int | None, _Optional]
 
 
 @dataclass(frozen=True)
@@ -221,9 +231,9 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
             raise ConfigError(f"{str(file.path)!r} is missing")
     if names is None:
         names = read_names(folder.names.path) if folder.names.path.is_file() else {}
-    rounds = _parse(folder.attributed_rounds, _round_loss)
-    parts = _parse(folder.attribution, _part)
-    replies = _parse(folder.clients, _reply)
+    rounds = _parse(folder.attributed_rounds, RoundLoss)
+    parts = _parse(folder.attribution, Part, _with_classes)
+    replies = _parse(folder.clients, Reply)
     numbers = [row.round for row in rounds]
     if not rounds:
         raise ConfigError(f"{folder.attributed_rounds.path} holds no round")
@@ -248,9 +258,9 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         names=dict(names),
         scoring=_scoring(summary),
         masking=folder.masking.read() if folder.masking.path.is_file() else None,
-        lines=_parse(folder.rounds, _round_line),
-        attendance=_parse(folder.attendance, _attendance),
-        signed=frozenset(_parse(folder.signatures, _signed)),
+        lines=_parse(folder.rounds, RoundLine, _with_failure),
+        attendance=_parse(folder.attendance, AttendanceRow),
+        signed=frozenset(_parse(folder.signatures, tuple[int, int], _place)),
     )
     return replace(records, completeness=records.judged())
 
@@ -285,72 +295,45 @@ def read_names(path: Path) -> dict[int, str]:
     return names
 
 
-def _parse(table: Table, read: Callable[[Mapping[str, str]], _Row]) -> tuple[_Row, ...]:
-    """Return every line of a table as ``read`` understands it."""
-    parsed = []
+def _parse(
+    table: Table,
+    kind: type[_Row],
+    prepared: Callable[[Mapping[str, str]], object] = lambda row: row,
+) -> tuple[_Row, ...]:
+    """Return every line of a table as one of a kind; ``prepared`` makes its values of the cells."""
+    adapter, parsed = TypeAdapter(kind), []
     for line, row in enumerate(table.read(), start=2):
         try:
-            parsed.append(read(row))
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            if None in row or None in row.values():
+                raise ValueError("it has another number of cells than the first line")
+            parsed.append(adapter.validate_python(prepared(row)))
+        except ValidationError as error:
+            raise ConfigError(f"{table.path}, line {line}: {first_of(error)}") from error
+        except (KeyError, ValueError) as error:
             raise ConfigError(f"{table.path}, line {line}: {error!r}") from error
     return tuple(parsed)
 
 
-def _round_loss(row: Mapping[str, str]) -> RoundLoss:
-    return RoundLoss(
-        round=int(row["round"]),
-        loss_before=_loss(row["loss_before"]),
-        loss_after=_loss(row["loss_after"]),
-        decrease=_finite(row["decrease"]),
-        attributed=_finite(row["attributed"]),
-        remainder=_finite(row["remainder"]),
-    )
+def first_of(error: ValidationError) -> str:
+    """Return the first thing that is wrong, in one line."""
+    wrong = error.errors()[0]
+    where = ".".join(map(str, wrong["loc"]))
+    return f"{where} = {wrong['input']!r:.80}: {wrong['msg']}"
 
 
-def _part(row: Mapping[str, str]) -> Part:
-    return Part(
-        round=int(row["round"]),
-        partition_id=int(row["partition_id"]),
-        client_id=int(row["client_id"]),
-        contribution=_finite(row["contribution"]),
-        credited=_finite(row["credited"]),
-        **{name: _finite(row[name]) for name in USUAL},
-        by_class=tuple(_finite(value) for key, value in row.items() if key.startswith(_CLASS)),
-    )
+def _with_classes(row: Mapping[str, str]) -> object:
+    by_class = tuple(value for key, value in row.items() if key.startswith(_CLASS))
+    return {**row, "by_class": by_class}
 
 
-def _reply(row: Mapping[str, str]) -> Reply:
-    return Reply(
-        round=int(row["round"]),
-        partition_id=int(row["partition_id"]),
-        client_id=int(row["client_id"]),
-        weight_score=_finite(row["weight_score"]) if row["weight_score"] else None,
-        num_examples=_finite(row["num_examples"]) if row["num_examples"] else None,
-        status=_status(row["status"]),
-        rejection=row["rejection"],
-        asked_in=int(row["asked_in"]) if row["asked_in"] else None,
-    )
-
-
-def _round_line(row: Mapping[str, str]) -> RoundLine:
+def _with_failure(row: Mapping[str, str]) -> object:
+    """Add whether a round failed: it was recorded as such, or most replies were errors."""
     counts = [int(row[name]) for name in ("accepted", "rejected", "failed")]
-    failed = bool(int(row["round_failed"])) or 2 * counts[2] > sum(counts)
-    return RoundLine(int(row["round"]), int(row["online"]), failed)
+    return {**row, "is_failed": bool(int(row["round_failed"])) or 2 * counts[2] > sum(counts)}
 
 
-def _attendance(row: Mapping[str, str]) -> AttendanceRow:
-    numbers = {name: int(row[name]) for name in ("round", "partition_id", "client_id")}
-    return checked_row(AttendanceRow, {**row, **numbers})
-
-
-def _signed(row: Mapping[str, str]) -> tuple[int, int]:
-    return int(row["round"]), int(row["client_id"])
-
-
-def _status(text: str) -> Status:
-    if text not in get_args(Status):
-        raise ValueError(f"status = {text!r}; allowed: {', '.join(get_args(Status))}")
-    return cast(Status, text)
+def _place(row: Mapping[str, str]) -> object:
+    return row["round"], row["client_id"]
 
 
 def _scoring(summary: JsonFile) -> Scoring | None:
@@ -358,15 +341,3 @@ def _scoring(summary: JsonFile) -> Scoring | None:
         return Scoring.from_record(summary.read().get("scoring"))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{summary.path}: scoring: {error}") from error
-
-
-def _loss(text: str) -> float:
-    value = float(text or "nan")
-    return value if math.isfinite(value) else math.nan
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not finite")
-    return value + 0.0  # -0.0 is 0.0

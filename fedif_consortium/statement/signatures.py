@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -84,9 +83,28 @@ def check_signatures(
             raise StatementError(f"{where} was signed, and clients.csv has no such reply")
         _check_examples(where, update, accepted[number, client_id])
     check_kept_replies(run, signed)
-    if known is not None:
-        _check_members(accepted, signed, keys, names, known)
-    return _summary(accepted, signed, keys, names, known)
+    by_name = {name: key for key, name in (known or {}).items()}
+    used: dict[int, list[bool]] = {}  # Whether each accepted update is signed, by client id.
+    for (number, client_id), row in sorted(accepted.items()):
+        key, own = by_name.get(names.get(client_id, "")), keys.get(client_id)
+        where = f"round {number}: the update of {_called(client_id, names)}"
+        if known is not None and key is not None and own is not None and own != key:
+            raise StatementError(f"{where} is signed with the key of {known[own]}")
+        if row["status"] != "accepted":
+            continue
+        is_signed = (number, client_id) in signed
+        if known is not None and not is_signed and (key is not None or own is not None):
+            raise StatementError(f"{where} is not signed, though this member has a key")
+        used.setdefault(client_id, []).append(is_signed)
+    return tuple(
+        SignedMember(
+            (known or {}).get(keys.get(client_id, b"")) or _called(client_id, names),
+            sum(of_member),
+            len(of_member),
+        )
+        for client_id, of_member in sorted(used.items())
+        if signed or known
+    )
 
 
 def read_signatures(run: RunFolder) -> dict[_By, SignedUpdate]:
@@ -132,44 +150,6 @@ def _check_examples(where: str, update: SignedUpdate, row: Mapping[str, str]) ->
             f"{where} was signed with {update.statement.examples:g} examples, and clients.csv has "
             f"{float(told):g}"
         )
-
-
-def _check_members(
-    accepted: Mapping[_By, Mapping[str, str]],
-    signed: Mapping[_By, SignedUpdate],
-    keys: Mapping[int, bytes],
-    names: Mapping[int, str],
-    members: Mapping[bytes, str],
-) -> None:
-    """Raise StatementError where an update of a member whose key is known is not signed by it."""
-    by_name = {name: key for key, name in members.items()}
-    for (number, client_id), row in sorted(accepted.items()):
-        name = names.get(client_id, "")
-        key = by_name.get(name)
-        where = f"round {number}: the update of {_called(client_id, names)}"
-        if key is not None and keys.get(client_id, key) != key:
-            raise StatementError(f"{where} is signed with the key of {members[keys[client_id]]}")
-        needed = key is not None or client_id in keys
-        if row["status"] == "accepted" and needed and (number, client_id) not in signed:
-            raise StatementError(f"{where} is not signed, though this member has a key")
-
-
-def _summary(
-    accepted: Mapping[_By, Mapping[str, str]],
-    signed: Mapping[_By, SignedUpdate],
-    keys: Mapping[int, bytes],
-    names: Mapping[int, str],
-    members: Mapping[bytes, str] | None,
-) -> tuple[SignedMember, ...]:
-    used = [place for place, row in accepted.items() if row["status"] == "accepted"]
-    of_member = Counter(client_id for _, client_id in used)
-    of_signed = Counter(client_id for number, client_id in used if (number, client_id) in signed)
-    found = {}
-    for client_id, count in of_member.items():
-        own = (members or {}).get(keys.get(client_id, b""))
-        name = own or _called(client_id, names)
-        found[client_id] = SignedMember(name, of_signed[client_id], count)
-    return tuple(found[client_id] for client_id in sorted(found)) if signed or members else ()
 
 
 def _called(client_id: int, names: Mapping[int, str]) -> str:

@@ -55,16 +55,6 @@ class Facts:
     usual: Beyond = Beyond()
 
     @property
-    def beyond(self) -> str:
-        """What lies furthest beyond what is usual."""
-        return self.usual.most
-
-    @property
-    def opposed_rounds(self) -> int:
-        """In how many rounds its update was turned against another one."""
-        return self.usual.opposed_rounds
-
-    @property
     def replies(self) -> int:
         """How many came."""
         return self.taken_part + self.refused
@@ -147,8 +137,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "review",
         "in three rounds at least, its update and another member's cancel each other",
-        lambda f: f.opposed_rounds >= MIN_OPPOSED,
-        "in {opposed_rounds} rounds its update and another member's cancelled each other",
+        lambda f: f.usual.opposed_rounds >= MIN_OPPOSED,
+        "in {usual.opposed_rounds} rounds its update and another member's cancelled each other",
         "Two members that cancel each other leave the model as it is, and one of them is credited: "
         "ask both what they trained on",
     ),
@@ -156,7 +146,7 @@ RULES: tuple[Rule, ...] = (
         "review",
         "more than a quarter of the contribution lies beyond what is credited",
         lambda f: f.uncredited > MUCH_UNCREDITED * f.contribution,
-        "more than a quarter of its contribution is not credited: {beyond}",
+        "more than a quarter of its contribution is not credited: {usual.most}",
         "See whether its learning rate, epochs and number of examples are what was agreed on",
     ),
     Rule(
@@ -192,13 +182,5 @@ RULES: tuple[Rule, ...] = (
 def judge(facts: Facts) -> Verdict:
     """Return the verdict of the first rule that applies."""
     rule = next(rule for rule in RULES if rule.applies(facts))
-    return Verdict(
-        rule.level,
-        rule.reason.format(
-            **vars(facts),
-            replies=facts.replies,
-            beyond=facts.beyond,
-            opposed_rounds=facts.opposed_rounds,
-        ),
-        rule.advice,
-    )
+    reason = rule.reason.format(**vars(facts), replies=facts.replies)
+    return Verdict(rule.level, reason, rule.advice)

@@ -43,7 +43,7 @@ def test_what_is_missing_is_named(run_dir, missing, said):
         ("\n1,0,0,0.5,0.5,", "\n1,0,0,0.5,,", "attribution.csv, line 2"),
         ("\n2,0,0,", "\n1,0,0,", "there twice"),
         ("\n2,0,0,", "\n3,0,0,", "this run has no round 3"),
-        ("client_id", "client", "line 2: KeyError('client_id')"),
+        ("client_id", "client", "line 2: client_id = "),
         ("0.0\n1,1,1", "0.0,7\n1,1,1", "attribution.csv, line 2"),
     ],
 )
