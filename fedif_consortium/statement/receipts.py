@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,11 +58,7 @@ class CheckedReceipts:
 
 def last_head(run: RunFolder) -> str:
     """Return size and root of the last head, for a manifest; empty: there are no receipts."""
-    tree = read_tree(run, _run_id(run))
-    if tree is None:
-        return ""
-    head = tree.heads[-1][1]
-    return f"{head.size} {head.root.hex()}"
+    return _told(read_tree(run, _run_id(run)))
 
 
 def redone_rounds(tree: ReceiptTree) -> list[int]:
@@ -87,7 +84,7 @@ def check_tree(run: RunFolder, told: str) -> ReceiptTree | None:
     """
     try:
         tree = read_tree(run, _run_id(run))
-        if (last_head(run) if tree else "") != told:
+        if _told(tree) != told:
             raise StatementError(f"{run.tree_heads.path.name} is not what the manifest says")
         if tree is None:
             return None
@@ -121,14 +118,14 @@ def _check_leaves(run: RunFolder, tree: ReceiptTree) -> None:
         if number not in leaves:
             raise StatementError(f"round {number} is not in receipts.csv")
         found = [read_leaf(leaf) for leaf in leaves[number]]
-        of_clients = lines.get(number, [])
+        of_clients = lines[number]
         members = [
             MemberLine(line["client_id"], leaf["update"], line["weight"], line["status"])
             for line, leaf in zip(of_clients, found, strict=False)
         ]
         told = {
             line["client_id"]: (line["contribution"], line["credited"])
-            for line in attributed.get(number, [])
+            for line in attributed[number]
         }
         if len(members) < len(of_clients) or round_leaves(number, members, told) != leaves[number]:
             raise StatementError(f"round {number}: receipts.csv does not say what the records say")
@@ -160,18 +157,24 @@ def read_held(folder: Path, run: str) -> HeldReceipts:
     name = (whole.parent if whole.name == "receipts" else whole).name
     heads, receipts, sent = [], [], dict[int, set[str]]()
     for path in paths:
-        content = _content(path)
         try:
+            content = parse_json(read_whole(path))
             if path.name.startswith("head-"):
-                heads.append(_head(run, content))
+                heads.append(head_of(run, content))
+                heads[-1].check()
+                if content["run"] != run:
+                    raise ValueError(f"it is of run {content['run']!r:.40}")
             elif path.name.startswith("receipt-"):
+                read_leaf(content["leaf"])
                 hashes = tuple(bytes.fromhex(step) for step in content["path"])
                 receipts.append(Receipt(content["leaf"], int(content["index"]), hashes))
-                _require_in(receipts[-1], content)
+                root = bytes.fromhex(content["root"])
+                if not receipts[-1].holds(SignedHead("", int(content["size"]), root, b"", b"")):
+                    raise ValueError("its path does not lead to its head")
             elif path.name.startswith("sent-"):
                 _check_own_signature(run, content)
                 sent.setdefault(int(content["round"]), set()).add(content["sent"])
-        except (KeyError, TypeError, ValueError, AttributeError, EvidenceError) as error:
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, EvidenceError) as error:
             raise StatementError(f"{path} was changed: {error!r:.120}") from error
     return HeldReceipts(name, tuple(heads), tuple(receipts), sent)
 
@@ -282,21 +285,6 @@ def _rounds(held: Sequence[HeldReceipts], size: int) -> str:
     return f" (up to round {max(rounds)})" if rounds else ""
 
 
-def _head(run: str, content: Mapping[str, Any]) -> SignedHead:
-    head = head_of(run, content)
-    head.check()
-    if content["run"] != run:
-        raise ValueError(f"it is of run {content['run']!r:.40}")
-    return head
-
-
-def _require_in(receipt: Receipt, content: Mapping[str, Any]) -> None:
-    root = bytes.fromhex(content["root"])
-    if not receipt.holds(SignedHead("", int(content["size"]), root, b"", b"")):
-        raise ValueError("its path does not lead to its head")
-    read_leaf(receipt.leaf)
-
-
 def _check_own_signature(run: str, content: Mapping[str, Any]) -> None:
     """Raise EvidenceError unless a member's file says what the member signed, if it signed."""
     if "signature" not in content:
@@ -313,21 +301,15 @@ def _check_own_signature(run: str, content: Mapping[str, Any]) -> None:
     SignedUpdate(statement, key, signature).check()
 
 
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(read_whole(path))
-    except (OSError, ValueError) as error:
-        raise StatementError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise StatementError(f"{path} is no receipt")
-    return content
-
-
 def _by_round(rows: Sequence[Mapping[str, str]]) -> dict[int, list[Mapping[str, str]]]:
-    found: dict[int, list[Mapping[str, str]]] = {}
+    found = defaultdict[int, list[Mapping[str, str]]](list)
     for row in rows:
-        found.setdefault(int(row["round"]), []).append(row)
+        found[int(row["round"])].append(row)
     return found
+
+
+def _told(tree: ReceiptTree | None) -> str:
+    return f"{tree.heads[-1][1].size} {tree.heads[-1][1].root.hex()}" if tree else ""
 
 
 def _run_id(run: RunFolder) -> str:

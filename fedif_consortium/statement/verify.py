@@ -168,7 +168,7 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
             if name != run.model.name and not name.startswith(f"{run.updates.name}/"):
                 raise StatementError(f"{name} is missing")
             not_here.append(name)
-        elif _hash(path) != digest:
+        elif file_hash(path) != digest:
             raise StatementError(f"{name} was changed{_first_round(run, name)}")
     folder = run.statement
     own = [p.relative_to(run.path).as_posix() for p in folder.rglob("*") if p.is_file()]
@@ -176,13 +176,6 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     if unknown := sorted({*own, *run.results()} - known):
         raise StatementError(f"{unknown[0]} is no part of the statement")
     return tuple(not_here)
-
-
-def _hash(path: Path) -> str:
-    try:
-        return file_hash(path)
-    except OSError as error:
-        raise StatementError(f"{path.name} cannot be read: {error.strerror}") from error
 
 
 def _first_round(run: RunFolder, name: str) -> str:
