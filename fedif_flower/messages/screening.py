@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Literal
 
 import psutil
@@ -71,14 +70,28 @@ class AcceptedReply:
 
 
 @dataclass(frozen=True)
-class LateWork:
-    """What a member was asked in an earlier round: its reply counts for less."""
+class Asked:
+    """What a member was asked, in this round or in an earlier one.
+
+    Attributes
+    ----------
+    node : ClientNode
+        The member.
+    received : ModelVectors
+        The model it was sent, against which its reply is screened.
+    at : float
+        When, by :func:`time.perf_counter`: it has not trained for longer.
+    server_round : int
+        The round.
+    factor : float
+        By which its update is multiplied, in [0, 1].
+    """
 
     node: ClientNode
     received: ModelVectors
-    asked_at: float
-    server_round: int
-    factor: float
+    at: float = -math.inf
+    server_round: int = 0
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -212,15 +225,12 @@ def _empty(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 def screen_replies(
     replies: Iterable[Message],
-    asked: Mapping[int, ClientNode],
-    received: ModelVectors,
+    asked: Mapping[int, Asked],
     workspace: Workspace,
     limits: ReplyLimits,
     *,
-    asked_at: float = -math.inf,
     keep_arrays: bool = False,
     arrive: Arrive | None = None,
-    late: Mapping[int, LateWork] = MappingProxyType({}),
     closing: Closing | None = None,
     look: Look | None = None,
     server_round: int = 0,
@@ -231,49 +241,44 @@ def screen_replies(
     ----------
     replies : iterable of Message
         Whatever came back, in any order; it may yet be on its way.
-    asked : mapping of int to ClientNode
-        The round's clients by node id.
-    received : ModelVectors
-        The model they were sent.
+    asked : mapping of int to Asked
+        By node id, whose replies count in this round.
     workspace : Workspace
         In the end row k holds the update of accepted reply number k.
     limits : ReplyLimits
         What it must report, and how much of that is believed.
-    asked_at : float
-        When the clients were asked, by :func:`time.perf_counter`: none has trained for longer.
     keep_arrays : bool
         Whether accepted replies keep their arrays besides the update.
     arrive : callable, optional
         Takes each update ``[d]``, which it may change in place, and its squared norm; returns the
         squared norm of what it left.
-    late : mapping of int to LateWork
-        Members whose replies to earlier rounds still count, by node id; nobody of ``asked``.
     closing : Closing, optional
         Told of every usable reply; without a reply when it is over, a member is late.
     look : callable, optional
         Looks at each reply before it is unpacked; a ReplyError refuses it.
     server_round : int
-        The round, for ``look``.
+        The round; who was asked in another one may be silent.
 
     Returns
     -------
     Screening
-        Every asked client is in exactly one of its lists; senders not asked are refused too.
+        Everybody asked in this round is in exactly one of its lists; senders not asked are
+        refused too.
     """
-    expected = {**asked, **{node_id: work.node for node_id, work in late.items()}}
-    workspace.reserve(len(expected))
-    rows = {node.node_id: row for row, node in enumerate(sorted(expected.values()))}
+    workspace.reserve(len(asked))
+    rows = {node.node_id: i for i, node in enumerate(sorted(one.node for one in asked.values()))}
     accepted: dict[int, AcceptedReply] = {}
     refused: list[RefusedReply] = []
     answered: set[int] = set()
     seconds = 0.0
 
     def take(reply: Message) -> None:
-        node = expected.get(reply.metadata.src_node_id)
-        if node is None:
+        one = asked.get(reply.metadata.src_node_id)
+        if one is None:
             stranger = ClientNode(-1, reply.metadata.src_node_id)
             refused.append(RefusedReply(stranger, "reply from a node that was not asked"))
             return
+        node = one.node
         if node.node_id in answered:
             refused.append(RefusedReply(node, "second reply from the same node"))
             return
@@ -289,14 +294,11 @@ def screen_replies(
             return
         row = rows[node.node_id]
         try:
-            work = late.get(node.node_id)
-            model, at = (received, asked_at) if work is None else (work.received, work.asked_at)
             if look is not None:
-                asked_in = server_round if work is None else work.server_round
-                look(reply.content, workspace.arrays(reply.content), node, asked_in)
-            accepted[row] = _screen(reply, node, model, workspace, row, limits, at, arrive)
-            if work is not None:
-                accepted[row] = _discounted(accepted[row], work, workspace, row)
+                look(reply.content, workspace.arrays(reply.content), node, one.server_round)
+            accepted[row] = _screen(reply, one, workspace, row, limits, arrive)
+            if one.server_round != server_round:
+                accepted[row] = _discounted(accepted[row], one, workspace, row)
         except ReplyError as error:
             refused.append(RefusedReply(node, str(error)))
         except Exception as error:  # nothing a client sends may stop the server
@@ -317,10 +319,14 @@ def screen_replies(
     unfit = refuse_advances([accepted[row].advances for row in rows_accepted])
     for position, reason in unfit.items():
         refused.append(RefusedReply(accepted.pop(rows_accepted[position]).node, reason))
-    silent = asked.keys() - answered
+    silent = [
+        one.node
+        for node_id, one in asked.items()
+        if one.server_round == server_round and node_id not in answered
+    ]
     may_come = closing is not None and (closing.has_quorum or closing.keeps)
     absence: tuple[str, Status] = (CLOSED, "late") if may_come else (NO_REPLY, "away")
-    refused.extend(RefusedReply(asked[node_id], *absence) for node_id in silent)
+    refused.extend(RefusedReply(node, *absence) for node in silent)
     workspace.compact(sorted(accepted))
     refused.sort(key=lambda reply: reply.node)
     ordered = [accepted[row] for row in sorted(accepted)]
@@ -329,9 +335,7 @@ def screen_replies(
     return Screening(bounded, refused, seconds)
 
 
-def _discounted(
-    reply: AcceptedReply, work: LateWork, workspace: Workspace, row: int
-) -> AcceptedReply:
+def _discounted(reply: AcceptedReply, work: Asked, workspace: Workspace, row: int) -> AcceptedReply:
     """Return a late reply with the update that it counts with."""
     workspace.update(row).mul_(work.factor)
     workspace.buffer_updates[row].mul_(work.factor)
@@ -342,22 +346,20 @@ def _discounted(
 
 def _screen(
     reply: Message,
-    node: ClientNode,
-    received: ModelVectors,
+    one: Asked,
     workspace: Workspace,
     row: int,
     limits: ReplyLimits,
-    asked_at: float,
     arrive: Arrive | None,
 ) -> AcceptedReply:
     content = reply.content
     arrays = workspace.arrays(content)
     # One hundredth and a second more, for a clock that runs fast.
-    max_seconds = 1.01 * (time.perf_counter() - asked_at) + 1.0
+    max_seconds = 1.01 * (time.perf_counter() - one.at) + 1.0
     reported = screen_records(content, limits, max_seconds)
-    unpacked = workspace.unpack(content, node, row, received, arrive)
+    unpacked = workspace.unpack(content, one.node, row, one.received, arrive)
     return AcceptedReply(
-        node=node,
+        node=one.node,
         reported=reported,
         arrays=arrays,
         squared_norm=unpacked.squared_norm,

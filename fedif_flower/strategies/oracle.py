@@ -41,8 +41,8 @@ class OracleExclusion(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the shares of the honest clients' examples, ``[m]``."""
-        late = [work.node for work in self._late.values()]
-        bad = {n.client_id for n in (*self._asked.values(), *late) if self.is_malicious(n)}
+        nodes = [one.node for one in self.asked.values()]  # Late ones too.
+        bad = {node.client_id for node in nodes if self.is_malicious(node)}
         is_honest = torch.tensor([client_id not in bad for client_id in updates.client_ids])
         examples = torch.where(is_honest, updates.num_examples, 0.0)
         return Aggregation(weights=examples / examples.sum().clamp_min(1e-300))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fedif_flower.errors import require
-from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.closing import Closing
-from fedif_flower.messages.screening import LateWork, Screening
-from fedif_flower.round import ModelVectors
+from fedif_flower.messages.screening import Asked, Screening
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 
@@ -116,27 +114,25 @@ class Outstanding:
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
-        self._asked: dict[int, tuple[int, ClientNode, ModelVectors, float]] = {}
+        self._asked: dict[int, Asked] = {}
 
-    def in_round(self, server_round: int) -> dict[int, LateWork]:
-        """Return, by node, whose replies still count in a round; forget the others."""
+    def in_round(self, server_round: int) -> dict[int, Asked]:
+        """Return, by node, whose replies still count in a round, and for how much."""
         self._asked = {
-            node_id: asked
-            for node_id, asked in self._asked.items()
-            if server_round - asked[0] <= self._pace.late_rounds
+            node_id: one
+            for node_id, one in self._asked.items()
+            if server_round - one.server_round <= self._pace.late_rounds
         }
         return {
-            node_id: LateWork(node, received, at, began, self._pace.staleness(server_round - began))
-            for node_id, (began, node, received, at) in self._asked.items()
+            node_id: replace(one, factor=self._pace.staleness(server_round - one.server_round))
+            for node_id, one in self._asked.items()
         }
 
-    def update(
-        self, server_round: int, screening: Screening, received: ModelVectors, at: float
-    ) -> None:
+    def update(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
         """Take in a round: who answered is free, who was asked and did not is waited for."""
         for accepted in screening.accepted:
             self._asked.pop(accepted.node.node_id, None)
         for refused in screening.refused:
             self._asked.pop(refused.node.node_id, None)
             if refused.status == "late" and self._pace.late_rounds:
-                self._asked[refused.node.node_id] = (server_round, refused.node, received, at)
+                self._asked[refused.node.node_id] = asked[refused.node.node_id]

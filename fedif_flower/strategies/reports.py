@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
-from fedif_flower.messages.screening import AcceptedReply, LateWork, Screening, Status
+from fedif_flower.messages.screening import AcceptedReply, Asked, Screening, Status
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation
 from fedif_flower.strategies.presence import Change
@@ -135,7 +135,7 @@ def round_report(
     kept: bool = False,
     round_seconds: float,
     aggregation_seconds: float,
-    late: Mapping[int, LateWork] = MappingProxyType({}),
+    asked: Mapping[int, Asked] = MappingProxyType({}),
     num_online: int = 0,
     changes: tuple[Change, ...] = (),
 ) -> RoundReport:
@@ -143,16 +143,17 @@ def round_report(
 
     ``kept`` says that this is the rule's answer, and no failure.
 
-    ``late`` is what members were asked in earlier rounds, by node.
+    ``asked`` is what members were asked, by node, in earlier rounds too.
     """
     refused = [
         ClientReport(reply.node, reply.status, reply.reason, note=reply.node.note)
         for reply in screening.refused
     ]
     clients = [*accepted_reports(screening.accepted, aggregation), *refused]
-    for i, client in enumerate(clients) if late else ():
-        if (work := late.get(client.node.node_id)) is not None:
-            clients[i] = replace(client, asked_in=work.server_round)
+    for i, client in enumerate(clients):
+        one = asked.get(client.node.node_id)
+        if one is not None and one.server_round != server_round:
+            clients[i] = replace(client, asked_in=one.server_round)
     return RoundReport(
         server_round=server_round,
         clients=tuple(clients),

@@ -38,7 +38,7 @@ from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
 from fedif_flower.messages.screened_grid import ScreenedGrid, screened
 from fedif_flower.messages.screening import (
     AcceptedReply,
-    LateWork,
+    Asked,
     Screening,
     Workspace,
     screen_replies,
@@ -165,11 +165,11 @@ class ScreenedStrategy(FlowerFedAvg):
         self.completed_rounds = 0  # By earlier processes.
         self.outstanding = Outstanding(setup.pace)
         self._closing = setup.pace.closing(0, ())
-        self._late: Mapping[int, LateWork] = {}
         self._roll = RollCall()
         self._changes: tuple[Change, ...] = ()
         self._online: list[ClientNode] = []
-        self._asked: dict[int, ClientNode] = {}
+        self.asked: dict[int, Asked] = {}  # By node: whose replies count in the round.
+        self._sampled: list[ClientNode] = []
         self._asked_to_evaluate: tuple[int, ...] = ()
         self._started = 0.0
 
@@ -333,25 +333,25 @@ class ScreenedStrategy(FlowerFedAvg):
             return []
         vectors = self.model.receive(arrays)  # What cannot be averaged is refused right here.
         needed = max(self.min_train_nodes, 1)
-        begun = self._asked or self.completed_rounds
+        begun = self.asked or self.completed_rounds
         if begun or needed > self.min_available_nodes:
             nodes = self.nodes.online(grid, needed, "min_train_nodes")
         else:
             nodes = self.nodes.online(grid, self.min_available_nodes)
         self._online = nodes
-        self._late = self.outstanding.in_round(server_round)
+        late = self.outstanding.in_round(server_round)
         free = self.failures.available(nodes, server_round, needed)
-        idle = [node for node in free if node.node_id not in self._late]
+        idle = [node for node in free if node.node_id not in late]
         chosen = admitted(self.callbacks, idle, server_round, needed)
         paused, barred = _without(nodes, free), _without(idle, chosen)
         self._changes += self._roll.call(grid, self.nodes, nodes, paused=paused, barred=barred)
         sampled = self.local_guide.sample(chosen, server_round, self.select)
-        self._asked = {node.node_id: node for node in sampled}
-        self._closing = self.setup.pace.closing(len(sampled), self._late)
+        self._sampled = sampled
+        self._closing = self.setup.pace.closing(len(sampled), late)
         if isinstance(grid, ScreenedGrid):
             grid.close_by(self._closing)
         self.prepare(vectors.params, self.model.named_buffers)
-        at_work = [work.node for work in self._late.values()]
+        at_work = [one.node for one in late.values()]
         resting = self.failures.paused(server_round)
         question = Question(server_round, sampled, at_work, nodes, resting)
         for callback in self.callbacks:
@@ -363,9 +363,11 @@ class ScreenedStrategy(FlowerFedAvg):
         self.local_vector.enclose(record, vectors.params)
         self.local_guide.expect(self.workspace, server_round)
         self._started = time.perf_counter()
+        new = {n.node_id: Asked(n, vectors, self._started, server_round) for n in sampled}
+        self.asked = {**new, **late}
         return [
-            Message(self._for(node, record, server_round), node_id, MessageType.TRAIN)
-            for node_id, node in self._asked.items()
+            Message(self._for(node, record, server_round), node.node_id, MessageType.TRAIN)
+            for node in sampled
         ]
 
     def _for(self, node: ClientNode, record: RecordDict, server_round: int) -> RecordDict:
@@ -378,29 +380,26 @@ class ScreenedStrategy(FlowerFedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies, weigh them, and combine them into the new model."""
-        if not self._asked and not self._late:
+        if not self.asked:
             return None, None
         for callback in self.callbacks:
             callback.on_replies(server_round)
         screening = screen_replies(
             self._told(server_round, replies),
-            self._asked,
-            self.model.vectors,
+            self.asked,
             self.workspace,
             self.limits,
-            asked_at=self._started,
             keep_arrays=self.keep_arrays,
             arrive=self.stages.arrive,
-            late=self._late,
             closing=self._closing,
             look=self.setup.look,
             server_round=server_round,
         )
-        self.outstanding.update(server_round, screening, self.model.vectors, self._started)
+        self.outstanding.update(screening, self.asked)
         started = time.perf_counter() - screening.seconds
         # Most raise an error on the model just made, and did not before.
         newly = self.failures.first_errors(screening)
-        blamed = not self.model.is_proven and 2 * newly > len(self._asked)
+        blamed = not self.model.is_proven and 2 * newly > len(self._sampled)
         outcome = self._aggregate(server_round, screening, blamed=blamed)
         if not blamed:
             self.local_guide.take(server_round, self.workspace, screening.accepted)
@@ -412,7 +411,7 @@ class ScreenedStrategy(FlowerFedAvg):
             kept=outcome.kept,
             round_seconds=started - self._started,
             aggregation_seconds=time.perf_counter() - started,
-            late=self._late,
+            asked=self.asked,
             num_online=len(self._online),
             changes=self._changes,
         )
@@ -421,10 +420,11 @@ class ScreenedStrategy(FlowerFedAvg):
         tell((self.history, *self.callbacks), outcome.step, report)
         if not blamed:
             enough = len(screening.accepted) >= self.setup.min_valid_replies
-            asked = self._asked.values()
             # A round whose replies lead nowhere is not counted: clients could end the run by such.
             failed = enough and outcome.aggregation is None
-            self.failures.update(server_round, screening, asked, self._online, failed=failed)
+            self.failures.update(
+                server_round, screening, self._sampled, self._online, failed=failed
+            )
         if report.failed:
             return outcome.arrays, None
         records = [reply.reported.records for reply in screening.accepted]
@@ -512,11 +512,9 @@ class ScreenedStrategy(FlowerFedAvg):
         """Return replies as they come, and tell the callbacks of each by somebody who was asked."""
         for reply in replies:
             sender = reply.metadata.src_node_id
-            work = self._late.get(sender)
-            node = self._asked.get(sender) if work is None else work.node
-            if node is not None:
+            if (one := self.asked.get(sender)) is not None:
                 for callback in self.callbacks:
-                    callback.on_reply(server_round, node, failed=reply.has_error())
+                    callback.on_reply(server_round, one.node, failed=reply.has_error())
             yield reply
             del reply  # It need not stay in memory until the next is there.
 

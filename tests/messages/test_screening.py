@@ -16,7 +16,7 @@ from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.metrics import ReplyLimits
 from fedif_flower.messages.screening import (
     REGISTRATION_ENDED,
-    LateWork,
+    Asked,
     Screening,
     Workspace,
     screen_replies,
@@ -50,16 +50,21 @@ def answer(node_id: int, step: float = 1.0, **metrics: float) -> Message:
     return reply
 
 
-def screen(*replies: Message, asked=NODES, **options) -> tuple[Screening, Workspace]:
+def screen(
+    *replies: Message, asked=NODES, late=None, at: float = -math.inf, **options
+) -> tuple[Screening, Workspace]:
+    """Screen the replies of round 3, in which those asked were asked, and one in round 1."""
     workspace = Workspace(LAYOUT)
     limits = ReplyLimits("num-examples", 1e6)
-    return screen_replies(replies, asked, MODEL, workspace, limits, **options), workspace
+    now = {i: Asked(node, MODEL, at, 3) for i, node in asked.items()}
+    everybody = now | (late or {})
+    found = screen_replies(replies, everybody, workspace, limits, server_round=3, **options)
+    return found, workspace
 
 
-def late(asked_at: float = -math.inf) -> dict[int, LateWork]:
+def late(at: float = -math.inf) -> dict[int, Asked]:
     """Return that node 2 was sent a model of ones two rounds ago, and counts for half."""
-    received = ModelVectors(torch.ones(2), torch.ones(1))
-    return {2: LateWork(NODES[2], received, asked_at, 1, 0.5)}
+    return {2: Asked(NODES[2], ModelVectors(torch.ones(2), torch.ones(1)), at, 1, 0.5)}
 
 
 def test_rows_are_those_of_the_accepted_in_the_order_of_partitions():
@@ -106,7 +111,7 @@ def test_nobody_trained_longer_than_it_was_asked_ago(claimed, is_believed):
     now = time.perf_counter()
     claims = {"train-seconds": claimed}
     asked = {0: NODES[0]}
-    for options in ({"asked_at": now - 100}, {"asked_at": now - 1e4, "late": late(now - 100)}):
+    for options in ({"at": now - 100}, {"at": now - 1e4, "late": late(now - 100)}):
         found, _ = screen(*(answer(i, **claims) for i in (0, 2)), asked=asked, **options)
         last = found.accepted[-1].reported
         assert ("train-seconds" in last.metrics) == is_believed
