@@ -89,3 +89,19 @@ def rewrite(table: Table, change) -> None:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def altered(where: Mapping[str, str], **values: str):
+    """Return what gives lines other values, where they have those of ``where``."""
+    return lambda rows: [{**row, **values} if where.items() <= row.items() else row for row in rows]
+
+
+def without(**where: str):
+    """Return what leaves out the lines that have these values."""
+    return lambda rows: [row for row in rows if not where.items() <= row.items()]
+
+
+def swapped(column: str, one: str, other: str):
+    """Return what swaps two values of a column."""
+    to = {one: other, other: one}
+    return lambda rows: [{**row, column: to.get(row[column], row[column])} for row in rows]

@@ -29,7 +29,3 @@ def test_each_open_game_is_named():
         open_games(SAFE | {"strategy": "influence-descent", "influence-descent.relative": True})
         == []
     )
-
-
-def test_a_run_of_before_leaves_all_of_them_open():
-    assert len(open_games({"strategy": "fedif"})) == 4

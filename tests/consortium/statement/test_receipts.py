@@ -24,10 +24,12 @@ from fedif_flower.run.parts import run_parts
 from tests.consortium.statement.signed_runs import (
     NAMES,
     ROUNDS,
+    altered,
     config,
     copied,
     nodes,
     rewrite,
+    without,
     write_keys,
 )
 
@@ -135,32 +137,27 @@ def swap_contributions(run: RunFolder) -> str:
 
 def raise_credit(run: RunFolder) -> str:
     """Credit bob, in round 2, with less than its contribution, and cyd with its whole one."""
-
-    def changed(rows):
-        for row in (row for row in rows if row["round"] == "2"):
-            share = {"1001": 0.25, "1002": 1.0}.get(row["client_id"])
-            if share is not None:
-                row["credited"] = str(share * float(row["contribution"]))
-        return rows
-
-    rewrite(run.attribution, changed)
+    for row in run.attribution.read():
+        share = {"1001": 0.25, "1002": 1.0}.get(row["client_id"])
+        if row["round"] == "2" and share is not None:
+            credit = str(share * float(row["contribution"]))
+            where = {name: row[name] for name in ("round", "client_id")}
+            rewrite(run.attribution, altered(where, credited=credit))
     return r"round 2: history was rewritten: (bob|cyd) has a receipt for '2,100"
 
 
 def change_update(run: RunFolder) -> str:
     """Say that bob, whose signature is lost, sent something else in round 1."""
-    rewrite(run.signatures, lambda rows: [r for r in rows if r["client_id"] != "1001"])
-    lines = run.receipts.read()
-    lines[1]["update"] = "00" * 32
-    run.receipts.replace(lines)
+    rewrite(run.signatures, without(client_id="1001"))
+    rewrite(run.receipts, altered({"round": "1", "client_id": "1001"}, update="00" * 32))
     return r"round 1: history was rewritten: bob has a receipt for '1,1001"
 
 
 def drop_round(run: RunFolder) -> str:
     """Leave out the last round."""
-    for table in (run.clients, run.attribution, run.attributed_rounds, run.signatures):
-        rewrite(table, lambda rows: [row for row in rows if row["round"] != "3"])
-    rewrite(run.receipts, lambda rows: [row for row in rows if row["round"] != "3"])
+    of_rounds = (run.clients, run.attribution, run.attributed_rounds, run.signatures, run.receipts)
+    for table in of_rounds:
+        rewrite(table, without(round="3"))
     return r"round 3: history was rewritten: ada has a receipt .* the records have 'nothing'"
 
 
@@ -196,9 +193,7 @@ def test_a_head_alone_tells_from_which_round_on(honest, tmp_path, key):
             "round 3 is not in receipts.csv",
         ),
         (
-            lambda run: rewrite(
-                run.receipts, lambda rows: [{**rows[0], "weight": "0.9"}, *rows[1:]]
-            ),
+            lambda run: rewrite(run.receipts, altered({"round": "1"}, weight="0.9")),
             "round 1: receipts.csv does not lead to the head of it",
         ),
         (swap_contributions, "round 2: receipts.csv does not say what the records say"),
