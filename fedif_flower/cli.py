@@ -7,7 +7,7 @@ none of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,11 +74,8 @@ def run(
     gpus_per_client: GpusPerClient = 0.0,
     output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="serve /metrics and /health there (metrics-port)")
+        int | None, typer.Option(help="serve /metrics there (metrics-port)")
     ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="show how it is on a page, as fedif watch does")
-    ] = False,
 ) -> None:
     """Simulate one federation and print its result.
 
@@ -88,7 +85,6 @@ def run(
     options = {"num-clients": clients, "output-dir": output_dir, "metrics-port": metrics_port}
     parsed = parse_config(config, options)
     show_logs(parsed.log_format)
-    from fedif_consortium.commands.watch import watching
     from fedif_flower.client.app import app
     from fedif_flower.run.preflight import with_free_folder
     from fedif_flower.run.report import print_summary, require_complete
@@ -98,8 +94,7 @@ def run(
     from fedif_flower.runtime.simulation import simulate
 
     console, parsed = Console(), with_free_folder(parsed)
-    shown = watching(parsed.run_dir, console) if watch else nullcontext()
-    with shown, RoundProgress(parsed.num_server_rounds, console) as progress:
+    with RoundProgress(parsed.num_server_rounds, console) as progress:
         run_dir = simulate(
             parsed,
             app,

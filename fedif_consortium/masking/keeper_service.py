@@ -192,8 +192,7 @@ def serve(config: KeeperConfig) -> None:
         )
         logger.info("Members' keeper-key: %s", key.public_key().public_bytes_raw().hex())
         logger.info("The log's last hash: %s", log.head)
-        known = {"members": len(config.members)}
-        with serving_health("keeper", config.settings.health_address, lambda: known, key=HEALTH):
+        with serving_health("keeper", config.settings.health_address, key=HEALTH):
             server.run(sockets=[listening])
 
 

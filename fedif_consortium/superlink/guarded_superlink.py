@@ -43,10 +43,9 @@ def reply_budget(text: str) -> float:
     return budget
 
 
-def _online(app: Any) -> dict[str, object]:
+def _online(app: Any) -> int:
     """Return how many nodes are online, which shows that the database answers."""
-    found = app.state.linkstate_factory.state().get_node_info(statuses=[NodeStatus.ONLINE])
-    return {"members-online": len(found)}
+    return len(app.state.linkstate_factory.state().get_node_info(statuses=[NodeStatus.ONLINE]))
 
 
 def wait_for_database() -> None:
@@ -68,7 +67,8 @@ def main() -> None:
 
     def run_guarded(app: Any, **options: Any) -> None:
         try:
-            with serving_health("superlink", os.environ.get(VARIABLE, ""), lambda: _online(app)):
+            online = {"members_online": lambda: _online(app)}
+            with serving_health("superlink", os.environ.get(VARIABLE, ""), online):
                 serve(SignedRequests(app, app.state.linkstate_factory.state), **options)
         except FedIFError as error:
             sys.exit(f"error: {error}")

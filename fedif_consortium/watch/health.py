@@ -1,25 +1,63 @@
-"""``/health`` of a process that runs for a long time, on a port of its own."""
+"""Whether a process that runs for a long time is alive: figures for Prometheus, on a port."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
-from fedif_consortium.watch.status_pages import StatusServer, health_page
-from fedif_flower.errors import require
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+from fedif_flower.errors import ConfigError, require
 
 VARIABLE = "FEDIF_HEALTH_ADDRESS"
+
+
+@contextmanager
+def serving(host: str, port: int, registry: CollectorRegistry, *, key: str) -> Iterator[None]:
+    """Serve a registry's figures while this is entered, at any path; nothing waits for a reader.
+
+    Parameters
+    ----------
+    host : str
+        The address to listen on.
+    port : int
+        From 1 to 65,535.
+    registry : CollectorRegistry
+        The figures.
+    key : str
+        What set the port, for errors.
+
+    Raises
+    ------
+    ConfigError
+        If the port is taken, or the host is not an address of this machine.
+    """
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"{key}: cannot listen on {host}, port {port}: {reason}; give another port, or end "
+            "what listens there"
+        ) from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @contextmanager
 def serving_health(
     part: str,
     address: str,
-    state: Callable[[], Mapping[str, object]] = dict,
+    figures: Mapping[str, Callable[[], float]] = MappingProxyType({}),
     *,
     key: str = VARIABLE,
 ) -> Iterator[None]:
-    """Serve ``/health`` while this is entered.
+    """Serve ``fedif_up`` and a few figures while this is entered: an answer says that it is alive.
 
     Parameters
     ----------
@@ -27,8 +65,8 @@ def serving_health(
         What the process is: ``"keeper"``, ``"superlink"``, ``"node"``.
     address : str
         ``HOST:PORT``; empty: it is not served.
-    state : callable, optional
-        Returns what :func:`~fedif_consortium.watch.status_pages.health_page` takes.
+    figures : mapping of str to callable
+        Further figures by name, asked for at every look.
     key : str
         What set the address, for errors.
 
@@ -43,6 +81,10 @@ def serving_health(
     host, _, port = address.rpartition(":")
     is_address = bool(host) and port.isdecimal() and int(port) < 2**16
     require(is_address, key, address, "HOST:PORT, such as 127.0.0.1:9096")
-    pages = {"/health": health_page(part, state)}
-    with StatusServer(host.strip("[]"), int(port), pages, key=key):
+    registry = CollectorRegistry()
+    Gauge("up", "It is alive", ["part"], namespace="fedif", registry=registry).labels(part).set(1)
+    for name, figure in figures.items():
+        words = name.replace("_", " ").capitalize()
+        Gauge(name, words, namespace="fedif", registry=registry).set_function(figure)
+    with serving(host.strip("[]"), int(port), registry, key=key):
         yield

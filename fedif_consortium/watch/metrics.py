@@ -1,28 +1,24 @@
-"""A run's figures for Prometheus; needs ``pip install 'fedif-flower[metrics]'``."""
+"""A run's figures for Prometheus."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
 import psutil
 from flwr.app import Message
 from flwr.serverapp import Grid
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from fedif_consortium.watch.status_pages import OK, StatusServer, health_page, package_version
 from fedif_flower.errors import require
-from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.provenance import package_version
 from fedif_flower.run.rows import RoundRow
-from fedif_flower.strategies.callbacks import Callback, RunningStrategy
-from fedif_flower.strategies.nodes import NODE_TIMEOUT, is_simulated
+from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.nodes import is_simulated
 from fedif_flower.strategies.reports import RoundReport
 
 PHASES = ("replies", "aggregation", "evaluation")
@@ -57,8 +53,6 @@ class RunMetrics(Callback):
         is_bounded = not config.metrics_members or config.num_clients <= MOST_NAMED
         require(is_bounded, "metrics-members", True, f"false with more than {MOST_NAMED} clients")
         self._config = config
-        self._moved = time.monotonic()
-        self._round = 0
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"namespace": "fedif", "registry": self.registry}
         Info("run", "What runs", **own).info(
@@ -105,22 +99,6 @@ class RunMetrics(Callback):
         for status in get_args(Status):
             self.replies.labels(status)
 
-    def page(self) -> tuple[int, str, bytes]:
-        """Return all of it as Prometheus' text."""
-        return 200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self.registry)
-
-    def state(self) -> Mapping[str, object]:
-        """Return how the run is: ``stalled`` where nothing moves for longer than anything waits."""
-        still = time.monotonic() - self._moved
-        patience = 2 * self._config.round_timeout + NODE_TIMEOUT
-        return {
-            "status": OK if still <= patience else "stalled",
-            "run": self._config.run_name,
-            "round": self._round,
-            "rounds": self._config.num_server_rounds,
-            "quiet-seconds": round(still, 1),
-        }
-
     def watched(self, grid: Grid) -> Grid:
         """Return the way to the clients, with an eye on how many are online and how fast it is."""
         if is_reliable(grid) or is_simulated(grid):  # Nodes that neither come nor go.
@@ -134,7 +112,6 @@ class RunMetrics(Callback):
 
     def row(self, row: RoundRow) -> None:
         """Take in a round's line of ``rounds.csv``."""
-        self._round = row.round
         self.round.set(row.round)
         self.ended.set_to_current_time()
         if row.round:
@@ -152,22 +129,8 @@ class RunMetrics(Callback):
             split, _, name = column.partition("_")
             self.figure.labels(name, split).set(value)
 
-    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Note that the run begins."""
-        self._moved = time.monotonic()
-
-    def admit(self, nodes: Sequence[ClientNode], server_round: int) -> Sequence[ClientNode]:  # noqa: ARG002
-        """Note that a round begins; all may be drawn."""
-        self._moved = time.monotonic()
-        return nodes
-
-    def on_replies(self, server_round: int) -> None:  # noqa: ARG002
-        """Note that the replies are here."""
-        self._moved = time.monotonic()
-
     def on_round(self, report: RoundReport) -> None:
         """Count what became of those that were asked."""
-        self._moved = time.monotonic()
         for client in report.clients:
             self.replies.labels(client.status).inc()
             if self._config.metrics_members:
@@ -177,26 +140,6 @@ class RunMetrics(Callback):
                 for gauge, value in values:
                     if value is not None:
                         gauge.labels(name).set(value)
-
-    def on_round_end(self, server_round: int) -> None:  # noqa: ARG002
-        """Note that all is written."""
-        self._moved = time.monotonic()
-
-
-@contextmanager
-def serving(config: RunConfig) -> Iterator[RunMetrics]:
-    """Serve a run's ``/metrics`` and ``/health`` while it goes on.
-
-    Raises
-    ------
-    ConfigError
-        If the port is taken.
-    """
-    metrics = RunMetrics(config)
-    pages = {"/metrics": metrics.page, "/health": health_page("server", metrics.state)}
-    host, port = config.metrics_host, config.metrics_port
-    with StatusServer(host, port, pages, key=f"metrics-port = {port}"):
-        yield metrics
 
 
 class _TimedGrid(ForwardingGrid):

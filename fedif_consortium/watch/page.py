@@ -1,4 +1,7 @@
-"""The page of a run that is watched: one file, which fetches nothing from elsewhere."""
+"""The page of a run that is watched: one file that runs nothing and fetches nothing.
+
+While the run goes on it is written again every few seconds, and a browser reads it again as often.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,62 @@ import base64
 import hashlib
 import math
 import os
+import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import DictLoader, Environment, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedif_consortium.watch.curves import curve
+from fedif_consortium.watch.reader import RunReader
 from fedif_consortium.watch.remarks import remarks
 from fedif_consortium.watch.state import NEED_ATTENTION, STATE_WORDS, Watched
-from fedif_consortium.watch.template import SCRIPT, STYLE, TEMPLATE
 from fedif_flower.run.config import default_run_config, subject_of
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.plots import HONEST, MALICIOUS, new_figure
 from fedif_flower.run.report import run_title
 from fedif_flower.settings import AUTO
+from fedif_flower.storage import write_atomically
 
+SECONDS = 5.0  # Between two writings, and two readings.
 FIRST_MEMBERS = 40  # The others are there once their part is opened.
 MOST_MEMBERS = 2_000
 LATEST_ROUNDS = 10
 MOST_CURVES = 4
+_LARGEST = 1e30  # A model that diverged has no curve.
 
 
-def render(run: Watched, *, folder: str = "", served: bool = False) -> str:
+def keep_page(folder: RunFolder, file: Path) -> None:
+    """Write the page of a run, and again every few seconds as long as the run goes on.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        Of the run.
+    file : Path
+        The page; its links lead to the run's folder from there.
+
+    Raises
+    ------
+    ConfigError
+        If the records cannot be read.
+    """
+    reader = RunReader(folder)
+    start = os.path.relpath(folder.path.resolve(), file.resolve().parent)
+    prefix = "" if start == "." else f"{Path(start).as_posix()}/"
+    while True:
+        run = Watched(reader.read(), time.time())
+        write_atomically(file, render(run, folder=prefix))
+        if not run.is_running:
+            return
+        time.sleep(SECONDS)
+
+
+def render(run: Watched, *, folder: str = "") -> str:
     """Return the page.
 
     Parameters
@@ -37,16 +73,16 @@ def render(run: Watched, *, folder: str = "", served: bool = False) -> str:
         The run at a moment.
     folder : str
         Where the run's folder is, seen from the page: links begin with it.
-    served : bool
-        Whether the page comes from a server, and asks it for what is new every few seconds.
     """
     config = run.records.config
     title = run_title(config, subject_of(config)) if _says_what_it_is(run) else run.records.name
     members = run.members[:MOST_MEMBERS]
-    return _template().render(
-        policy=policy(served=served),
-        style=Markup(STYLE),
-        script=Markup(SCRIPT) if served else "",
+    environment = _environment()
+    style = environment.get_template("page.css").render()
+    return environment.get_template("page.html").render(
+        policy=_policy(style),
+        style=Markup(style),
+        refresh=round(SECONDS),
         title=title,
         run=run,
         live=run.live if run.is_running else None,
@@ -66,30 +102,18 @@ def render(run: Watched, *, folder: str = "", served: bool = False) -> str:
     )
 
 
-def render_file(run: Watched, folder: Path, file: Path) -> str:
-    """Return the page as it is written to a file, with links to a run's folder."""
-    start = os.path.relpath(folder.resolve(), file.resolve().parent)
-    return render(run, folder="" if start == "." else f"{Path(start).as_posix()}/")
-
-
-def policy(*, served: bool) -> str:
-    """Return what a browser may do with the page: run its own script, and fetch the page again."""
-    allowed = ["default-src 'none'", f"style-src '{_digest(STYLE)}'"]
-    if served:
-        allowed += [f"script-src '{_digest(SCRIPT)}'", "connect-src 'self'"]
-    return "; ".join([*allowed, "form-action 'none'", "base-uri 'none'"])
-
-
-def _digest(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
+def _policy(style: str) -> str:
+    """Return what a browser may do with the page: show it, and the pictures in it."""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    allowed = f"style-src 'sha256-{digest}'; img-src data:"
+    return f"default-src 'none'; {allowed}; form-action 'none'; base-uri 'none'"
 
 
 def _says_what_it_is(run: Watched) -> bool:
     return {"strategy", "attack", "dataset"} <= run.records.config.keys()
 
 
-def _curves(run: Watched) -> list[tuple[str, Markup, dict[str, str]]]:
+def _curves(run: Watched) -> list[tuple[str, str, dict[str, str]]]:
     """Return each figure's name, picture, and the last value of each of its lines."""
     drawn = []
     for measure, columns in list(run.measures.items())[:MOST_CURVES]:
@@ -99,9 +123,27 @@ def _curves(run: Watched) -> list[tuple[str, Markup, dict[str, str]]]:
             name: f"{100 * s[-1][1]:.1f} %" if percent else f"{s[-1][1]:.4g}"
             for name, s in lines.items()
         }
-        picture = curve(measure, lines, run.num_rounds, percent=percent)
-        drawn.append((measure.capitalize(), picture, shown))
+        drawn.append((measure.capitalize(), _picture(measure, lines, run.num_rounds), shown))
     return drawn
+
+
+def _picture(
+    measure: str, lines: Mapping[str, Sequence[tuple[int, float]]], num_rounds: int
+) -> str:
+    """Draw a figure over the rounds, a line for each split; return it as a data URL."""
+    figure = new_figure(height=2.8)
+    axes = figure.subplots()
+    for (split, series), colour in zip(lines.items(), (HONEST, MALICIOUS), strict=False):
+        points = [(t, v) for t, v in series if abs(v) < _LARGEST]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, label=split)
+    axes.set(xlabel="round", ylabel=measure, xlim=(0, max(num_rounds, 1)))
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend()
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _settings(run: Watched) -> tuple[dict[str, object], dict[str, object]]:
@@ -116,16 +158,16 @@ def _settings(run: Watched) -> tuple[dict[str, object], dict[str, object]]:
 
 
 @lru_cache(maxsize=1)
-def _template() -> Template:
+def _environment() -> Environment:
     environment = Environment(
-        loader=DictLoader({"page": TEMPLATE}),
+        loader=PackageLoader("fedif_consortium.watch", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(moment=moment, lasting=lasting, nats=nats)
-    return environment.get_template("page")
+    return environment
 
 
 def moment(seconds: float) -> str:

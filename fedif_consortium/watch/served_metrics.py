@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 
 
 class ServedMetrics(RunPart):
-    """Serves ``/metrics`` and ``/health`` while the run goes on."""
+    """Serves ``/metrics`` while the run goes on."""
 
     def build(self, run: RunContext) -> Built:
         """Begin to serve, and return what fills the figures.
@@ -15,16 +14,15 @@ class ServedMetrics(RunPart):
         Raises
         ------
         ConfigError
-            If the package is missing, or the port is taken.
+            If the port is taken, or too many members are to be named.
         """
         port = run.config.metrics_port
         if not port:
             return NOTHING
-        try:
-            from fedif_consortium.watch.metrics import serving
-        except ImportError as error:
-            advice = f"{error}; pip install 'fedif-flower[metrics]'"
-            raise ConfigError(f"metrics-port = {port}: {advice}") from error
-        metrics = run.stack.enter_context(serving(run.config))
+        from fedif_consortium.watch.health import serving
+        from fedif_consortium.watch.metrics import RunMetrics
+
+        metrics, key = RunMetrics(run.config), f"metrics-port = {port}"
+        run.stack.enter_context(serving(run.config.metrics_host, port, metrics.registry, key=key))
         run.waits.append(metrics.keeper_answered)
         return Built(wires=[metrics.watched], callbacks=[metrics], on_row=metrics.row)

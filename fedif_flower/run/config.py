@@ -56,8 +56,8 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
     )
     metrics_port: int = setting(
         0,
-        "a port on which the server says its figures while the run goes on, `/metrics` for "
-        "Prometheus and `/health` (needs `fedif-flower[metrics]`); 0: none",
+        "a port on which the server says its figures to Prometheus while the run goes on, at "
+        "`/metrics`; 0: none",
         ge=0,
         le=65535,
         changes_result=False,

@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from fedif_consortium.watch.status_pages import package_version
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +39,14 @@ def provenance(config: RunConfig, data: str, validation: Iterable[Tensor]) -> di
         The validation set, as the model gets it.
     """
     return {"data_fingerprint": data, **origin(config.digest(), validation)}
+
+
+def package_version() -> str:
+    """Return this package's version; empty where it came with an app and is not installed."""
+    try:
+        return version("fedif-flower")
+    except PackageNotFoundError:
+        return ""
 
 
 def origin(settings: str, validation: Iterable[Tensor]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 
-from fedif_consortium.watch.status_pages import StatusServer, health_page
+from fedif_consortium.watch.health import serving_health
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.deployed import free_port, search_path, wait_for
@@ -211,14 +211,11 @@ def test_the_entry_point_knows_its_roles_and_no_other(tmp_path):
 
 @needs_bash
 def test_health_is_asked_for_by_url(tmp_path):
-    state: dict[str, object] = {}
     home = {"HOME": str(tmp_path)}
-    with StatusServer("127.0.0.1", 0, {"/health": health_page("x", lambda: state)}, key="") as up:
-        url = f"http://{up.address}/health"
+    address = f"127.0.0.1:{free_port()}"
+    url = f"http://{address}/health"
+    with serving_health("x", address):
         assert call("healthy", url, **home).returncode == 0
-        state["status"] = "stalled"
-        assert call("healthy", url, **home).returncode == 1
-        assert call("healthy", "--or-idle", url, **home).returncode == 1
     assert call("healthy", url, **home).returncode == 1
     assert call("healthy", "--or-idle", url, **home).returncode == 0
 
@@ -361,7 +358,7 @@ def test_the_commands_of_the_containers_run_as_they_stand_in_a_clean_directory(t
         assert {json.loads(line).get("run") for line in lines} >= {"october"}
         address = up.here("127.0.0.1:9093")
         answer = httpx.get(f"http://{address}/health", trust_env=False)
-        assert answer.json()["members-online"] == 1
+        assert "fedif_members_online 1.0" in answer.text
         for name in reversed(started):
             os.killpg(started[name].pid, signal.SIGTERM)
             started[name].wait(300)

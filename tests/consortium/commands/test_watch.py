@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -73,17 +69,11 @@ def test_runs_are_listed_the_newest_first(tmp_path):
     assert "2 / 2" in table
 
 
-@pytest.mark.all
-def test_the_command_serves_until_it_is_told_to_end(tmp_path):
-    folder = make_folder(tmp_path, [client(1, 1)], accuracies=[0.1, 0.5])
-    command = [sys.executable, "-c", "from fedif_flower.cli import main; main()"]
-    with subprocess.Popen(
-        [*command, "watch", str(folder.path)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().removeprefix("Watch: ").strip()
-            assert "round 1 of 10 is over" in httpx.get(url, timeout=60).text
-        finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(60) in (0, 1, 130, -signal.SIGINT)
+def test_a_page_is_written_beside_the_folder_of_a_run_that_is_over(tmp_path):
+    folder = make_folder(tmp_path / "run", [client(1, 1)], accuracies=[0.1, 0.5])
+    os.utime(folder.rounds.path, (time.time() - 7200,) * 2)
+    os.utime(folder.clients.path, (time.time() - 7200,) * 2)
+    assert "run-watch.html" in typed("watch", folder.path)
+    assert "round 1 of 10 is over" in (tmp_path / "run-watch.html").read_text()
+    typed("watch", folder.path, "--to", tmp_path / "other.html")
+    assert (tmp_path / "other.html").exists()

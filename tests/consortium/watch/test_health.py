@@ -1,33 +1,60 @@
-"""``/health`` of the keeper and of the guarded SuperLink."""
+"""Whether the keeper and the guarded SuperLink say that they are alive."""
 
 from __future__ import annotations
+
+import socket
 
 import httpx
 import pytest
 
 from fedif_consortium.superlink.guarded_superlink import _online
 from fedif_consortium.watch.health import serving_health
+from fedif_flower.errors import ConfigError
 from tests.integration.deployed import free_port
 
 
-def health(address: str) -> httpx.Response | None:
+def figures(address: str) -> list[str] | None:
     try:
-        return httpx.get(f"http://{address}/health", trust_env=False, timeout=30)
+        answer = httpx.get(f"http://{address}/health", trust_env=False, timeout=30)
     except httpx.TransportError:
         return None
+    assert answer.status_code == 200
+    return [line for line in answer.text.splitlines() if not line.startswith("#")]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_a_state_is_asked_for_at_every_look(host):
-    state: dict[str, object] = {"members-online": 2}
-    address = f"{host}:{free_port()}"
-    with serving_health("superlink", address, lambda: state):
-        found = health(address)
-        assert found.status_code == 200
-        assert found.json().items() >= {"part": "superlink", "members-online": 2}.items()
-        state["status"] = "stalled"
-        assert health(address).status_code == 503
-    assert health(address) is None
+def test_figures_are_asked_for_at_every_look(host):
+    address, online = f"{host}:{free_port()}", [2]
+    with serving_health("superlink", address, {"members_online": lambda: online[0]}):
+        assert figures(address) == ['fedif_up{part="superlink"} 1.0', "fedif_members_online 2.0"]
+        online[0] = 3
+        assert figures(address)[1] == "fedif_members_online 3.0"
+    assert figures(address) is None
+
+
+def test_who_connects_and_says_nothing_holds_nobody_up():
+    address = f"127.0.0.1:{free_port()}"
+    with serving_health("keeper", address):
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port))) as silent:
+            silent.sendall(b"GET /metrics HTTP/1.1")
+            assert figures(address) == ['fedif_up{part="keeper"} 1.0']
+
+
+def test_an_address_that_is_none_or_taken_is_refused_by_its_setting():
+    for address in ("9096", ":9096", "127.0.0.1:port", "127.0.0.1:70000"):
+        with (
+            pytest.raises(ConfigError, match="health-address"),
+            serving_health("keeper", address, key="health-address"),
+        ):
+            pass
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ConfigError, match=f"port {port}"),
+            serving_health("keeper", f"127.0.0.1:{port}"),
+        ):
+            pass
 
 
 def test_a_superlink_says_how_many_nodes_are_online():
@@ -40,4 +67,4 @@ def test_a_superlink_says_how_many_nodes_are_online():
             class linkstate_factory:  # noqa: N801
                 state = State
 
-    assert _online(App) == {"members-online": 3}
+    assert _online(App) == 3

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import time
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
-from fedif_consortium.watch.page import render
+from fedif_consortium.watch import page
+from fedif_consortium.watch.page import keep_page, render
 from fedif_consortium.watch.reader import RunReader
 from fedif_consortium.watch.state import Watched
 from tests.consortium.watch.made import NOW, asked, client, make_folder
@@ -92,19 +94,47 @@ def test_what_members_and_operators_wrote_is_text(tmp_path):
     )
     config = folder.config.read()
     folder.config.write(config | {"strategy": HOSTILE, "task": HOSTILE, HOSTILE: HOSTILE})
-    page = render(Watched(RunReader(folder).read(), time.time()))
-    tags = Outline(page).tags
-    assert not {"script", "img", "b-run"} & {tag for tag, _ in tags}
+    shown = render(Watched(RunReader(folder).read(), time.time()))
+    tags = Outline(shown).tags
+    assert not {"script", "b-run"} & {tag for tag, _ in tags}
     assert not any(name.startswith("on") for _, attributes in tags for name in attributes)
-    assert HOSTILE in Outline(page).text
-    assert "49" not in re.findall(r"onerror=alert\(2\)&gt;(.{1,8})", page)[0]
+    assert all(a["src"].startswith("data:") for tag, a in tags if tag == "img")
+    assert HOSTILE in Outline(shown).text
+    assert "49" not in re.findall(r"onerror=alert\(2\)&gt;(.{1,8})", shown)[0]
 
 
-def test_a_file_runs_nothing_and_fetches_nothing(run):
-    page = render(run)
-    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+def test_a_page_runs_nothing_and_fetches_nothing(run):
+    shown = re.sub(r"data:image/png;base64,[\w+/=]+", "PICTURE", render(run))
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', shown)
     assert policy.startswith("default-src &#39;none&#39;; style-src &#39;sha256-")
-    assert "script" not in page
-    assert not re.search(r"https?:|//", re.sub(r'xmlns="[^"]*"', "", page))
-    assert "style=" not in page  # The policy would not let it be.
-    assert "<script>" in render(run, served=True)
+    assert "script" not in shown
+    assert not re.search(r"https?:|//", shown)
+    assert "style=" not in shown  # The policy would not let it be.
+    assert shown.count('src="PICTURE"') == 2  # Accuracy and loss.
+
+
+def test_a_page_is_written_again_until_the_run_is_over(tmp_path, monkeypatch):
+    folder = make_folder(
+        tmp_path / "run",
+        accuracies=[0.1, 0.5],
+        live={"since": time.time(), "round": 2},
+        num_rounds=2,
+    )
+    folder.report.write_text("")
+    file = tmp_path / "pages" / "run.html"
+    file.parent.mkdir()
+    seen = []
+
+    def sleep(seconds: float) -> None:
+        seen.append(file.read_text())
+        folder.rounds.append([{"round": 2, "test_accuracy": 0.75, "test_loss": 0.5}])
+        folder.summary.write({"last_round_failed": False})
+
+    monkeypatch.setattr(page, "time", SimpleNamespace(time=time.time, sleep=sleep))
+    keep_page(folder, file)
+    (before,) = seen
+    after = file.read_text()
+    assert 'http-equiv="refresh" content="5"' in before
+    assert "refresh" not in after
+    assert ["round 1 of 2" in before, "round 2 of 2" in after] == [True, True]
+    assert 'href="../run/report.md"' in after
