@@ -36,10 +36,9 @@ def show(
         str | None,
         typer.Option(help="compare with this one; default: the app of its name approved last"),
     ] = None,
-    diff: Annotated[bool, typer.Option("--diff", help="show the lines that differ")] = False,
 ) -> None:
     """Show an app's files, its digest, who signed it, and what changed since the approved one."""
-    from fedif_consortium.member.app_bundle import MANIFEST, bundle_digest, compare, text_diff
+    from fedif_consortium.member.app_bundle import MANIFEST, bundle_digest, compare
     from fedif_flower.messages.text import printable
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -65,8 +64,6 @@ def show(
             console.print(f"{what:8} {printable(path)}")
     if not (found.added or found.removed or found.changed):
         console.print("the same files")
-    for line in text_diff(older, bundle) if diff else ():
-        console.print(printable(line, 1000))
 
 
 @app_cli.command()

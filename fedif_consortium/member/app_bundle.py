@@ -7,7 +7,6 @@ that was not approved may be hostile: it is never unpacked to disk, and nothing 
 from __future__ import annotations
 
 import base64
-import difflib
 import hashlib
 import io
 import json
@@ -15,7 +14,7 @@ import posixpath
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,20 +119,6 @@ def compare(old: AppBundle, new: AppBundle) -> Changes:
         removed=tuple(sorted(before.keys() - after.keys())),
         changed=tuple(sorted(p for p in before.keys() & after.keys() if before[p] != after[p])),
     )
-
-
-def text_diff(old: AppBundle, new: AppBundle) -> Iterator[str]:
-    """Yield the lines of a unified diff of all files that differ; bytes that are no text as ``?``.
-
-    The lines come out of bundles: whoever shows them must expect control characters.
-    """
-    found = compare(old, new)
-    for path in sorted((*found.added, *found.removed, *found.changed)):
-        before, after = (
-            bundle.files.get(path, b"").decode(errors="replace").splitlines()
-            for bundle in (old, new)
-        )
-        yield from difflib.unified_diff(before, after, path, path, lineterm="")
 
 
 def sign_bundle(digest: str, key: SigningKey) -> tuple[str, str]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,7 +27,7 @@ from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.outgoing import OutgoingPolicy
 from fedif_consortium.member.policy import MemberPolicy, read_member_policy
 from fedif_consortium.member.round_counts import RoundCounts
-from fedif_flower.errors import FedIFError
+from fedif_flower.errors import FedIFError, StorageError
 from fedif_flower.run.logs import show_logs
 from fedif_flower.runtime.supernode import COMMAND, prepare
 from fedif_flower.settings import Scalar
@@ -39,6 +41,7 @@ usage: python -m fedif_consortium.member.guarded_supernode POLICY.toml ARGUMENT.
 
 Run flower-supernode with its own arguments (flower-supernode --help lists them), in the limits of
 a member's policy: docs/member-policy.md."""
+APPS = "flower"  # In the policy's state: Flower's folder, where it unpacks apps.
 _LOOP = "flwr.supernode.start_client_internal"
 
 
@@ -78,6 +81,7 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
     counts = RoundCounts(policy.counts, policy.runs)
     log = NodeLog(policy.log_folder)
     leaves = OutgoingPolicy(policy.leaves, log)
+    _use_own_folder(policy.state / APPS)
     start, connect = command.start_client_internal, loop.http_request_response
 
     def start_guarded(*, state_factory: Any, node_config: Any, **options: Any) -> None:
@@ -89,6 +93,23 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
         start(state_factory=state_factory, node_config=config, **options)
 
     command.start_client_internal = start_guarded
+
+
+def _use_own_folder(home: Path) -> None:
+    """Let Flower unpack apps into an empty folder.
+
+    It runs what lies in a folder that eight digits of a bundle's digest name: another app's code,
+    if that was unpacked there before.
+    """
+    try:
+        if home.is_symlink() or home.is_file():
+            home.unlink()
+        elif home.exists():
+            shutil.rmtree(home)
+        home.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise StorageError(f"cannot empty {home}: {error.strerror or error}") from error
+    os.environ["FLWR_HOME"] = str(home)
 
 
 def _guarding(

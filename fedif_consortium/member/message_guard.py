@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import httpx
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import FAB_HASH_TRUNCATION, ErrorCode
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
@@ -191,6 +191,10 @@ class MessageGuard:
         except RefusedByMemberError:
             self._keep_refused(run)
             raise
+        if any(_is_other_folder(run, earlier.run) for earlier in self._runs.values()):
+            raise RefusedByMemberError(
+                "another app whose digest begins alike ran here: start the node again"
+            )
         fab = self._connection.get_fab(run.fab_hash, run_id)
         if not fab.hash_str == run.fab_hash == bundle_digest(fab.content):
             raise RefusedByMemberError("the server sent another app than it announced")
@@ -264,8 +268,11 @@ class MessageGuard:
             if message.has_error():
                 reply = self._failure(message, asked)
             else:
+                facts = asked.metadata
                 noted.append(_read_content(tree, self._contents(tree)))
-                noted.append(self._leaves.check(received, noted[0], asked.metadata.run_id))
+                noted.append(
+                    self._leaves.check(received, noted[0], facts.run_id, facts.message_type)
+                )
                 self._replies.amend(received, *noted)
                 reply = Message(noted[1], reply_to=asked)
             objects = _in_pieces(reply)
@@ -354,6 +361,12 @@ class MessageGuard:
             decision="refused" if reason else "passed",
             reason=reason,
         )
+
+
+def _is_other_folder(run: Any, earlier: Any) -> bool:
+    """Return whether Flower would take an earlier app's folder for that of another one's."""
+    own, other = str(run.fab_hash), str(earlier.fab_hash)
+    return own != other and own[:FAB_HASH_TRUNCATION] == other[:FAB_HASH_TRUNCATION]
 
 
 def _in_pieces(message: Message) -> Objects:

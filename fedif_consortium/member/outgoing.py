@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import UnionType
 from typing import Any, NoReturn, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from pydantic import field_validator, model_validator
 
@@ -29,9 +30,12 @@ from fedif_flower.settings import RefusedValueError, Settings, setting
 
 Values = NDArray[np.generic]
 _NAMES = 'a list of names, each "RECORD.KEY"'
-_ARRAY = re.compile(r"(?P<name>\S+) (?P<dtype>[a-z]+\d*)\[(?P<shape>((\d+|\*)(,(\d+|\*))*)?)\]")
+_ARRAY = re.compile(r"(\S+) ([a-z]+\d*)")
+_VALUE = re.compile(r"(\S+) (number|(?:text|bytes)\[(\d+)\])")
+_MODEL = "arrays"  # The record that is the model, in messages and replies.
 _BLOCK = 1 << 20
 _LARGEST_INTEGER = 2**63 - 1
+_KINDS: Mapping[str, type | UnionType] = {"number": int | float, "text": str, "bytes": bytes}
 
 
 class LeavesSettings(Settings):
@@ -39,8 +43,8 @@ class LeavesSettings(Settings):
 
     arrays: list[str] = setting(
         [],
-        "Arrays beside the model's, each `RECORD.NAME DTYPE[SHAPE]`; `*` is any length.",
-        allowed='a list such as ["arrays.masked-update uint64[*]"]',
+        "Rows of numbers beside the model's arrays, each `RECORD.NAME DTYPE`.",
+        allowed='a list such as ["arrays.masked-update uint64"]',
     )
     buffers: list[str] = setting(
         [],
@@ -62,17 +66,17 @@ class LeavesSettings(Settings):
     longest_list: int = setting(1, "Numbers in one metric.", ge=1)
     config: list[str] = setting(
         [
-            *("node.partition-id", "node.attack"),
-            *("preflight.data", "preflight.training", "preflight.disk", "preflight.masking"),
-            *("preflight.signing-key", "preflight.time"),
-            *("signature.key", "signature.signature", "signature.received", "signature.sent"),
-            "seen-head.size",
-            *("statement.kept", "statement.wanted", "statement.reason"),
+            *("node.partition-id number", "node.attack text[40]", "preflight.time number"),
+            *(f"preflight.{check} text[200]" for check in ("data", "training", "disk")),
+            *("preflight.masking text[200]", "preflight.signing-key text[200]"),
+            *("signature.key bytes[120]", "signature.signature bytes[104]"),
+            *("signature.received bytes[32]", "signature.sent bytes[32]", "seen-head.size number"),
+            *("statement.kept number", "statement.wanted number", "statement.reason text[200]"),
         ],
-        "Values of ConfigRecords, each `RECORD.KEY`. They leave as they are.",
-        allowed=_NAMES,
+        "Values of ConfigRecords, each `RECORD.KEY FORMAT`: a `number` (or true, false), "
+        "`bytes[MOST]`, or `text[MOST]`, in bytes, which leaves in the answer to a query alone.",
+        allowed='a list such as ["node.attack text[40]"]',
     )
-    longest_text: int = setting(400, "Bytes in one such value.", ge=0)
     longest_error: int = setting(
         0, "Characters of an app's error message that leave; 0: only that there was one.", ge=0
     )
@@ -103,8 +107,13 @@ class LeavesSettings(Settings):
     @field_validator("arrays")
     @classmethod
     def _are_arrays(cls, value: list[str]) -> list[str]:
-        for text in value:
-            _ListedArray.read(text)
+        _listed_arrays(value)
+        return value
+
+    @field_validator("config")
+    @classmethod
+    def _are_values(cls, value: list[str]) -> list[str]:
+        _listed_values(value)
         return value
 
     @model_validator(mode="after")
@@ -125,32 +134,28 @@ class LeavesSettings(Settings):
         return self
 
 
-@dataclass(frozen=True)
-class _ListedArray:
-    """An array that may leave beside the model's; a length of ``None`` is any."""
+def _listed_arrays(texts: Iterable[str]) -> dict[str, np.dtype[np.generic]]:
+    """Return the type of each array on a list."""
+    try:
+        return {name: np.dtype(dtype) for name, dtype in _matches(_ARRAY, texts)}
+    except TypeError as error:
+        raise ValueError from error
 
-    name: str
-    dtype: np.dtype[np.generic]
-    shape: tuple[int | None, ...]
 
-    @classmethod
-    def read(cls, text: str) -> Self:
-        found = _ARRAY.fullmatch(text)
+def _listed_values(texts: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """Return the kind of each value on a list, and its most bytes."""
+    return {
+        name: (form.partition("[")[0], int(most or 8))
+        for name, form, most in _matches(_VALUE, texts)
+    }
+
+
+def _matches(pattern: re.Pattern[str], texts: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    for text in texts:
+        found = pattern.fullmatch(text)
         if found is None:
             raise ValueError
-        lengths = found["shape"].split(",") if found["shape"] else []
-        try:
-            dtype = np.dtype(found["dtype"])
-        except TypeError as error:
-            raise ValueError from error
-        return cls(found["name"], dtype, tuple(None if n == "*" else int(n) for n in lengths))
-
-    def fits(self, values: Values) -> bool:
-        return (
-            values.dtype == self.dtype
-            and len(values.shape) == len(self.shape)
-            and all(want in (None, n) for want, n in zip(self.shape, values.shape, strict=True))
-        )
+        yield found.groups()
 
 
 class OutgoingPolicy:
@@ -172,7 +177,8 @@ class OutgoingPolicy:
 
     def __init__(self, settings: LeavesSettings, log: NodeLog | None = None) -> None:
         self.settings, self._log = settings, log
-        self._listed = {one.name: one for one in map(_ListedArray.read, settings.arrays)}
+        self._listed = _listed_arrays(settings.arrays)
+        self._values = _listed_values(settings.config)
         self._budget: PrivacyBudget | None = None
         if settings.noise_multiplier:
             if log is None:
@@ -184,7 +190,13 @@ class OutgoingPolicy:
                 most_epsilon=settings.most_epsilon,
             )
 
-    def check(self, received: RecordDict, reply: RecordDict, run_id: int = 0) -> RecordDict:
+    def check(
+        self,
+        received: RecordDict,
+        reply: RecordDict,
+        run_id: int = 0,
+        kind: str = MessageType.TRAIN,
+    ) -> RecordDict:
         """Return the reply that may leave.
 
         Parameters
@@ -195,6 +207,8 @@ class OutgoingPolicy:
             What the app wants to send: nothing in it is believed.
         run_id : int
             The run, for the privacy budget.
+        kind : str
+            Flower's type of that message: texts leave in the answer to a query alone.
 
         Raises
         ------
@@ -203,7 +217,7 @@ class OutgoingPolicy:
         StorageError
             If the spent budget cannot be written.
         """
-        limits = self.settings
+        limits, is_answer = self.settings, kind.partition(".")[0] == MessageType.QUERY
         if VECTOR_RECORD in reply and (limits.longest_update or limits.clip_length):
             # Its values are no update of the vector that came, as the model's are.
             _refuse("no bound on the update's length holds for a vector beside it", VECTOR_RECORD)
@@ -214,11 +228,13 @@ class OutgoingPolicy:
             if not len(record):
                 continue  # Its name would be text that is on no list.
             if isinstance(record, ArrayRecord):
-                models.append(self._arrays(name, received.get(name), record))
+                models.append(
+                    self._arrays(name, received.get(name) if name == _MODEL else None, record)
+                )
             elif isinstance(record, MetricRecord):
                 leaving[name] = MetricRecord(dict(self._metrics(name, record)))
             else:
-                leaving[name] = ConfigRecord(dict(self._config(name, record)))
+                leaving[name] = ConfigRecord(dict(self._config(name, record, is_answer)))
         size = sum(map(_record_size, leaving.values()))
         size += sum(values.nbytes for model in models for values in model.returned.values())
         if 0 < self.settings.most_bytes < size:
@@ -257,7 +273,7 @@ class OutgoingPolicy:
             if name not in model:
                 if path not in self._listed:
                     _refuse("an array is neither the model's nor on the list", path)
-                if not self._listed[path].fits(own):
+                if own.ndim != 1 or own.dtype != self._listed[path]:
                     _refuse("an array is not as the list has it", f"{path} {own.dtype}{own.shape}")
                 continue
             came = model[name]
@@ -325,12 +341,19 @@ class OutgoingPolicy:
             _refuse("a metric is not finite", path)
         return found
 
-    def _config(self, record: str, config: ConfigRecord) -> Iterator[tuple[str, Any]]:
+    def _config(
+        self, record: str, config: ConfigRecord, is_answer: bool
+    ) -> Iterator[tuple[str, Any]]:
         for name in sorted(config):
             path, value = f"{record}.{name}", config[name]
-            if path not in self.settings.config:
+            if path not in self._values:
                 _refuse("a value of a ConfigRecord is not on the list", path)
-            if (size := _size(value)) > self.settings.longest_text:
+            kind, most = self._values[path]
+            if not isinstance(value, _KINDS[kind]):
+                _refuse("a value of a ConfigRecord is of another kind than the list says", path)
+            if kind == "text" and not is_answer:
+                _refuse("a text leaves in the answer to a query alone", path)
+            if (size := _size(value)) > most:
                 _refuse("a value of a ConfigRecord is too long", f"{path}, of {size} bytes")
             yield name, value
 

@@ -114,8 +114,8 @@ app = task_app(mods=[steal])
 # What a guard lets out in a masked run, as docs/member-policy.md has it.
 LEAVES = f"""
 [leaves]
-arrays = ["arrays.masked-update uint64[*]"]
-config = {json.dumps([*LeavesSettings().config, "mask.box", "mask.length"])}
+arrays = ["arrays.masked-update uint64"]
+config = {json.dumps([*LeavesSettings().config, "mask.box bytes[400]", "mask.length number"])}
 """
 KEEPER = """
 [policy]

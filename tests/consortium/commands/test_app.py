@@ -41,12 +41,10 @@ def test_an_app_is_shown_approved_and_compared(call):
     assert "compared with" not in shown
     assert "fedif/app 1.0 runs here now" in call("approve", "app.fab")
     assert "here     approved" in call("show", DIGEST[:12])
-    changed = call("show", "changed.fab", "--diff")
+    changed = call("show", "changed.fab")
     assert f"compared with fedif/app {DIGEST[:16]}:" in changed
     assert "changed  app.py\n" in changed
-    assert {"-x = 1", "+x = 2", "+y = 1"} <= set(changed.splitlines())
     assert "\x1b" not in changed
-    assert "-x = 1" not in call("show", "changed.fab")
     assert "the same files" in call("show", "app.fab", "--against", "app.fab")
 
 

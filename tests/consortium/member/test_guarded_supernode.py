@@ -33,6 +33,7 @@ def test_flower_s_connection_goes_through_the_guard(policy, monkeypatch):
         started["connected"] = address, insecure
         yield connection
 
+    monkeypatch.setenv("FLWR_HOME", "")  # put back at the end
     monkeypatch.setattr(COMMAND, "start_client_internal", lambda **given: started.update(given))
     monkeypatch.setattr(LOOP, "http_request_response", connect)
     install(policy(), ["--auth-supernode-private-key=/keys/node"])
@@ -45,6 +46,21 @@ def test_flower_s_connection_goes_through_the_guard(policy, monkeypatch):
         assert guarded[0] == 7
         assert [type(part) for part in guarded[1:] if isinstance(part, str)] == [str]
         assert guarded.push_object == "part 5"
+
+
+def test_an_app_that_lies_in_flower_s_folder_already_never_runs(policy, monkeypatch, tmp_path):
+    # Flower runs what lies under the first eight digits of the digest, which can be made to fit.
+    other = tmp_path / "member-state" / "flower" / "apps" / "fedif.app.1.0.01234567" / "app.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("steal()")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "shared"))
+    monkeypatch.setattr(COMMAND, "start_client_internal", None)
+    install(policy(), [])
+    from flwr.common.config import get_project_dir
+
+    unpacked = get_project_dir("fedif/app", "1.0", "01234567" + 56 * "0")
+    assert unpacked == other.parent
+    assert not unpacked.exists()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.runtime.run_clientapp import push_message
 from flwr.supernode.servicer.runtime import runtime_handlers
 
+from fedif_consortium.member import message_guard
 from fedif_consortium.member.app_bundle import bundle_digest, read_bundle
 from fedif_consortium.member.message_guard import REFUSED, Connection, MessageGuard
 from fedif_consortium.member.outgoing import OutgoingPolicy
@@ -435,3 +436,14 @@ def test_a_reply_that_is_not_all_there_does_not_wait_forever(start, monkeypatch)
     monkeypatch.setattr(runtime_handlers, "push_object", lambda *_: SimpleNamespace(stored=True))
     member.answer(Message(UPDATE, reply_to=asked))
     assert "did not send all of its reply" in member.error
+
+
+def test_an_app_that_would_run_from_another_one_s_folder_is_refused(tmp_path, monkeypatch):
+    member = Member(tmp_path, "[apps]\nleast-signers = 1")
+    assert member.ask() is not None
+    other = bundle("x = 2\n")
+    member.policy.apps.approve(read_bundle(other, "other"))
+    member.serve(other)
+    monkeypatch.setattr(message_guard, "FAB_HASH_TRUNCATION", 0)  # all digests begin alike
+    assert member.ask(run_id=RUN + 1) is None
+    assert "another app whose digest begins alike ran here" in member.log.lines[-1]["reason"]
