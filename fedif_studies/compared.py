@@ -64,8 +64,16 @@ CONDITIONS: Mapping[str, Settings] = {
 }
 MU = 0.1  # Of MOON.
 # Their papers' stages, in proportion to the rounds here: not chosen by any result.
-FEDNORO: Settings = {"local-method": "fednoro", "fednoro.warm-up": 5, "fednoro.ramp": 8}
-FEDCORR: Settings = {"local-method": "fedcorr", "fedcorr.passes": 2, "fedcorr.fine-tuning": 4}
+FEDNORO: Settings = {
+    "local-method": "fedif_studies.local_methods.fednoro:FedNoRo",
+    "FedNoRo.warm-up": 5,
+    "FedNoRo.ramp": 8,
+}
+FEDCORR: Settings = {
+    "local-method": "fedif_studies.local_methods.fedcorr:FedCorr",
+    "FedCorr.passes": 2,
+    "FedCorr.fine-tuning": 4,
+}
 METHODS: Mapping[str, Settings] = {
     "FedAvg": {"strategy": "fedavg"},
     "FedProx": {"strategy": "fedprox", "fedprox.proximal-mu": 0.01},

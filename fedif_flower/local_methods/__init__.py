@@ -1,7 +1,5 @@
 """What clients do beside plain SGD on their loss: one file per method. No Flower, no I/O."""
 
-from fedif_flower.local_methods.fedcorr import FedCorr
-from fedif_flower.local_methods.fednoro import FedNoRo
 from fedif_flower.local_methods.guide import Guide, Told, Turn
 from fedif_flower.local_methods.local_method import (
     LocalMethod,
@@ -19,8 +17,6 @@ from fedif_flower.local_methods.scaffold import Scaffold
 
 __all__ = [
     "LOCAL_METHODS",
-    "FedCorr",
-    "FedNoRo",
     "Guide",
     "LocalMethod",
     "LocalMethodConfig",

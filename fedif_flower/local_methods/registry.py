@@ -7,8 +7,6 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.local_methods.fedcorr import FedCorr
-from fedif_flower.local_methods.fednoro import FedNoRo
 from fedif_flower.local_methods.local_method import LocalMethod
 from fedif_flower.local_methods.moon import Moon
 from fedif_flower.local_methods.scaffold import Scaffold
@@ -22,8 +20,6 @@ _BUILT_IN: Mapping[str, Callable[..., LocalMethod]] = MappingProxyType(
         "sgd": LocalMethod,
         "scaffold": Scaffold,
         "moon": Moon,
-        "fednoro": FedNoRo,
-        "fedcorr": FedCorr,
     }
 )
 
@@ -39,10 +35,7 @@ class LocalMethodConfig(SectionedSettings):
     local_method: str = setting(
         "sgd",
         "how clients train: `sgd` on the loss as it is; `scaffold`: corrected by control variates; "
-        "`moon`: with a contrastive term (`docs/methods/local-methods.md`); `fednoro`: members "
-        "with wrong labels are found, and learn from the global model too "
-        "(`docs/methods/local-methods.md`); `fedcorr`: wrong labels are corrected "
-        "(`docs/methods/local-methods.md`)",
+        "`moon`: with a contrastive term (`docs/methods/local-methods.md`)",
         choices=LOCAL_METHODS,
         is_new=True,
     )

@@ -228,7 +228,7 @@ def test_a_masked_reply_is_the_masked_vector_its_box_and_three_figures(member):
         # SCAFFOLD's change of its control variate is the update, and leaves without a mask.
         {"local_method": "scaffold"},
         {"local_method": "moon"},  # Remembers rounds in which members may have got other models.
-        {"local_method": "fedcorr"},
+        {"local_method": "fedif_studies.local_methods.fedcorr:FedCorr"},
         # Malicious by their partition, all but one member would send what the server knows.
         {"attack": "sign-flip", "malicious_fraction": 0.5},
     ],

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.local_methods.mixture import in_higher, on_one_scale
+from fedif_studies.local_methods.mixture import in_higher, on_one_scale
 
 NAN = math.nan
 

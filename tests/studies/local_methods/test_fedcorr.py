@@ -12,13 +12,7 @@ from torch.nn.utils import parameters_to_vector
 
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.local_methods import FedCorr, LocalRound, LocalTerm
-from fedif_flower.local_methods.fedcorr import (
-    FedCorrGuide,
-    corrected,
-    intrinsic_dimensions,
-    noise_level,
-)
+from fedif_flower.local_methods import LocalRound, LocalTerm
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
@@ -26,7 +20,16 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.config import TrainingConfig
+from fedif_studies.local_methods.fedcorr import (
+    FedCorr,
+    FedCorrGuide,
+    corrected,
+    intrinsic_dimensions,
+    noise_level,
+)
 from tests.run.points import classes, line, regression, run
+
+NAME = "fedif_studies.local_methods.fedcorr:FedCorr"
 
 RATE, EPOCHS, PASSES, TUNING, ROUNDS, CLIENTS = 0.3, 3, 3, 2, 7, 6
 NOISY = {1, 4}
@@ -157,7 +160,7 @@ def test_examples_are_mixed_with_others_of_the_batch():
     own, others = (-log_p[range(3), y].mean() for y in (labels, labels[order]))
     assert float(found.detach()) == pytest.approx(float(share * own + (1 - share) * others))
     assert given.model(inputs)[:, 1].tolist() == pytest.approx([5, 10, -20])
-    with pytest.raises(DataError, match=r"fedcorr\.mixup = 0"), term:
+    with pytest.raises(DataError, match=r"(?i:fedcorr\.mixup = 0)"), term:
         given.model(torch.tensor([1, 2]))
 
 
@@ -316,16 +319,16 @@ def test_a_run_is_the_published_algorithm(tmp_path, caplog):
     chosen = {
         "strategy": "fedavg",
         "num_clients": CLIENTS,
-        "local_method": "fedcorr",
+        "local_method": NAME,
         "momentum": 0.0,
         "learning_rate": RATE,
         "local_epochs": EPOCHS,
         "batch_size": 60,
         "num_server_rounds": ROUNDS,
-        "fedcorr.passes": PASSES,
-        "fedcorr.fine_tuning": TUNING,
-        "fedcorr.mixup": 0.0,
-        "fedcorr.proximal": 2.0,
+        "FedCorr.passes": PASSES,
+        "FedCorr.fine_tuning": TUNING,
+        "FedCorr.mixup": 0.0,
+        "FedCorr.proximal": 2.0,
     }
     with caplog.at_level(logging.INFO):
         run_dir = run(tmp_path, task(), **chosen)
@@ -354,9 +357,9 @@ def test_noisy_members_of_a_run_on_digits_are_found_and_their_labels_corrected(t
             "malicious-fraction": 0.3,
             "dirichlet-alpha": 10.0,
             "strategy": "fedif",
-            "local-method": "fedcorr",
-            "fedcorr.passes": 2,
-            "fedcorr.fine-tuning": 1,
+            "local-method": NAME,
+            "FedCorr.passes": 2,
+            "FedCorr.fine-tuning": 1,
             "device": "cpu",
             "output-dir": str(tmp_path),
         }
@@ -386,8 +389,8 @@ def test_noisy_members_of_a_run_on_digits_are_found_and_their_labels_corrected(t
     ],
 )
 def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):
-    with pytest.raises(ConfigError, match=f"local-method = 'fedcorr' needs {missing}"):
-        run(tmp_path, own(), local_method="fedcorr")
+    with pytest.raises(ConfigError, match=f"local-method = '{NAME}' needs {missing}"):
+        run(tmp_path, own(), local_method=NAME)
 
 
 def test_data_whose_order_may_change_are_refused():
@@ -401,4 +404,10 @@ def test_late_and_masked_replies_are_refused(tmp_path):
         ({"late_rounds": 1}, "late_rounds"),
     ):
         with pytest.raises(ConfigError, match=reason):
-            run(tmp_path, task(), strategy="fedavg", local_method="fedcorr", **chosen)
+            run(
+                tmp_path,
+                task(),
+                strategy="fedavg",
+                local_method=NAME,
+                **chosen,
+            )

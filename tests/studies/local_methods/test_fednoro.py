@@ -13,15 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError, DataError, ReplyError
-from fedif_flower.local_methods import FedNoRo, LocalRound, LocalTerm
-from fedif_flower.local_methods.fednoro import (
-    FedNoRoGuide,
-    class_losses,
-    class_shares,
-    distance_aware,
-    distillation_loss,
-    distillation_weight,
-)
+from fedif_flower.local_methods import LocalRound, LocalTerm
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import tensor_arrays
@@ -33,7 +25,18 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.config import TrainingConfig
+from fedif_studies.local_methods.fednoro import (
+    FedNoRo,
+    FedNoRoGuide,
+    class_losses,
+    class_shares,
+    distance_aware,
+    distillation_loss,
+    distillation_weight,
+)
 from tests.run.points import classes, line, regression, run
+
+NAME = "fedif_studies.local_methods.fednoro:FedNoRo"
 
 NAN = math.nan
 RATE, EPOCHS, WARM_UP, ROUNDS, CLIENTS = 0.5, 2, 3, 6, 6
@@ -254,14 +257,14 @@ def test_a_run_is_the_published_algorithm(tmp_path, caplog):
     chosen = {
         "strategy": "fedavg",
         "num_clients": CLIENTS,
-        "local_method": "fednoro",
+        "local_method": NAME,
         "momentum": 0.0,
         "learning_rate": RATE,
         "local_epochs": EPOCHS,
         "batch_size": 50,
         "num_server_rounds": ROUNDS,
-        "fednoro.warm_up": WARM_UP,
-        "fednoro.ramp": 4,
+        "FedNoRo.warm_up": WARM_UP,
+        "FedNoRo.ramp": 4,
     }
     with caplog.at_level(logging.INFO):
         run_dir = run(tmp_path, task(), **chosen)
@@ -288,8 +291,8 @@ def test_noisy_members_of_a_run_on_digits_are_found_where_a_share_is_drawn(tmp_p
             "malicious-fraction": 0.3,
             "dirichlet-alpha": 10.0,
             "strategy": "fedif",
-            "local-method": "fednoro",
-            "fednoro.warm-up": 4,
+            "local-method": NAME,
+            "FedNoRo.warm-up": 4,
             "device": "cpu",
             "output-dir": str(tmp_path),
         }
@@ -325,8 +328,8 @@ def test_no_report_stops_a_run_and_a_reply_without_one_is_refused(tmp_path):
             "num-clients": CLIENTS,
             "fraction-train": 1.0,
             "num-server-rounds": 4,
-            "local-method": "fednoro",
-            "fednoro.warm-up": 2,
+            "local-method": NAME,
+            "FedNoRo.warm-up": 2,
             "device": "cpu",
             "output-dir": str(tmp_path),
         }
@@ -378,8 +381,8 @@ def test_a_report_is_screened(report, reason):
     ],
 )
 def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):
-    with pytest.raises(ConfigError, match=f"local-method = 'fednoro' needs {missing}"):
-        run(tmp_path, own(), local_method="fednoro")
+    with pytest.raises(ConfigError, match=f"local-method = '{NAME}' needs {missing}"):
+        run(tmp_path, own(), local_method=NAME)
 
 
 @pytest.mark.parametrize(
@@ -388,16 +391,24 @@ def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):
         ({"strategy": "median"}, "RobustRule"),
         ({"strategy": "fedavg", "masking": "trial"}, "masking: members train by SGD alone"),
         ({"strategy": "fedavg", "late_rounds": 1}, "late_rounds"),
-        ({"fednoro.warm_up": 1}, "fednoro.warm-up"),
+        ({"FedNoRo.warm_up": 1}, "FedNoRo.warm-up"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path, chosen, reason):
     with pytest.raises(ConfigError, match=reason):
-        run(tmp_path, task(), **{"local_method": "fednoro", **chosen})
+        run(
+            tmp_path,
+            task(),
+            **{"local_method": NAME, **chosen},
+        )
 
 
 def test_without_distance_aware_weights_updates_need_not_be_seen_together(tmp_path):
-    own = {"local_method": "fednoro", "fednoro.warm_up": 2, "fednoro.distance_aware": False}
+    own = {
+        "local_method": NAME,
+        "FedNoRo.warm_up": 2,
+        "FedNoRo.distance_aware": False,
+    }
     run_dir = run(tmp_path, task(), **own, strategy="median")
     assert len(read_rows(run_dir / "rounds.csv")) == 4
 
