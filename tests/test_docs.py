@@ -58,7 +58,7 @@ def _blocks(path: Path, language: str) -> list[str]:
 
 # The README's example needs a project of the reader's own: tests/test_readme.py gives it one.
 WITH_CODE = [path for path in WRITTEN if _blocks(path, "python") and path.name != "README.md"]
-TRAINED = {DOCS / "tutorial" / f"{name}.md" for name in ("own-federation", "own-model", "results")}
+TRAINED = {DOCS / "tutorial" / f"{name}.md" for name in ("own-app", "own-parts")}
 
 
 @pytest.mark.parametrize("path", [*WRITTEN, REPOSITORY / "CHANGELOG.md"], ids=_name)

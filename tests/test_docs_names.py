@@ -30,7 +30,7 @@ PYTHON = [
     for top in (*PACKAGES, "examples", "deploy", "docs")
     for path in sorted((REPOSITORY / top).rglob("*.py"))
 ] + sorted(REPOSITORY.glob("*.py"))
-KEY_PAGES = ("configuration.md", "member-policy.md", "methods/masked-rounds.md", "monitoring.md")
+KEY_PAGES = ("configuration.md", "member-policy.md", "methods/masked-rounds.md", "operations.md")
 KEY_AND_VALUE = r"([a-z][a-z0-9]*(?:[-.][a-z0-9]+)+) ?= ?(?:['\"\d]|true|false)"
 NOT_OURS = {"client-resources-num-cpus"}  # Flower's.
 GONE = "no longer part of the tree"  # Said of a command that a figure was once measured by.

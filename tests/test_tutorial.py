@@ -67,18 +67,18 @@ def last_scores(run_dir: Path) -> tuple[list[float], list[float]]:
 
 def test_own_model_finds_the_clients_with_wrong_labels(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    scores = code_of("own-model.md", 4)["strategy"].ledger.scores
+    scores = code_of("own-app.md", 4)["strategy"].ledger.scores
     said = "end below 0.15, all others above 0.4"
-    assert said in (REPOSITORY / "docs" / "tutorial" / "own-model.md").read_text()
+    assert said in (REPOSITORY / "docs" / "tutorial" / "own-app.md").read_text()
     assert all((score < 0.15) == (node_id < 1003) for node_id, score in scores.items())
     assert all((score > 0.4) == (node_id >= 1003) for node_id, score in scores.items())
 
 
 def test_curves_have_each_round_and_member():
-    page = (REPOSITORY / "docs" / "tutorial" / "own-model.md").read_text()
+    page = (REPOSITORY / "docs" / "tutorial" / "own-app.md").read_text()
     names: dict = {"__name__": "documentation"}
     [code] = re.findall(r"^```python\n((?:(?!```).)*class Curves.*?)^```", page, re.DOTALL | re.M)
-    exec(compile(code, "own-model.md", "exec"), names)
+    exec(compile(code, "own-app.md", "exec"), names)
     logged: dict[str, dict[int, float]] = {}
     strategy = FedIF(
         threshold_validation(),
@@ -100,13 +100,13 @@ def test_curves_have_each_round_and_member():
 
 def test_own_federation_finds_the_malicious_half(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    honest, malicious = last_scores(code_of("own-federation.md", 2)["folder"])
+    honest, malicious = last_scores(code_of("own-parts.md", 2)["folder"])
     assert len(honest) == len(malicious) == 4
     assert max(malicious) < 0.5 * min(honest)
 
 
 def test_the_statement_pays_free_riders_nothing(tmp_path):
-    page = (REPOSITORY / "docs" / "tutorial" / "statement.md").read_text()
+    page = (REPOSITORY / "docs" / "consortium.md").read_text()
     (settings,) = re.findall(r"^fedif run -c '([^']*)'", page, flags=re.M)
     run = run_of(settings, tmp_path)
     honest, malicious = last_scores(run.path)

@@ -41,7 +41,7 @@ class RunMetrics(Callback):
     Attributes
     ----------
     registry : CollectorRegistry
-        All metrics; ``docs/monitoring.md`` describes them.
+        All metrics; ``docs/operations.md`` describes them.
 
     Raises
     ------

@@ -81,7 +81,7 @@ class NodeConfig(Settings):
     receipts_dir: str | None = setting(
         None,
         "folder in which this node keeps what it sent and its receipts, from which `fedif verify "
-        "--receipts` finds rewritten records ([receipts](receipts.md)); at most 100 runs; without: "
+        "--receipts` finds rewritten records; at most 100 runs; without: "
         "they are checked as they come, and not kept",
         allowed="a string",
     )

@@ -89,7 +89,7 @@ class CompletenessRule:
         float,
         Setting(
             "a run in which a member took part in less than this share of its turns is "
-            "`incomplete`: it ends with exit status 3 (`docs/completeness.md`); "
+            "`incomplete`: it ends with exit status 3 (`docs/consortium.md`); "
             "0: none is for that",
             ge=0,
             le=1,

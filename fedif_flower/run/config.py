@@ -90,7 +90,7 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
     start_without: str = setting(
         "nobody",
         "`nobody`: a run does not begin while a member that is online cannot take part ([what each "
-        "checks](operations.md#before-the-first-round)); `unfit`: it begins all the same",
+        "checks](consortium.md#a-run)); `unfit`: it begins all the same",
         choices=("nobody", "unfit"),
         changes_result=False,
     )
@@ -124,13 +124,13 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
     require_signatures: bool = setting(
         False,
         "a reply that its member did not sign is refused: each node needs `signing-key` "
-        "([receipts](receipts.md))",
+        "([receipts](consortium.md))",
         is_new=True,
     )
     receipts: bool = setting(
         False,
         "with `attribution`, where clients are real nodes: each gets receipts for its own lines of "
-        "the records, by which it sees whether they are rewritten later ([receipts](receipts.md))",
+        "the records, by which it sees whether they are rewritten later",
         changes_result=False,
     )
     publish_gradients: bool = setting(

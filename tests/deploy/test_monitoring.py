@@ -83,7 +83,7 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap():
 
 
 def test_the_page_tells_of_every_metric_and_alert(known):
-    page = (REPOSITORY / "docs" / "monitoring.md").read_text()
+    page = (REPOSITORY / "docs" / "operations.md").read_text()
     names = {re.sub(r"_(bucket|count|sum)$", "", name) for name in known}
     assert {name for name in names if f"`{name}" not in page} == set()
     assert set(re.findall(r"`(fedif_(?!flower)\w+)", page)) <= names
