@@ -18,11 +18,13 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fedif_flower.client.app import task_app
 from fedif_flower.messages.instructions import round_of
+from fedif_flower.registry import parts_named
 from fedif_flower.run.logs import about, show_logs
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
+    from fedif_flower.client.part import ClientPart
     from fedif_flower.run.part import RunPart
     from fedif_flower.run.resume import Again
     from fedif_flower.run.rows import RoundRow
@@ -32,18 +34,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def client_app(task: Task | None = None) -> ClientApp:
+def client_app(task: Task | None = None, parts: Sequence[ClientPart] | str = ()) -> ClientApp:
     """Return a complete ClientApp: a client's data, its behaviour, its training, its reply.
 
     Parameters
     ----------
     task : Task, optional
         What the app is about. ``None``: the run config names a task.
+    parts : sequence of ClientPart or str
+        What a client has beside its training, the outermost first; or ``module:function`` that
+        returns it: where its package is not installed, there is nothing beside.
     """
-    return task_app(task, mods=[_with_log])
+    found = parts_named(parts) or () if isinstance(parts, str) else parts
+    return task_app(task, mods=[_with_log], parts=found)
 
 
-def server_app(task: Task | None = None, parts: Sequence[RunPart] | None = None) -> ServerApp:
+def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None = None) -> ServerApp:
     """Return a complete ServerApp: run config -> federation -> records and report.
 
     It understands every key of ``docs/configuration.md``. Flower accepts those on its command line
@@ -54,21 +60,22 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | None = None)
     ----------
     task : Task, optional
         What the app is about. ``None``: the run config names a task.
-    parts : sequence of RunPart, optional
-        What a run can have beside its records, in this order; ``None``: everything built in.
+    parts : sequence of RunPart or str, optional
+        What a run can have beside its records, in this order; or ``module:function`` that returns
+        it. ``None``, or where that package is not installed: the library's own parts.
     """
     from flwr.serverapp import ServerApp
 
-    from fedif_flower.parts import built_in_parts
     from fedif_flower.run.federation import run_federation
     from fedif_flower.run.folder import RunFolder
+    from fedif_flower.run.parts import chosen_parts
     from fedif_flower.run.preflight import read_config
     from fedif_flower.run.report import require_complete
     from fedif_flower.strategies.nodes import is_simulated
     from fedif_flower.tasks.config import OWN
 
     app = ServerApp()
-    parts = built_in_parts() if parts is None else parts
+    known = chosen_parts(parts)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -79,7 +86,7 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | None = None)
         config = read_config(grid, {**context.run_config, **own})
         logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
         again = _flwr_run(context.run_config, config.num_clients, simulated)
-        run_dir = run_federation(grid, config, _log_row, task=task, again=again, parts=parts)
+        run_dir = run_federation(grid, config, _log_row, task=task, again=again, parts=known)
         logger.info("Report: %s", RunFolder(run_dir).report)
         # Flower reports a run as failed only if its ServerApp raises.
         require_complete(run_dir)

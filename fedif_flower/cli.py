@@ -6,8 +6,9 @@ none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,29 +17,50 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedif_consortium.commands.app import app_cli
-from fedif_consortium.commands.federation import federation_cli
-from fedif_consortium.commands.inspect import inspect_cli
-from fedif_consortium.commands.keeper import keeper_cli
-from fedif_consortium.commands.node import node_cli
-from fedif_consortium.commands.statement import Members, print_signers, statement_cli
-from fedif_consortium.commands.watch import watch_cli
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 from fedif_flower.scaffold import DEFAULT, KINDS, write_app
 
 if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+
     from fedif_flower.run.config import RunConfig
+    from fedif_flower.run.part import RunPart
     from fedif_flower.sweeps.engine import RayLauncher
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-cli.add_typer(app_cli, name="app")
-cli.add_typer(keeper_cli, name="keeper")
-cli.add_typer(federation_cli, name="federation")
-cli.add_typer(node_cli, name="node")
-cli.add_typer(statement_cli, name="statement")
-cli.add_typer(watch_cli)
-cli.add_typer(inspect_cli)
+
+
+@dataclass
+class Door:
+    """Which parts the federations of a command line have; a door that has more says so by name.
+
+    Attributes
+    ----------
+    parts : str
+        ``module:function`` that returns the parts of a run; empty: the library's own.
+    client_parts : str
+        The same of clients.
+    """
+
+    parts: str = ""
+    client_parts: str = ""
+
+    def run_parts(self) -> Sequence[RunPart]:
+        """Return the parts of a run."""
+        from fedif_flower.run.parts import chosen_parts
+
+        return chosen_parts(self.parts)
+
+    def client_app(self) -> ClientApp:
+        """Return the clients' app."""
+        from fedif_flower.client.app import task_app
+        from fedif_flower.registry import parts_named
+
+        return task_app(parts=parts_named(self.client_parts) or ())
+
+
+door = Door()
 
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
@@ -73,38 +95,15 @@ def run(
     cpus_per_client: CpusPerClient = 1,
     gpus_per_client: GpusPerClient = 0.0,
     output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="serve /metrics there (metrics-port)")
-    ] = None,
 ) -> None:
     """Simulate one federation and print its result.
 
     Exit status 0: complete, perhaps with gaps; 1: an error; 3: incomplete.
     """
     # First: what is wrong with a setting is said before anything slow is imported.
-    options = {"num-clients": clients, "output-dir": output_dir, "metrics-port": metrics_port}
-    parsed = parse_config(config, options)
+    parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     show_logs(parsed.log_format)
-    from fedif_flower.client.app import app
-    from fedif_flower.run.preflight import with_free_folder
-    from fedif_flower.run.report import print_summary, require_complete
-    from fedif_flower.run.resume import as_pairs
-    from fedif_flower.run.round_progress import RoundProgress
-    from fedif_flower.runtime.processes import own_command
-    from fedif_flower.runtime.simulation import simulate
-
-    console, parsed = Console(), with_free_folder(parsed)
-    with RoundProgress(parsed.num_server_rounds, console) as progress:
-        run_dir = simulate(
-            parsed,
-            app,
-            cpus_per_client=cpus_per_client,
-            gpus_per_client=gpus_per_client,
-            on_row=lambda row: progress.show(row.round, row.headline),
-            again=lambda added: own_command("-c", as_pairs(added)),
-        )
-    print_summary(run_dir, console)
-    require_complete(run_dir)
+    run_one(parsed, cpus_per_client, gpus_per_client)
 
 
 @cli.command("list")
@@ -229,57 +228,6 @@ def compare(
 
 
 @cli.command()
-def verify(
-    path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
-    key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
-    members: Members = None,
-    receipts: Annotated[
-        list[Path] | None,
-        typer.Option(help="a member's receipts-dir; several: they are compared with each other"),
-    ] = None,
-) -> None:
-    """Check that a statement is as it was signed, and follows from the run's records."""
-    from fedif_consortium.evidence.members import read_members
-    from fedif_consortium.statement.verify import verify as check
-
-    known = None if members is None else read_members(members)
-    found = check(path, key, known, receipts or ())
-    console = Console()
-    console.print(f"Unchanged: {path}, made {found.manifest.made}", soft_wrap=True, highlight=False)
-    print_signers(found.signed.signers, console)
-    for name in found.not_here:
-        console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
-    for member in found.members:
-        signed = f"{member.signed} of {member.accepted} updates"
-        console.print(f"Signed by {member.name}: {signed}", highlight=False, markup=False)
-    for held in found.receipts:
-        kept = f"{held.lines} lines, {held.heads} heads"
-        console.print(f"As {held.name} was told: {kept}", highlight=False, markup=False)
-    if found.redone:
-        rounds = ", ".join(map(str, found.redone))
-        console.print(f"Done again after the run was resumed: rounds {rounds}", highlight=False)
-
-
-@cli.command()
-def replay(
-    run_dir: RunDir,
-    import_from: Annotated[
-        list[str] | None,
-        typer.Option(help="a package whose code the run's settings may name, module:object"),
-    ] = None,
-) -> None:
-    """Recompute what each member contributed from the updates that a run kept, bit for bit."""
-    require_directories([run_dir])
-    from fedif_consortium.statement.replay import replay as recompute
-
-    found = recompute(run_dir, import_from=import_from or ())
-    Console().print(
-        f"The same bits: {found.contributions} contributions in {found.rounds} rounds",
-        highlight=False,
-    )
-
-
-@cli.command()
 def unlearn(
     run_dir: RunDir,
     small: Annotated[
@@ -313,12 +261,35 @@ def main() -> None:
         raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
+def run_one(config: RunConfig, cpus_per_client: int, gpus_per_client: float) -> None:
+    """Simulate one federation and print its result."""
+    from fedif_flower.run.preflight import with_free_folder
+    from fedif_flower.run.report import print_summary, require_complete
+    from fedif_flower.run.resume import as_pairs
+    from fedif_flower.run.round_progress import RoundProgress
+    from fedif_flower.runtime.processes import own_command
+    from fedif_flower.runtime.simulation import simulate
+
+    console, config = Console(), with_free_folder(config)
+    with RoundProgress(config.num_server_rounds, console) as progress:
+        run_dir = simulate(
+            config,
+            door.client_app(),
+            cpus_per_client=cpus_per_client,
+            gpus_per_client=gpus_per_client,
+            on_row=lambda row: progress.show(row.round, row.headline),
+            again=lambda added: own_command("-c", as_pairs(added)),
+            parts=door.run_parts(),
+        )
+    print_summary(run_dir, console)
+    require_complete(run_dir)
+
+
 def launcher(cpus_per_client: int, gpus_per_client: float) -> RayLauncher:
     """Return what starts a grid's simulation."""
-    from fedif_flower.client.app import app
     from fedif_flower.sweeps.engine import RayLauncher
 
-    return RayLauncher(app, cpus_per_client, gpus_per_client)
+    return RayLauncher(door.client_app(), cpus_per_client, gpus_per_client)
 
 
 @contextmanager

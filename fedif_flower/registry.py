@@ -7,7 +7,8 @@ accepts it only from packages that its operator allows (:mod:`fedif_flower.clien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,6 +24,34 @@ from fedif_flower.errors import ConfigError
 _IMPORTABLE: ContextVar[Collection[str] | None] = ContextVar("importable", default=None)
 # Set while a client runs in the process of whoever started its server.
 IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)
+
+
+logger = logging.getLogger(__name__)
+
+
+def parts_named(name: str) -> Sequence[Any] | None:
+    """Return what ``module:function`` returns: the parts of a run, or of a client.
+
+    ``None`` where no name is given, or where the package that it begins with is not installed.
+
+    Raises
+    ------
+    ImportError, AttributeError
+        Whatever else is wrong with it.
+    """
+    module_name, _, function = name.partition(":")
+    package = module_name.partition(".")[0]
+    if not name:
+        return None
+    try:
+        module: Any = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        logger.info("%s is not installed: there are the library's own parts alone", package)
+        return None
+    found: Sequence[Any] = getattr(module, function)()
+    return found
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedif_consortium.statement.account import intervals
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import called
@@ -20,6 +19,7 @@ from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.run.report import run_title
+from fedif_flower.valuation.intervals import intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,7 +45,7 @@ class Member:
         In nats of validation loss, where the run attributed contributions.
     low, high : float, optional
         The ends of its 95 % interval, from five rounds on (see
-        :func:`~fedif_consortium.statement.account.intervals`).
+        :func:`~fedif_flower.valuation.intervals.intervals`).
     weight_score : float, optional
         Omega after its last round, where the strategy has one.
     weight : float

@@ -1,4 +1,4 @@
-"""The command ``fedif`` as it is installed: the package's own commands, ``arena`` and ``audit``."""
+"""The command ``fedif`` as it is installed: those of all three packages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedif_consortium.commands.every import add_commands
 from fedif_flower.cli import (
     Config,
     Jobs,
     OutputDir,
     cli,
+    door,
     finish,
     going_on,
     launcher,
@@ -22,6 +24,12 @@ from fedif_flower.cli import (
 )
 
 __all__ = ["arena", "audit", "cli", "main"]
+
+add_commands(cli)
+door.parts, door.client_parts = (
+    "fedif_consortium.parts:run_parts",
+    "fedif_consortium.parts:client_parts",
+)
 
 
 @cli.command()

@@ -23,10 +23,11 @@ import typer
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedif_consortium.evidence.kept_gradients import kept_rounds, read_kept
 from fedif_consortium.member.inspection import inspect_examples
+from fedif_consortium.parts import client_parts, run_parts
 from fedif_flower.apps import client_app
 from fedif_flower.attacks.label_noise import flip_labels
-from fedif_flower.client.gradients import kept_rounds, read_kept
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
@@ -192,8 +193,8 @@ def mended(task: Task, right: Task, looked_at: Tensor) -> Task:
 def run(config: RunConfig, task: Task, gradients: Path) -> Path:
     """Run a federation in this process; member 0 keeps what is published."""
     own = {0: {"gradients-dir": str(gradients)}}
-    grid = LocalGrid(client_app(task), CLIENTS, node_configs=own)
-    return run_federation(grid, config, task=task)
+    grid = LocalGrid(client_app(task, client_parts()), CLIENTS, node_configs=own)
+    return run_federation(grid, config, task=task, parts=run_parts())
 
 
 def precision(scores: Tensor, wrong: Tensor) -> float:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from client_app import app as client_app
+from fedif_consortium.parts import run_parts
 from fedif_flower.aggregators import krum_weights
 from fedif_flower.round import RoundUpdates
 from fedif_flower.run.config import RunConfig
@@ -105,7 +106,9 @@ def run(name: str, folder: Path, on_row: OnRow | None = None, **more: object) ->
     late = config.late_rounds > 0
     grid = ClockedGrid(client_app, CLIENTS, SECONDS.__getitem__) if late else None
     with patch("fedif_flower.run.plots.save_figure"):
-        return run_federation(grid or LocalGrid(client_app, CLIENTS), config, on_row)
+        return run_federation(
+            grid or LocalGrid(client_app, CLIENTS), config, on_row, parts=run_parts()
+        )
 
 
 def golden(run_dir: Path) -> Golden:

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.records import read_run
 from fedif_flower import load
-from fedif_flower.cli import cli
 from fedif_flower.errors import ConfigError
 from fedif_flower.results import Run
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_run import run_locally
 from fedif_flower.sweeps.comparison import compare, member_table
+from fedif_studies.commands import cli
 from tests.consortium.statement.runs import make_run
 from tests.run.points import regression
 

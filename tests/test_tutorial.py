@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from client_app import app as client_app
+from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.records import read_run
 from fedif_flower import FedIF
@@ -52,7 +53,9 @@ def run_of(settings: str, output_dir: Path, nodes=None) -> RunFolder:
     own = {"output-dir": str(output_dir), "run-name": "run", "device": "cpu"}
     config = RunConfig.from_run_config(default_run_config() | parse_overrides(settings) | own)
     return RunFolder(
-        run_federation(LocalGrid(client_app, config.num_clients, node_configs=nodes), config)
+        run_federation(
+            LocalGrid(client_app, config.num_clients, node_configs=nodes), config, parts=run_parts()
+        )
     )
 
 

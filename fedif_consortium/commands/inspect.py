@@ -37,6 +37,7 @@ def inspect(
     The run must publish its gradients (publish-gradients=true), and your node keep them
     (gradients-dir in the node config). It makes no connection.
     """
+    from fedif_consortium.evidence.kept_gradients import kept_rounds, read_kept
     from fedif_consortium.member.inspection import (
         examples_at,
         files_of,
@@ -44,7 +45,6 @@ def inspect(
         member_data,
     )
     from fedif_consortium.member.inspection_page import harmful_lines, table_lines, write_inspection
-    from fedif_flower.client.gradients import kept_rounds, read_kept
     from fedif_flower.errors import ConfigError
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.settings import parse_overrides

@@ -28,6 +28,8 @@ class Evidence(RunPart):
         door has receipts.
     """
 
+    heeds = ("require_signatures", "receipts")
+
     def __init__(self, head_key: Callable[[], Ed25519PrivateKey] | None = None) -> None:
         self._head_key = head_key
 

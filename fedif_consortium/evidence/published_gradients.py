@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from flwr.app import ArrayRecord
 
+from fedif_consortium.evidence.gradient_messages import GRADIENT_RECORD, gradient_record
 from fedif_flower.errors import ValuationError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.gradients import GRADIENT_RECORD, gradient_record
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 class PublishGradients(RunPart):
     """``publish-gradients``: members can inspect their own data."""
+
+    heeds = ("publish_gradients",)
 
     def build(self, run: RunContext) -> Built:
         """Return what encloses the gradient."""

@@ -13,7 +13,9 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.instructions import ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.preflight import Finding, Status
 from fedif_flower.messages.reply_arrays import model_arrays_of
+from fedif_flower.storage import require_private
 
 SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
 EXAMPLES = "num-examples"
@@ -88,6 +90,28 @@ def signing_key(node: NodeConfig) -> SigningKey | None:
             f"signing-key = {str(path)!r} cannot be read: {error.strerror}"
         ) from error
     return read_private_key(content, f"signing-key = {str(path)!r}")
+
+
+def check_signing_key(node: NodeConfig) -> str | Finding:
+    """Return whether the key that the node config names can be read.
+
+    Raises
+    ------
+    ConfigError
+        If it is no private key.
+    """
+    if node.signing_key is None:
+        return "none is named"
+    path = Path(node.signing_key).expanduser()
+    try:
+        read_private_key(path.read_bytes(), f"signing-key = {str(path)!r}")
+    except OSError as error:
+        raise ConfigError(f"signing-key = {str(path)!r}: {error.strerror}") from error
+    try:
+        require_private(path, "signing-key")
+    except ConfigError as error:
+        return Finding("signing-key", Status.WARNING, str(error))
+    return "readable, by its owner alone"
 
 
 def signed_reply(

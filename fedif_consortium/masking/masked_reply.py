@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 from torch import nn
 
@@ -28,15 +29,18 @@ from fedif_consortium.masking.terms import (
     MaskingTerms,
     trial_key,
 )
+from fedif_flower.client.reply import model_of, named_task
+from fedif_flower.client.trust import require_trusted
 from fedif_flower.errors import ConfigError
-from fedif_flower.local_methods import LocalMethod
+from fedif_flower.local_methods import LocalMethod, build_local_method
 from fedif_flower.messages.arrays import pack_array, view_array
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.messages.instructions import ROUND_KEY
-from fedif_flower.messages.models import model_arrays
+from fedif_flower.messages.instructions import FACTS_KEY, ROUND_KEY, read_config
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.tasks.config import TaskConfig
 from fedif_flower.tasks.modules import trainable_names
+from fedif_flower.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class MemberMasking:
             raise ConfigError(f"masking: attack = {config.attack!r}; allowed: none")
 
     def masked(
-        self, received: RecordDict, model: nn.Module
+        self, received: RecordDict, trained: ArrayRecord, model: nn.Module
     ) -> dict[str, ArrayRecord | ConfigRecord]:
         """Return what is sent in place of a trained model's arrays.
 
@@ -84,8 +88,10 @@ class MemberMasking:
         ----------
         received : RecordDict
             What the server sent, by whose hash the keeper sees that all members got the same.
+        trained : ArrayRecord
+            The arrays after training.
         model : nn.Module
-            The trained one.
+            The model that they are of: it says which are trained.
 
         Raises
         ------
@@ -95,7 +101,7 @@ class MemberMasking:
             If the update is not finite, or too long.
         """
         arrays = cast(ArrayRecord, received["arrays"])
-        update = trained_update(arrays, model, self.terms)  # [d]
+        update = trained_update(arrays, trained, model, self.terms)  # [d]
         server_round = int(cast(int, cast(ConfigRecord, received["config"])[ROUND_KEY]))
         sent = mask_update(
             update,
@@ -119,6 +125,33 @@ class MemberMasking:
         buffer = BytesIO()
         np.savez(buffer, update=update, node_id=self.node_id, partition_id=self.partition_id)
         write_atomically(folder / f"round-{server_round:06d}.npz", buffer.getvalue())
+
+
+def masked_round(
+    message: Message, context: Context, call_next: ClientAppCallable, task: Task | None
+) -> Message:
+    """Train, and mask what is sent, where the run is masked.
+
+    Raises
+    ------
+    ConfigError
+        If the run is not masked as the node wants it, or more than the update would leave.
+    """
+    settings = cast(ConfigRecord, message.content["config"])
+    node = NodeConfig.from_node_config(context.node_config)
+    masking = member_masking(settings, node, message.metadata.dst_node_id)
+    if masking is None:
+        return call_next(message, context)
+    config = read_config(settings)
+    require_trusted(config, node)
+    task = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
+    masking.require_plain(config, build_local_method(config, task, config.seed))
+    reply = call_next(message, context)
+    if more := reply.content.keys() - {"metrics", "arrays"}:
+        raise ConfigError(f"masking: {min(more)!r} would leave without a mask")
+    trained = cast(ArrayRecord, reply.content["arrays"])
+    reply.content.update(masking.masked(message.content, trained, model_of(task)))
+    return reply
 
 
 def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> MemberMasking | None:
@@ -157,6 +190,27 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
     return MemberMasking(terms, keeper, key, *who, own)
 
 
+def check_masking(node: NodeConfig, masking: str) -> str:
+    """Return whether the run is masked as the member wants it.
+
+    Raises
+    ------
+    ConfigError
+        If the run is masked and the node names no keeper, or the other way.
+    """
+    if node.keeper_key is not None:
+        read_keeper_key(node.keeper_key, "keeper-key")
+        if masking != "keeper":
+            raise ConfigError(
+                f"masking = {masking!r}: this node names a keeper, and takes part in runs with "
+                "masking = 'keeper' alone"
+            )
+        return "a keeper of this member's choice"
+    if masking == "keeper":
+        raise ConfigError("this run is masked: the node config needs keeper-key and signing-key")
+    return f"masking = {masking!r}"
+
+
 def content_hash(received: RecordDict) -> bytes:
     """Return the SHA-256 of all that a server sent but receipts.
 
@@ -177,7 +231,7 @@ def content_hash(received: RecordDict) -> bytes:
 
 
 def trained_update(
-    received: ArrayRecord, model: nn.Module, terms: MaskingTerms
+    received: ArrayRecord, trained: ArrayRecord, model: nn.Module, terms: MaskingTerms
 ) -> NDArray[np.floating]:
     """Return what training changed of the parameters, ``[d]``, no longer than the terms allow.
 
@@ -186,7 +240,7 @@ def trained_update(
     ConfigError
         If it changed something else, or the terms name other parameters.
     """
-    trained, state = model_arrays(model), model.state_dict()
+    state = model.state_dict()
     # One named twice would have two places in the vector; another order, other sums in a sketch.
     if list(terms.keys) != trainable_names(model):
         raise ConfigError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedif_consortium.masking.asked_vectors import AskedVectors
+from fedif_consortium.masking.client_part import MASKING_KEY
 from fedif_consortium.masking.keeper_client import HttpKeeper, OnAnswer
 from fedif_consortium.masking.trial_keeper import trial_masking
 from fedif_consortium.masking.workspace import Masking
@@ -31,6 +32,8 @@ EXPERIMENTAL = (
 class MaskedRounds(RunPart):
     """``masking = "keeper"``: the server sees no update."""
 
+    heeds = ("masking",)
+
     def build(self, run: RunContext) -> Built:
         """Return who keeps the masks, and the record of what is asked."""
         config = run.config
@@ -38,7 +41,11 @@ class MaskedRounds(RunPart):
         if masking is None:
             return NOTHING
         asked = AskedVectors(run.folder, masking, keeper_title(config), after=run.done)
-        return Built(setup={"intake": replace(masking, on_vector=asked.note)}, callbacks=[asked])
+        return Built(
+            setup={"intake": replace(masking, on_vector=asked.note)},
+            callbacks=[asked],
+            asked={MASKING_KEY: config.masking},
+        )
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
         """Raise ConfigError where updates, or more than parameters, would have to be seen."""

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import cast
 
 from cryptography import x509
+from flwr.app import ConfigRecord
 
+from fedif_consortium.evidence.client_part import SignedReplies
+from fedif_consortium.masking.client_part import MASKING_KEY, MaskedReplies
 from fedif_consortium.member.policy import read_member_policy
 from fedif_flower.client.preflight import check_member, tried
 from fedif_flower.client.trust import require_trusted
@@ -41,7 +44,11 @@ def own_findings(config: ClientConfig, node: NodeConfig, masking: str) -> list[F
             return task_of_folder(config, str(node.data_dir))
         return build_task(settled(config))
 
-    return check_member(config, node, of_host, masking)
+    asked = ConfigRecord({MASKING_KEY: masking})
+    found = check_member(config, node, of_host)
+    for part in (SignedReplies(), MaskedReplies()):
+        found += part.checks(node, asked)
+    return found
 
 
 def check_policy(path: Path) -> str | Finding:

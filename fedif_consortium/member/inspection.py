@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from fedif_consortium.evidence.kept_gradients import KeptGradient
 from fedif_flower.client.data import client_site
-from fedif_flower.client.gradients import KeptGradient
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError

@@ -30,13 +30,11 @@ from fedif_consortium.statement.twins import have_twins
 from fedif_consortium.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
 from fedif_flower.messages.client_node import all_different, called
 from fedif_flower.run.completeness import Completeness
+from fedif_flower.valuation.intervals import MIN_ROUNDS, intervals
 
 NOTHING = Fraction(0)
-RESAMPLES = 2000
-CONFIDENCE = 0.95
 MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
 DECISIVE = 0.5  # Of what all rounds together moved.
-MIN_ROUNDS = 5  # Fewer rounds say nothing about how much depends on the rounds.
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class MemberAccount:
     equal_part : float
         What it would be if each round's were shared equally among those who took part.
     interval : tuple of float, optional
-        Its 95 % interval (see :func:`intervals`).
+        Its 95 % interval (see :func:`~fedif_flower.valuation.intervals.intervals`).
     other_rounds : float, optional
         The contribution without the decisive round, where there is one.
     other_interval : tuple of float, optional
@@ -329,35 +327,6 @@ def equal_parts(records: RunRecords) -> dict[int, float]:
         client_id: math.fsum(equal[part.round] for part in parts)
         for client_id, parts in records.parts_of.items()
     }
-
-
-def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return 95 % bootstrap intervals of the members' sums, over rounds.
-
-    All T rounds are drawn again with replacement, 2,000 times, whole: a round in which a member
-    had no part counts 0 for it. So a member drawn once has an interval from 0 to about three times
-    its contribution: in a third of the drawings its round is not there. The seed is fixed: whoever
-    has the records gets the same interval.
-
-    Parameters
-    ----------
-    per_round : NDArray
-        ``[T, n]``.
-
-    Returns
-    -------
-    NDArray or None
-        ``[n, 2]``; ``None`` with fewer than 5 rounds, which cannot tell.
-    """
-    rounds = per_round.shape[0]
-    if rounds < MIN_ROUNDS:
-        return None
-    generator = np.random.default_rng(0)
-    drawn = generator.multinomial(rounds, np.full(rounds, 1 / rounds), size=RESAMPLES)  # [B, T]
-    sums = drawn.astype(np.float64) @ per_round  # [B, n]
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(sums, [tail, 1 - tail], axis=0, method="inverted_cdf")
-    return np.stack([low, high], axis=1) + 0.0
 
 
 def reason_against_shares(decrease: float, remainder: float, contributions: Sequence[float]) -> str:

@@ -17,12 +17,13 @@ from jinja2.runtime import Context
 
 from fedif_consortium.evidence.keys import fingerprint
 from fedif_consortium.page import TEMPLATES, templates
-from fedif_consortium.statement.account import MIN_ROUNDS, RESAMPLES, Account, MemberAccount
+from fedif_consortium.statement.account import Account, MemberAccount
 from fedif_consortium.statement.manifest import PAGE, PAGES, Manifest
 from fedif_consortium.statement.open_games import CREDIT_BOUNDS, open_games
 from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.verdict import RULES
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
+from fedif_flower.valuation.intervals import MIN_ROUNDS, RESAMPLES
 
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 _COUNTED = ("asked", "answered", "late", "missing", "refused", "paused", "offline")

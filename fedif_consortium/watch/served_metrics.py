@@ -8,6 +8,8 @@ from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 class ServedMetrics(RunPart):
     """Serves ``/metrics`` while the run goes on."""
 
+    heeds = ("metrics_port",)
+
     def build(self, run: RunContext) -> Built:
         """Begin to serve, and return what fills the figures.
 

@@ -12,14 +12,15 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from fedif_consortium.statement.delivery_messages import ACTION
-from fedif_consortium.statement.member_pages import keep_statement
+from fedif_flower.client.part import ClientPart
 
 if TYPE_CHECKING:
     from fedif_flower.tasks.task import Task
 
 
-def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
+def task_app(
+    task: Task | None = None, mods: Sequence[Mod] = (), parts: Sequence[ClientPart] = ()
+) -> ClientApp:
     """Return the ClientApp of a task.
 
     Parameters
@@ -28,6 +29,8 @@ def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
         What the app is about; ``None``: the run config names a task.
     mods : sequence of callable
         Called around each message, as Flower's ``ClientApp`` has them.
+    parts : sequence of ClientPart
+        What the client has beside its training, the outermost first.
     """
     client = ClientApp(mods=list(mods))
 
@@ -36,14 +39,13 @@ def task_app(task: Task | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
         """Say which partition this node holds and, if asked, whether it can take part."""
         from fedif_flower.client.preflight import describe
 
-        return describe(message, context, task)
+        return describe(message, context, task, parts)
 
-    @client.query(ACTION)
-    def statement(message: Message, context: Context) -> Message:
-        """Keep the page that says what this node contributed."""
-        return keep_statement(message, context)
+    for part in parts:
+        for name, answer in part.queries.items():
+            client.query(name)(answer)
 
-    @client.train()
+    @client.train(mods=[mod for part in parts for mod in part.mods(task)])
     def train(message: Message, context: Context) -> Message:
         """Train the received model on this node's data."""
         from fedif_flower.client.reply import train_round

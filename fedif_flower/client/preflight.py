@@ -6,17 +6,15 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
 
-from fedif_consortium.evidence.keys import read_private_key
-from fedif_consortium.masking import read_keeper_key
 from fedif_flower.client.data import client_site
 from fedif_flower.client.local import train_task
+from fedif_flower.client.part import ClientPart
 from fedif_flower.client.reply import describe_node, named_task
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device, torch_threads
@@ -26,14 +24,12 @@ from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import FACTS_KEY, TASK_KEY, read_config
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import (
-    MASKING_KEY,
     QUESTION,
     RECORD,
     Finding,
     Status,
     to_record,
 )
-from fedif_flower.storage import require_private
 from fedif_flower.tasks.batches import class_labels, count_examples, read_batches
 from fedif_flower.tasks.config import TaskConfig
 from fedif_flower.tasks.task import Data, Task
@@ -41,7 +37,12 @@ from fedif_flower.tasks.task import Data, Task
 LEAST_SPACE, LITTLE_SPACE = 100 * 2**20, 2**30  # Bytes.
 
 
-def describe(message: Message, context: Context, task: Task | None = None) -> Message:
+def describe(
+    message: Message,
+    context: Context,
+    task: Task | None = None,
+    parts: Sequence[ClientPart] = (),
+) -> Message:
     """Answer the server's question who this node is and, where it asks, whether it can take part.
 
     Parameters
@@ -52,12 +53,16 @@ def describe(message: Message, context: Context, task: Task | None = None) -> Me
         With the node's config.
     task : Task, optional
         The app's own; ``None``: the run config names one.
+    parts : sequence of ClientPart
+        Each adds checks of its own.
     """
     reply = describe_node(message, context)
     settings = message.content.config_records.get(QUESTION)
     if settings is not None:
         node = NodeConfig.from_node_config(context.node_config)
-        reply.content[RECORD] = to_record(_answer(settings, node, task), time.time())
+        found = _answer(settings, node, task)
+        found += [one for part in parts for one in part.checks(node, settings)]
+        reply.content[RECORD] = to_record(found, time.time())
     return reply
 
 
@@ -73,13 +78,11 @@ def _answer(settings: ConfigRecord, node: NodeConfig, task: Task | None) -> list
             )
         return found
 
-    return check_member(config, node, of_run, cast(str, settings[MASKING_KEY]))
+    return check_member(config, node, of_run)
 
 
-def check_member(
-    config: ClientConfig, node: NodeConfig, task: Callable[[], Task], masking: str
-) -> list[Finding]:
-    """Return what there is to say of a member's data, training, disk and keys.
+def check_member(config: ClientConfig, node: NodeConfig, task: Callable[[], Task]) -> list[Finding]:
+    """Return what there is to say of a member's data, training and disk.
 
     Parameters
     ----------
@@ -89,8 +92,6 @@ def check_member(
         The member's.
     task : callable
         Returns what is learned; an error of it is a finding.
-    masking : str
-        The run's ``masking``: off, trial or keeper.
     """
     loaded: list[tuple[Task, Data]] = []
 
@@ -113,8 +114,6 @@ def check_member(
         tried("data", data),
         tried("training", training),
         tried("disk", lambda: check_disk(node)),
-        tried("signing-key", lambda: check_signing_key(node)),
-        tried("masking", lambda: check_masking(node, masking)),
     ]
 
 
@@ -184,49 +183,6 @@ def check_disk(node: NodeConfig) -> str | Finding:
         least = min(least, free)
     words = f"{_mebibytes(least)} free"
     return Finding("disk", Status.WARNING, words) if least < LITTLE_SPACE else words
-
-
-def check_signing_key(node: NodeConfig) -> str | Finding:
-    """Return whether the key that the node config names can be read.
-
-    Raises
-    ------
-    ConfigError
-        If it is no private key.
-    """
-    if node.signing_key is None:
-        return "none is named"
-    path = Path(node.signing_key).expanduser()
-    try:
-        read_private_key(path.read_bytes(), f"signing-key = {str(path)!r}")
-    except OSError as error:
-        raise ConfigError(f"signing-key = {str(path)!r}: {error.strerror}") from error
-    try:
-        require_private(path, "signing-key")
-    except ConfigError as error:
-        return Finding("signing-key", Status.WARNING, str(error))
-    return "readable, by its owner alone"
-
-
-def check_masking(node: NodeConfig, masking: str) -> str:
-    """Return whether the run is masked as the member wants it.
-
-    Raises
-    ------
-    ConfigError
-        If the run is masked and the node names no keeper, or the other way.
-    """
-    if node.keeper_key is not None:
-        read_keeper_key(node.keeper_key, "keeper-key")
-        if masking != "keeper":
-            raise ConfigError(
-                f"masking = {masking!r}: this node names a keeper, and takes part in runs with "
-                "masking = 'keeper' alone"
-            )
-        return "a keeper of this member's choice"
-    if masking == "keeper":
-        raise ConfigError("this run is masked: the node config needs keeper-key and signing-key")
-    return f"masking = {masking!r}"
 
 
 def _mebibytes(size: float) -> str:

@@ -14,10 +14,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedif_consortium.evidence.member_receipts import note_sent, take_receipts
-from fedif_consortium.evidence.reply_signing import signed_reply, signing_key
-from fedif_consortium.masking.masked_reply import member_masking
-from fedif_consortium.masking.terms import MASK_RECORD
 from fedif_flower.attacks import (
     Behaviour,
     ClientRound,
@@ -28,7 +24,6 @@ from fedif_flower.attacks import (
     require_fit,
 )
 from fedif_flower.client.data import client_site
-from fedif_flower.client.gradients import keep_gradient
 from fedif_flower.client.local import Trained, train_task
 from fedif_flower.client.memory import node_memory
 from fedif_flower.client.poisoning import poisoned_data
@@ -91,23 +86,17 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     node = NodeConfig.from_node_config(context.node_config)
     server_round = cast(int, settings[ROUND_KEY])
     require_trusted(config, node)
-    masking = member_masking(settings, node, message.metadata.dst_node_id)
-    key = signing_key(node)
-    take_receipts(message.content, context)
-    keep_gradient(message.content, node)
     task = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
     acting = behaviour(config, node)
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
         acting = Behaviour()
     method = build_local_method(config, task, config.seed)
-    if masking is not None:
-        masking.require_plain(config, method)
     _require_fit(acting, task, settings, attack=node.attack or config.attack)
     started = time.perf_counter()
     with torch_threads(config.threads_per_client):
         data = task.load("client_data", client_site(config, node))
         require_method_fit(method, task, data, config.local_method)
-        model = _model(task)
+        model = model_of(task)
         model.to(select_device(config.device))
         load_arrays(model, arrays)
         run = str(settings[RUN_KEY])
@@ -142,21 +131,11 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
             "train-seconds": time.perf_counter() - started,
         }
     )
-    content = RecordDict({"metrics": metrics})
-    if masking is None:
-        content["arrays"] = model_arrays(model)
-    else:
-        content.update(masking.masked(message.content, model))
+    content = RecordDict({"metrics": metrics, "arrays": model_arrays(model)})
     if beside:
         content[VECTOR_RECORD] = tensor_arrays(beside)
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
-    if masking is not None and (more := content.keys() - {"metrics", "arrays", MASK_RECORD}):
-        raise ConfigError(f"masking: {min(more)!r} would leave without a mask")
-    signed = None
-    if key is not None:
-        signed = signed_reply(content, arrays, settings, key, message.metadata.dst_node_id)
-    note_sent(content, settings, context, signed)
     return Message(content=content, reply_to=message)
 
 
@@ -298,6 +277,7 @@ def named_task(settings: TaskConfig, facts: str) -> Task:
 
 
 @lru_cache(maxsize=4)
-def _model(task: Task) -> nn.Module:
+def model_of(task: Task) -> nn.Module:
+    """Return the model that this process trains for a task."""
     # Every weight is overwritten by the server's: the seed does not matter.
     return task.build_model(seed=0)

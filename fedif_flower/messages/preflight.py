@@ -10,9 +10,10 @@ from types import MappingProxyType
 from flwr.app import ConfigRecord, RecordDict
 
 from fedif_flower.messages.text import printable
+from fedif_flower.settings import Scalar
 
 QUESTION, RECORD = "config", "preflight"
-MASKING_KEY, TIME = "masking", "time"
+TIME = "time"
 CLOCK_SECONDS = 60.0  # Further off is told.
 
 # What is checked, and what to do about each where it is not well.
@@ -49,9 +50,9 @@ class Finding:
     words: str
 
 
-def ask_for_findings(settings: ConfigRecord, masking: str) -> RecordDict:
-    """Return the question: a run's instructions, and how it is masked."""
-    return RecordDict({QUESTION: ConfigRecord({**settings, MASKING_KEY: masking})})
+def ask_for_findings(settings: ConfigRecord, more: Mapping[str, Scalar]) -> RecordDict:
+    """Return the question: a run's instructions, and what parts of the run add to them."""
+    return RecordDict({QUESTION: ConfigRecord({**settings, **more})})
 
 
 def to_record(findings: Iterable[Finding], clock: float) -> ConfigRecord:

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from fedif_consortium.masking.config import MASKABLE, MaskingConfig
 from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.completeness import CompletenessRule
 from fedif_flower.run.logs import FORMATS
+from fedif_flower.run.masking_config import MASKABLE, MaskingConfig
 from fedif_flower.sections import setting_of
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
@@ -33,6 +33,9 @@ from fedif_flower.tasks.registry import TASKS
 # Settings of the built-in task, which another task does not read.
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
+
+# Settings of parts that the library does not have: without such a part they are refused.
+OF_PARTS = ("masking", "metrics_port", "require_signatures", "receipts", "publish_gradients")
 
 
 class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):

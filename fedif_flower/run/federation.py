@@ -23,7 +23,7 @@ from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.logs import about, note
 from fedif_flower.run.part import RunContext, RunPart
-from fedif_flower.run.parts import run_parts
+from fedif_flower.run.parts import require_parts, run_parts
 from fedif_flower.run.preflight import (
     Members,
     require_simulated,
@@ -78,7 +78,7 @@ def run_federation(
     loaded : LoadedTask, optional
         The task, where it has been loaded for this run already.
     parts : sequence of RunPart, optional
-        What the run can have beside its records; ``None``: everything built in.
+        What the run can have beside its records; ``None``: the library's own parts.
 
     Raises
     ------
@@ -91,11 +91,12 @@ def run_federation(
         Whatever else stopped the run.
     """
     # If this fails, no directory was made.
+    parts = run_parts() if parts is None else parts
+    require_parts(config, parts)
     loaded = loaded or load_task(with_free_folder(config), task)
     require_simulated(grid, loaded.config)
     warn_of_one(loaded.config)
     try_clients(grid, loaded)
-    parts = run_parts() if parts is None else parts
     folder = RunFolder(loaded.config.run_dir)
     with about(run=folder.path.name), hold_directory(folder.path), ExitStack() as stack:
         settings = {**loaded.config.identity(), "data": loaded.fingerprint}
@@ -115,7 +116,7 @@ def run_federation(
         if checkpoint is None:  # A resumed run does not wait for members that are gone.
             wait_for_clients(grid, loaded.config)
         # Nodes are asked who they are before the strategy starts.
-        members.ask(grid, loaded, resumed=checkpoint is not None)
+        members.ask(grid, loaded, run.joined("asked"), resumed=checkpoint is not None)
         _run_rounds(grid, run, strategy, checkpoints, on_row, callbacks, again)
     for part in parts:
         part.finished(run)

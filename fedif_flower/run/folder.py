@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from fedif_consortium.evidence.receipts import LEAF
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.rows import (
@@ -56,6 +55,7 @@ _ATTRIBUTION = ("round", "partition_id", "client_id", "coefficient", "contributi
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 _ASKED = ("round", "run", "purpose", "sha256")
 _SIGNED = ("node_id", "asked_in", "examples", "received", "sent", "key", "signature")
+_LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 _HEAD = ("round", "size", "root", "key", "signature")
 _OF_ROUND = re.compile(r"round-(\d{6,})\.pt")
 
@@ -198,7 +198,7 @@ class RunFolder:
         self.attributed_rounds = Table(self.path / "attribution_rounds.csv", _ATTRIBUTED_ROUND)
         self.quarantine = Table(self.path / "quarantine.csv", _names(Decision))
         self.signatures = Table(self.path / "signatures.csv", ("round", "client_id", *_SIGNED))
-        self.receipts = Table(self.path / "receipts.csv", LEAF)
+        self.receipts = Table(self.path / "receipts.csv", _LEAF)
         self.tree_heads = Table(self.path / "tree_heads.csv", _HEAD)
         self.receipts_seen = JsonFile(self.path / "receipts_seen.json")
         self.names = Table(self.path / "names.csv", ("client_id", "name"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from flwr.serverapp import Grid
 
@@ -60,6 +60,8 @@ class Built:
         Arguments of :class:`~fedif_flower.strategies.setup.Setup`.
     told : mapping
         What clients are told beside their settings.
+    asked : mapping
+        What they are told when they are asked, before the first round, whether they can take part.
     callbacks : sequence of Callback
         Told of each round, after the run's own records.
     kept : mapping of str to Kept
@@ -75,6 +77,7 @@ class Built:
     wires: Sequence[Wire] = ()
     setup: Mapping[str, Any] = field(default_factory=dict)
     told: Mapping[str, Scalar] = field(default_factory=dict)
+    asked: Mapping[str, Scalar] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     kept: Mapping[str, Kept] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -152,7 +155,14 @@ class RunPart:
 
     The doors say which parts a run has, in which order. A part that is not set in the run's
     settings adds nothing.
+
+    Attributes
+    ----------
+    heeds : sequence of str
+        Settings that mean nothing without it: they are refused where it is not there.
     """
+
+    heeds: ClassVar[Sequence[str]] = ()
 
     def build(self, run: RunContext) -> Built:  # noqa: ARG002
         """Return what it adds; it looks at what earlier parts added, and writes nothing yet.

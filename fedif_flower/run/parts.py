@@ -1,30 +1,36 @@
-"""Every part that a run can have, in the order in which they are built."""
+"""The library's own parts of a run, in the order in which they are built."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedif_consortium.evidence.part import Evidence
-from fedif_consortium.evidence.published_gradients import PublishGradients
-from fedif_consortium.masking.part import MaskedRounds
-from fedif_consortium.watch.served_metrics import ServedMetrics
+from fedif_flower.errors import ConfigError
+from fedif_flower.registry import parts_named
 from fedif_flower.run.attribution import Attribution, Quarantined
 from fedif_flower.run.collusion import Collusion
+from fedif_flower.run.config import OF_PARTS, RunConfig
 from fedif_flower.run.kept_updates import KeepUpdates
 from fedif_flower.run.live_state import Live
 from fedif_flower.run.part import RunPart
 
 
-def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:
-    """Return all built-in parts; ``evidence`` says with which key receipts are signed."""
-    return (
-        Live(),
-        Collusion(),
-        ServedMetrics(),
-        Attribution(),
-        Quarantined(),
-        MaskedRounds(),  # At the end the keeper forgets what the attribution asks last.
-        evidence or Evidence(),
-        KeepUpdates(),
-        PublishGradients(),
-    )
+def run_parts() -> Sequence[RunPart]:
+    """Return the parts of a run that brings nothing of its own."""
+    return Live(), Collusion(), Attribution(), Quarantined(), KeepUpdates()
+
+
+def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:
+    """Return the parts that a door names, as they are or by ``module:function``; else our own."""
+    found = parts_named(named) if isinstance(named, str) else named
+    return run_parts() if found is None else found
+
+
+def require_parts(config: RunConfig, parts: Sequence[RunPart]) -> None:
+    """Raise ConfigError for a setting that is on, and that no part of the run would heed."""
+    heeded = {name for part in parts for name in part.heeds}
+    for name in OF_PARTS:
+        value = getattr(config, name)
+        off = type(config).model_fields[name].default
+        if value != off and name not in heeded:
+            key = name.replace("_", "-")
+            raise ConfigError(f"{key} = {value!r}; allowed: {off!r}: this app has no part for it")

@@ -208,7 +208,9 @@ class Members:
         others = [node_id for node_id in node_ids if node_id not in self._known]
         return known + (identify_clients(grid, others) if others else [])
 
-    def ask(self, grid: Grid, loaded: LoadedTask, *, resumed: bool) -> None:
+    def ask(
+        self, grid: Grid, loaded: LoadedTask, more: Mapping[str, Scalar], *, resumed: bool
+    ) -> None:
         """Let each real node that is online check itself, and tell the log what it found.
 
         Parameters
@@ -217,6 +219,8 @@ class Members:
             The way to the nodes.
         loaded : LoadedTask
             The run's task and settings.
+        more : mapping
+            What parts of the run tell beside the settings.
         resumed : bool
             Whether the run goes on: it does so with whoever there is.
 
@@ -234,7 +238,7 @@ class Members:
         nodes = identify_by_query(
             grid,
             sorted(grid.get_node_ids()),
-            ask_for_findings(settings, config.masking),
+            ask_for_findings(settings, more),
             timeout,
             lambda reply: replies.update({reply.metadata.src_node_id: (time.time(), reply)}),
         )

@@ -1,8 +1,7 @@
 """The settings as text: defaults for ``flwr run``, and a table of what each means.
 
 ``python -m fedif_flower.run.reference`` in a checkout writes both into ``pyproject.toml``, where
-``flwr run`` looks for the keys that it accepts, and into ``docs/configuration.md``; the tables of
-a member's policy go into ``docs/member-policy.md``.
+``flwr run`` looks for the keys that it accepts, and into ``docs/configuration.md``.
 """
 
 from __future__ import annotations
@@ -12,17 +11,12 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fedif_consortium.masking.config import MaskingConfig
-from fedif_consortium.member.app_rules import AppRules
-from fedif_consortium.member.node_log import LogSettings
-from fedif_consortium.member.outgoing import LeavesSettings
-from fedif_consortium.member.policy import PolicySettings, SignRules
-from fedif_consortium.member.run_rules import RunRules
 from fedif_flower.attacks import AttackConfig
 from fedif_flower.local_methods import LocalMethodConfig
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.masking_config import MaskingConfig
 from fedif_flower.settings import Settings
 from fedif_flower.strategies.config import StrategyConfig
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig
@@ -36,14 +30,6 @@ SECTIONS: dict[str, type[Settings]] = {
     "Strategy": StrategyConfig,
     "Masking": MaskingConfig,
     "Attack": AttackConfig,
-}
-MEMBER_SECTIONS: dict[str, type[Settings]] = {
-    "Above the sections": PolicySettings,
-    "Keys of `[apps]`": AppRules,
-    "Keys of `[runs]`": RunRules,
-    "Keys of `[leaves]`": LeavesSettings,
-    "Keys of `[log]`": LogSettings,
-    "Keys of `[sign]`": SignRules,
 }
 TOML_TITLE = "[tool.flwr.app.config]"
 BEGIN, END = "<!-- begin: settings -->", "<!-- end: settings -->"
@@ -71,13 +57,14 @@ def toml_defaults() -> str:
     return "\n".join(lines)
 
 
-def markdown_tables() -> str:
+def markdowntables_of() -> str:
     """Return a table for each section: key, default, what is allowed, what it means."""
     own = [(f"`{name}`", section) for name, section in RunConfig.sections().items()]
-    return _tables({**SECTIONS, **dict(own), "Each SuperNode": NodeConfig})
+    return tables_of({**SECTIONS, **dict(own), "Each SuperNode": NodeConfig})
 
 
-def _tables(sections: Mapping[str, type[Settings]]) -> str:
+def tables_of(sections: Mapping[str, type[Settings]]) -> str:
+    """Return a table for each section, in Markdown."""
     return "\n".join(line for title, own in sections.items() for line in _table(title, own))
 
 
@@ -100,8 +87,11 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace(">=", "≥").replace("<=", "≤")
 
 
-def update(project: Path) -> list[Path]:
-    """Write the texts into a checkout and return the files that changed."""
+def update(project: Path, more: Mapping[str, str] | None = None) -> list[Path]:
+    """Write the texts into a checkout and return the files that changed.
+
+    ``more`` are texts of other pages of ``docs/``, by name.
+    """
     manifest = project / "pyproject.toml"
     text = manifest.read_text()
     before, rest = text.split(f"{TOML_TITLE}\n")
@@ -109,7 +99,7 @@ def update(project: Path) -> list[Path]:
     assert end is not None
     after = rest[end.start() :]
     changed = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults()}{after}")]
-    pages = {"configuration.md": markdown_tables(), "member-policy.md": _tables(MEMBER_SECTIONS)}
+    pages = {"configuration.md": markdowntables_of(), **(more or {})}
     for name, tables in pages.items():
         page = project / "docs" / name
         text = page.read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flwr.clientapp import ClientApp
@@ -13,6 +13,8 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.loaded_task import load_task
+from fedif_flower.run.part import RunPart
+from fedif_flower.run.parts import require_parts, run_parts
 from fedif_flower.run.preflight import with_free_folder
 from fedif_flower.run.resume import Again
 from fedif_flower.run.writer import OnRow
@@ -27,6 +29,7 @@ def simulate(
     gpus_per_client: float = 0.0,
     on_row: OnRow | None = None,
     again: Again | None = None,
+    parts: Sequence[RunPart] | None = None,
 ) -> Path:
     """Run one federation on Ray in this process and return the directory of its results.
 
@@ -45,16 +48,22 @@ def simulate(
     again : callable, optional
         As :func:`~fedif_flower.run.federation.run_federation` takes it.
 
+    parts : sequence of RunPart, optional
+        As :func:`~fedif_flower.run.federation.run_federation` takes them.
+
     Raises
     ------
     FedIFError
         Whatever stopped the run.
     """
+    parts = run_parts() if parts is None else parts
+    require_parts(config, parts)
     loaded = load_task(with_free_folder(config))  # What is wrong is said before Ray starts.
     run_dirs: list[Path] = []
 
     def main(grid: Grid) -> None:
-        run_dirs.append(run_federation(grid, config, on_row, again=again, loaded=loaded))
+        run_dir = run_federation(grid, config, on_row, again=again, loaded=loaded, parts=parts)
+        run_dirs.append(run_dir)
 
     run_on_ray(
         main,

@@ -6,12 +6,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from fedif_consortium.evidence.reply_signing import check_signing_key
+from fedif_consortium.masking.client_part import MASKING_KEY
+from fedif_consortium.masking.masked_reply import check_masking
+from fedif_consortium.parts import client_parts
 from fedif_flower.apps import client_app
-from fedif_flower.client.preflight import (
-    check_masking,
-    check_signing_key,
-    tried,
-)
+from fedif_flower.client.preflight import tried
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.node_config import NodeConfig
@@ -46,10 +46,10 @@ def make_task(inputs=None, targets=None, *, classes: int = 3, width: int = 4, **
 
 def ask(task: Task, masking: str = "off", question: bool = True, **node_config):
     """Ask a node as a run does; return its reply."""
-    grid = LocalGrid(client_app(task), 2, node_configs={0: node_config})
+    grid = LocalGrid(client_app(task, client_parts()), 2, node_configs={0: node_config})
     content = RecordDict()
     if question:
-        content = ask_for_findings(instructions(CONFIG, task, run="r"), masking)
+        content = ask_for_findings(instructions(CONFIG, task, run="r"), {MASKING_KEY: masking})
     (reply,) = grid.send_and_receive([Message(content, 1000, MessageType.QUERY)])
     return reply
 

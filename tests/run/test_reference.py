@@ -4,6 +4,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
+from fedif_consortium.member.reference import policy_page
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.reference import SECTIONS, markdown_tables, own_keys, update
 from fedif_flower.sweeps.spec import flatten
@@ -15,7 +16,7 @@ def test_flwr_run_s_defaults_and_the_documentation_follow_the_declarations(tmp_p
     (tmp_path / "docs").mkdir()
     for name in ("pyproject.toml", "docs/configuration.md", "docs/member-policy.md"):
         shutil.copy(PROJECT / name, tmp_path / name)
-    assert update(tmp_path) == [], "run `python -m fedif_flower.run.reference`"
+    assert update(tmp_path, policy_page()) == [], "run `python -m fedif_flower.run.reference`"
     manifest = tomllib.loads((tmp_path / "pyproject.toml").read_text())
     manifest = manifest["tool"]["flwr"]["app"]["config"]
     assert flatten(manifest) == RunConfig.defaults()

@@ -5,4 +5,4 @@ from __future__ import annotations
 from fedif_flower import client_app
 from hospitals.task import task
 
-app = client_app(task)
+app = client_app(task, parts="fedif_consortium.parts:client_parts")

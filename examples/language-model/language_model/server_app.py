@@ -5,4 +5,4 @@ from __future__ import annotations
 from fedif_flower import server_app
 from language_model.task import task
 
-app = server_app(task)
+app = server_app(task, parts="fedif_consortium.parts:server_parts")

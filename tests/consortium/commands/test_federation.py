@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedif_consortium.federation.flower import Program
-from fedif_flower.cli import cli
 from fedif_flower.errors import FedIFError
+from fedif_studies.commands import cli
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedif_consortium.member.node_log import PRIVACY, NodeLog
-from fedif_flower.cli import cli
+from fedif_studies.commands import cli
 
 APP, DIGEST = "9f86d081884c" + "0" * 52, "ab12" * 16
 REFUSED = {"decision": "refused", "reason": "an array is not `the` model's"}

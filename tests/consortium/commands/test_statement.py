@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
 from typer.testing import CliRunner
 
 from fedif_consortium.evidence.keys import fingerprint, key_id
-from fedif_flower.cli import cli
+from fedif_studies.commands import cli
 from tests.consortium.statement.runs import make_run
 
 

@@ -9,8 +9,8 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from fedif_flower.cli import cli
 from fedif_flower.errors import ConfigError
+from fedif_studies.commands import cli
 from tests.consortium.watch.made import client, make_folder
 
 

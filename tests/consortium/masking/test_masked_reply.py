@@ -17,6 +17,7 @@ from fedif_consortium.masking.boxes import check_signature, open_box, vector_dig
 from fedif_consortium.masking.masked_reply import content_hash, member_masking, trained_update
 from fedif_consortium.masking.masks import add_mask
 from fedif_consortium.masking.terms import BOX, LENGTH, MASK_RECORD, VECTOR, MaskingTerms
+from fedif_consortium.parts import client_parts
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError, MaskingError
 from fedif_flower.messages.client_config import ClientConfig
@@ -83,14 +84,14 @@ def moved(by: float) -> tuple:
     received = model_arrays(model)
     with torch.no_grad():
         model.first.weight += by
-    return received, model
+    return received, model_arrays(model), model
 
 
 def test_the_keeper_of_the_node_config_and_nobody_else_gets_the_seed(member):
     config, key = member
     masking = member_masking(settings(terms()), config, NODE_ID)
-    received, model = moved(0.5)
-    sent = masking.masked(sent_with(received), model)
+    received, trained, model = moved(0.5)
+    sent = masking.masked(sent_with(received), trained, model)
     vector, box = sent["arrays"][VECTOR].numpy().copy(), sent[MASK_RECORD][BOX]
     header = read_header(box)
     assert (header.run, header.server_round, header.node, header.length) == (5, 3, NODE_ID, 4)
@@ -157,10 +158,11 @@ def test_an_update_is_shortened_to_the_runs_bound():
 
 
 def test_training_that_changes_more_than_parameters_is_an_error():
-    received, model = moved(0.5)
+    received, trained, model = moved(0.5)
     model.table += 1
+    trained = model_arrays(model)
     with pytest.raises(ConfigError, match="training changed 'table'"):
-        trained_update(received, model, terms())
+        trained_update(received, trained, model, terms())
 
 
 @pytest.mark.parametrize(
@@ -174,15 +176,15 @@ def test_training_that_changes_more_than_parameters_is_an_error():
 )
 def test_the_vector_has_the_models_own_parameters_once_and_in_their_order(model, keys):
     with pytest.raises(ConfigError, match="other parameters than this client's model trains"):
-        trained_update(model_arrays(model), model, terms(keys=keys))
+        trained_update(model_arrays(model), model_arrays(model), model, terms(keys=keys))
 
 
 @pytest.mark.parametrize("by", [float("nan"), 3e20])
 def test_an_update_that_no_mask_fits_is_an_error_that_tells_nothing_of_it(member, by):
     masking = member_masking(settings(terms()), member[0], NODE_ID)
-    received, model = moved(by)
+    received, trained, model = moved(by)
     with pytest.raises(MaskingError, match=r"^the update is not finite, or not shorter than 1024$"):
-        masking.masked(sent_with(received), model)
+        masking.masked(sent_with(received), trained, model)
 
 
 # -- a server that deviates
@@ -204,7 +206,7 @@ def ask(node_config: NodeConfig, beside: RecordDict, **config) -> Message:
     torch.manual_seed(0)
     content = RecordDict({"config": told, "arrays": model_arrays(nn.Linear(2, 2)), **beside})
     own = {key: v for key, v in node_config.to_mapping().items() if v not in (None, "")}
-    grid = LocalGrid(task_app(task), 1, node_configs={0: own})
+    grid = LocalGrid(task_app(task, parts=client_parts()), 1, node_configs={0: own})
     (reply,) = grid.send_and_receive([Message(content, 1000, MessageType.TRAIN)])
     return reply
 
@@ -248,8 +250,8 @@ def test_what_a_server_sends_beside_the_model_is_in_the_hash_that_everybody_got_
 def test_a_node_keeps_its_own_updates_where_it_says(member, tmp_path):
     config = member[0].replace(own_updates_dir=str(tmp_path / "mine"))
     masking = member_masking(settings(terms()), config, NODE_ID)
-    received, model = moved(0.5)
-    masking.masked(sent_with(received), model)
+    received, trained, model = moved(0.5)
+    masking.masked(sent_with(received), trained, model)
     with np.load(tmp_path / "mine" / "0000000000000005" / "round-000003.npz") as kept:
         assert kept["update"].tolist() == pytest.approx([0.5] * 4)
         assert (int(kept["node_id"]), int(kept["partition_id"])) == (NODE_ID, 0)
@@ -261,7 +263,7 @@ def test_terms_come_back_as_they_were_sent():
 
 
 def test_another_model_or_setting_has_another_hash():
-    received, model = moved(0.5)
+    received, _, model = moved(0.5)
     own = content_hash(sent_with(received))
     assert content_hash(sent_with(received)) == own
     assert content_hash(sent_with(received, max_length=2.0)) != own

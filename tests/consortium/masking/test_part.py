@@ -11,6 +11,7 @@ import torch
 
 from client_app import app as client_app
 from fedif_consortium.masking import trial_keeper
+from fedif_consortium.parts import run_parts
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
@@ -28,7 +29,9 @@ def masked_config(output_dir: Path, **overrides) -> RunConfig:
 
 def run(config: RunConfig, own: Path | None = None, on_row=None) -> Path:
     nodes = {p: {"own-updates-dir": str(own / str(p))} for p in range(CLIENTS)} if own else {}
-    return run_federation(LocalGrid(client_app, CLIENTS, node_configs=nodes), config, on_row)
+    return run_federation(
+        LocalGrid(client_app, CLIENTS, node_configs=nodes), config, on_row, parts=run_parts()
+    )
 
 
 @pytest.fixture(scope="module")

@@ -13,20 +13,26 @@ from torch import nn
 from torch.nn import functional
 from typer.testing import CliRunner
 
+from fedif_consortium.evidence import kept_gradients as keeping
+from fedif_consortium.evidence.gradient_messages import gradient_record, read_gradient
+from fedif_consortium.evidence.kept_gradients import (
+    KeptGradient,
+    keep_gradient,
+    kept_rounds,
+    read_kept,
+)
 from fedif_consortium.member import inspection
 from fedif_consortium.member.inspection import inspect_examples
 from fedif_consortium.member.inspection_page import PAGE, TABLE, page, table_lines
+from fedif_consortium.parts import client_parts, run_parts
 from fedif_flower.apps import client_app
-from fedif_flower.cli import cli
-from fedif_flower.client import gradients as keeping
-from fedif_flower.client.gradients import KeptGradient, keep_gradient, kept_rounds, read_kept
 from fedif_flower.errors import ConfigError, FedIFError
-from fedif_flower.messages.gradients import gradient_record, read_gradient
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.task import Task
+from fedif_studies.commands import cli
 from fedif_studies.mislabelled import noisy_task
 from tests.run.points import classes, regression
 
@@ -146,7 +152,12 @@ def digits(tmp_path_factory):
     )
     task, wrong = noisy_task(config, 0.3, 100)
     own = {0: {"gradients-dir": str(folder / "gradients")}}
-    run_federation(LocalGrid(client_app(task), 4, node_configs=own), config, task=task)
+    run_federation(
+        LocalGrid(client_app(task, client_parts()), 4, node_configs=own),
+        config,
+        task=task,
+        parts=run_parts(),
+    )
     return folder, task, wrong
 
 
@@ -226,5 +237,10 @@ def run_of_an_own_task(tmp_path: Path) -> Path:
         }
     )
     own = {0: {"gradients-dir": str(folder)}}
-    run_federation(LocalGrid(client_app(task), 4, node_configs=own), config, task=task)
+    run_federation(
+        LocalGrid(client_app(task, client_parts()), 4, node_configs=own),
+        config,
+        task=task,
+        parts=run_parts(),
+    )
     return folder

@@ -14,13 +14,13 @@ from fedif_consortium.evidence.part import Evidence
 from fedif_consortium.evidence.receipt_book import ReceiptBook
 from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD, receipts_for
 from fedif_consortium.evidence.receipts import ReceiptTree, SignedHead, read_leaf
+from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.page_delivery import deliver
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.parts import run_parts
 from tests.consortium.statement.signed_runs import (
     NAMES,
     ROUNDS,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from client_app import app as client_app
+from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.replay import replay
@@ -42,7 +43,9 @@ def config(output_dir: Path, **overrides) -> RunConfig:
 
 
 def run(config: RunConfig, **grid) -> Path:
-    return run_federation(LocalGrid(client_app, config.num_clients, **grid), config)
+    return run_federation(
+        LocalGrid(client_app, config.num_clients, **grid), config, parts=run_parts()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +182,7 @@ def test_a_round_that_failed_kept_nothing_and_is_passed_over(tmp_path):
             return super().send_and_receive(sent, timeout=timeout)
 
     settings = config(tmp_path, num_server_rounds=4)
-    run_dir = run_federation(Fickle(client_app, 5), settings)
+    run_dir = run_federation(Fickle(client_app, 5), settings, parts=run_parts())
     assert list(files_of_rounds(run_dir / "updates")) == [1, 3, 4]
     assert replay(run_dir).rounds == 4
 
@@ -192,7 +195,7 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path):
         return client_app(message, context)
 
     settings = config(tmp_path, num_server_rounds=5, fraction_train=1.0)
-    run_dir = run_federation(LocalGrid(failing, 5), settings)
+    run_dir = run_federation(LocalGrid(failing, 5), settings, parts=run_parts())
     assert list(files_of_rounds(run_dir / "updates")) == [1, 2, 4, 5]
     records = read_run(run_dir)
     undone = {p.client_id: p.contribution for p in records.parts if p.round == 3}

@@ -13,6 +13,7 @@ from fedif_consortium.evidence.keys import read_private_key
 from fedif_consortium.evidence.members import read_members
 from fedif_consortium.evidence.signature_records import read_signature
 from fedif_consortium.evidence.signed_update import SignedUpdate
+from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.signatures import SignedMember
 from fedif_consortium.statement.verify import verify
@@ -43,7 +44,7 @@ def keys(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def signed_run(tmp_path_factory, keys):
-    return run_federation(nodes(keys), config(tmp_path_factory.mktemp("signed")))
+    return run_federation(nodes(keys), config(tmp_path_factory.mktemp("signed")), parts=run_parts())
 
 
 def test_every_update_is_checked_by_keys_from_elsewhere(signed_run, keys, key, tmp_path):
@@ -131,7 +132,7 @@ def test_a_strangers_key_is_no_members(signed_run, keys, key, tmp_path):
 
 
 def test_who_signs_nothing_takes_part_and_its_line_says_so(keys, key, tmp_path):
-    run_dir = run_federation(nodes(keys, signing=("ada",)), config(tmp_path))
+    run_dir = run_federation(nodes(keys, signing=("ada",)), config(tmp_path), parts=run_parts())
     folder = make_statement(run_dir, key)
     members = verify(run_dir, members=read_members(keys / "ada.pub")).members
     assert [(m.name, m.signed) for m in members] == [("ada", 3), ("bob", 0), ("cyd", 0)]
@@ -140,7 +141,7 @@ def test_who_signs_nothing_takes_part_and_its_line_says_so(keys, key, tmp_path):
 
 def test_a_run_that_requires_signatures_refuses_the_others(keys, tmp_path):
     settings = config(tmp_path, require_signatures=True, attribution="off")
-    run_dir = run_federation(nodes(keys, signing=("ada", "bob")), settings)
+    run_dir = run_federation(nodes(keys, signing=("ada", "bob")), settings, parts=run_parts())
     rows = read_rows(run_dir / "clients.csv")
     assert {row["client_id"]: row["status"] for row in rows} == {
         "1000": "accepted",
@@ -149,11 +150,15 @@ def test_a_run_that_requires_signatures_refuses_the_others(keys, tmp_path):
     }
     assert "require-signatures" in rows[2]["rejection"]
     with pytest.raises(TrainingFailedError):
-        run_federation(nodes(keys, signing=()), config(tmp_path / "none", require_signatures=True))
+        run_federation(
+            nodes(keys, signing=()),
+            config(tmp_path / "none", require_signatures=True),
+            parts=run_parts(),
+        )
 
 
 def test_masked_updates_are_signed_too(keys, key, tmp_path):
-    run_dir = run_federation(nodes(keys), config(tmp_path, masking="trial"))
+    run_dir = run_federation(nodes(keys), config(tmp_path, masking="trial"), parts=run_parts())
     make_statement(run_dir, key)
     assert [m.signed for m in verify(run_dir, members=read_members(keys)).members] == [ROUNDS] * 3
 
@@ -182,7 +187,7 @@ def kept_run(tmp_path_factory, keys):
     folder = tmp_path_factory.mktemp("kept")
     configs = {1: {"attack": "honest-scaling"}}
     settings = config(folder, keep_updates=True, num_server_rounds=2)
-    return run_federation(nodes(keys, configs=configs), settings)
+    return run_federation(nodes(keys, configs=configs), settings, parts=run_parts())
 
 
 def test_the_updates_that_a_run_kept_are_those_that_were_signed(kept_run, keys, key, tmp_path):

@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from client_app import app as client_app
+from fedif_consortium.parts import run_parts
 from fedif_consortium.watch.metrics import RunMetrics
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
@@ -78,7 +79,7 @@ def scraped(tmp_path_factory) -> tuple[Path, Scraper]:
     )
     scraper = Scraper(port)
     grid = LocalGrid(client_app, CLIENTS, silent=[3])
-    return run_federation(grid, config, callbacks=[scraper]), scraper
+    return run_federation(grid, config, callbacks=[scraper], parts=run_parts()), scraper
 
 
 def test_the_figures_are_those_of_the_records(scraped):
@@ -130,7 +131,7 @@ def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):
         port = taken.getsockname()[1]
         config = run_config(tmp_path, **{"metrics-port": port})
         with pytest.raises(ConfigError, match=rf"metrics-port = {port}: cannot listen on 127"):
-            run_federation(LocalGrid(client_app, CLIENTS), config)
+            run_federation(LocalGrid(client_app, CLIENTS), config, parts=run_parts())
     assert not any(tmp_path.iterdir())
 
 

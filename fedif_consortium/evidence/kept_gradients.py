@@ -17,8 +17,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from fedif_consortium.evidence.gradient_messages import read_gradient
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
-from fedif_flower.messages.gradients import read_gradient
 from fedif_flower.messages.instructions import CONFIG_KEY, FACTS_KEY, ROUND_KEY, TASK_KEY
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.storage import make_folder, write_atomically, writing

@@ -1,0 +1,65 @@
+"""``fedif verify`` and ``fedif replay``: whoever has a statement or a run's records checks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedif_consortium.commands.statement import Members, print_signers
+from fedif_flower.cli import RunDir, require_directories
+
+verify_cli = typer.Typer(add_completion=False)
+
+
+@verify_cli.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
+    key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
+    members: Members = None,
+    receipts: Annotated[
+        list[Path] | None,
+        typer.Option(help="a member's receipts-dir; several: they are compared with each other"),
+    ] = None,
+) -> None:
+    """Check that a statement is as it was signed, and follows from the run's records."""
+    from fedif_consortium.evidence.members import read_members
+    from fedif_consortium.statement.verify import verify as check
+
+    known = None if members is None else read_members(members)
+    found = check(path, key, known, receipts or ())
+    console = Console()
+    console.print(f"Unchanged: {path}, made {found.manifest.made}", soft_wrap=True, highlight=False)
+    print_signers(found.signed.signers, console)
+    for name in found.not_here:
+        console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
+    for member in found.members:
+        signed = f"{member.signed} of {member.accepted} updates"
+        console.print(f"Signed by {member.name}: {signed}", highlight=False, markup=False)
+    for held in found.receipts:
+        kept = f"{held.lines} lines, {held.heads} heads"
+        console.print(f"As {held.name} was told: {kept}", highlight=False, markup=False)
+    if found.redone:
+        rounds = ", ".join(map(str, found.redone))
+        console.print(f"Done again after the run was resumed: rounds {rounds}", highlight=False)
+
+
+@verify_cli.command()
+def replay(
+    run_dir: RunDir,
+    import_from: Annotated[
+        list[str] | None,
+        typer.Option(help="a package whose code the run's settings may name, module:object"),
+    ] = None,
+) -> None:
+    """Recompute what each member contributed from the updates that a run kept, bit for bit."""
+    require_directories([run_dir])
+    from fedif_consortium.statement.replay import replay as recompute
+
+    found = recompute(run_dir, import_from=import_from or ())
+    Console().print(
+        f"The same bits: {found.contributions} contributions in {found.rounds} rounds",
+        highlight=False,
+    )

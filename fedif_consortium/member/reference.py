@@ -1,0 +1,36 @@
+"""The settings of a member's policy as text, beside those of the library.
+
+``python -m fedif_consortium.member.reference`` in a checkout writes both: the tables of the policy
+go into ``docs/member-policy.md``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedif_consortium.member.app_rules import AppRules
+from fedif_consortium.member.node_log import LogSettings
+from fedif_consortium.member.outgoing import LeavesSettings
+from fedif_consortium.member.policy import PolicySettings, SignRules
+from fedif_consortium.member.run_rules import RunRules
+from fedif_flower.run.reference import tables_of, update
+from fedif_flower.settings import Settings
+
+MEMBER_SECTIONS: dict[str, type[Settings]] = {
+    "Above the sections": PolicySettings,
+    "Keys of `[apps]`": AppRules,
+    "Keys of `[runs]`": RunRules,
+    "Keys of `[leaves]`": LeavesSettings,
+    "Keys of `[log]`": LogSettings,
+    "Keys of `[sign]`": SignRules,
+}
+
+
+def policy_page() -> dict[str, str]:
+    """Return the tables of a member's policy, by page."""
+    return {"member-policy.md": tables_of(MEMBER_SECTIONS)}
+
+
+if __name__ == "__main__":
+    for written in update(Path.cwd(), policy_page()):
+        print(f"written: {written}")

@@ -1,0 +1,48 @@
+"""What parties add who do not trust each other, for the doors: importing this imports no room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedif_consortium.evidence.part import Evidence
+    from fedif_flower.client.part import ClientPart
+    from fedif_flower.run.part import RunPart
+
+
+def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:
+    """Return the parts of a run: the library's own, and those of the rooms of this package.
+
+    ``evidence`` says with which key receipts are signed; ``None``: there are no receipts.
+    """
+    from fedif_consortium.evidence.part import Evidence
+    from fedif_consortium.evidence.published_gradients import PublishGradients
+    from fedif_consortium.masking.part import MaskedRounds
+    from fedif_consortium.watch.served_metrics import ServedMetrics
+    from fedif_flower.run import parts
+
+    return (
+        *parts.run_parts(),
+        ServedMetrics(),
+        MaskedRounds(),  # At the end the keeper forgets what the attribution asks last.
+        evidence or Evidence(),
+        PublishGradients(),
+    )
+
+
+def server_parts() -> Sequence[RunPart]:
+    """Return the parts of a server's run: receipts as well, and the statement at its end."""
+    from fedif_consortium.evidence.part import Evidence
+    from fedif_consortium.statement.part import Stated, receipt_key
+
+    return (*run_parts(Evidence(receipt_key)), Stated())
+
+
+def client_parts() -> Sequence[ClientPart]:
+    """Return every part of a client, the outermost first."""
+    from fedif_consortium.evidence.client_part import KeptGradients, SignedReplies
+    from fedif_consortium.masking.client_part import MaskedReplies
+    from fedif_consortium.statement.client_part import KeptStatements
+
+    return SignedReplies(), KeptGradients(), MaskedReplies(), KeptStatements()

@@ -1,0 +1,20 @@
+"""A member's side of statements: it keeps the page that says what it contributed."""
+
+from __future__ import annotations
+
+from flwr.app import Context, Message
+
+from fedif_consortium.statement.delivery_messages import ACTION
+from fedif_flower.client.part import ClientPart
+
+
+def _keep(message: Message, context: Context) -> Message:
+    from fedif_consortium.statement.member_pages import keep_statement
+
+    return keep_statement(message, context)
+
+
+class KeptStatements(ClientPart):
+    """A node answers a delivery by keeping it, if its own config names a folder."""
+
+    queries = {ACTION: _keep}  # noqa: RUF012
