@@ -57,7 +57,7 @@ def toml_defaults() -> str:
     return "\n".join(lines)
 
 
-def markdowntables_of() -> str:
+def markdown_tables() -> str:
     """Return a table for each section: key, default, what is allowed, what it means."""
     own = [(f"`{name}`", section) for name, section in RunConfig.sections().items()]
     return tables_of({**SECTIONS, **dict(own), "Each SuperNode": NodeConfig})
@@ -99,7 +99,7 @@ def update(project: Path, more: Mapping[str, str] | None = None) -> list[Path]:
     assert end is not None
     after = rest[end.start() :]
     changed = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults()}{after}")]
-    pages = {"configuration.md": markdowntables_of(), **(more or {})}
+    pages = {"configuration.md": markdown_tables(), **(more or {})}
     for name, tables in pages.items():
         page = project / "docs" / name
         text = page.read_text()
