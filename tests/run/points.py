@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedif_consortium.parts import client_parts, run_parts
 from fedif_flower.apps import client_app
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
@@ -67,4 +68,5 @@ def run(tmp_path: Path, task: Task, **settings) -> Path:
         **{key.replace("_", "-"): value for key, value in settings.items()},
     }
     config = RunConfig.from_run_config(values)
-    return run_federation(LocalGrid(client_app(task), config.num_clients), config, task=task)
+    grid = LocalGrid(client_app(task, client_parts()), config.num_clients)
+    return run_federation(grid, config, task=task, parts=run_parts())
