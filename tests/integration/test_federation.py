@@ -25,6 +25,7 @@ import pytest
 
 from client_app import app as client_app
 from fedif_consortium.evidence.members import read_members
+from fedif_consortium.federation.invitation import make_node_key
 from fedif_consortium.masking.keeper_store import read_log
 from fedif_consortium.member.app_build import build_bundle
 from fedif_consortium.member.node_log import Entry, read_node_log
@@ -223,7 +224,7 @@ class Story:
         deployment = self.deployment
         other, eve = deployment.directory / "other", deployment.key("eve")
         deployment.fedif("federation", "init", "other", deployment.host, "--in", other)
-        deployment.fedif("node", "key", eve)
+        eve.write_bytes(make_node_key())
         ours = ("--root-certificates", deployment.server / "ca.crt")
         key = ("--auth-supernode-private-key", eve)
         found = {
