@@ -69,7 +69,7 @@ class LeavesSettings(Settings):
             *("node.partition-id number", "node.attack text[40]", "preflight.time number"),
             *(f"preflight.{check} text[200]" for check in ("data", "training", "disk")),
             *("preflight.masking text[200]", "preflight.signing-key text[200]"),
-            *("signature.key bytes[120]", "signature.signature bytes[104]"),
+            *("signature.key bytes[160]", "signature.signature bytes[140]"),
             *("signature.received bytes[32]", "signature.sent bytes[32]", "seen-head.size number"),
             *("statement.kept number", "statement.wanted number", "statement.reason text[200]"),
         ],

@@ -267,7 +267,7 @@ class _Mixed(LocalTerm):
             if len(args) != 1 or not args[0].is_floating_point():
                 raise DataError(
                     f"FedCorr mixes inputs, which are {describe(args)}; allowed: one tensor of "
-                    "float numbers, or fedcorr.mixup = 0"
+                    "float numbers, or FedCorr.mixup = 0"
                 )
             self._share = float(self._beta.sample())
             self._order = torch.randperm(len(args[0])).to(args[0].device)

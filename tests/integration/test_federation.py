@@ -224,7 +224,9 @@ class Story:
         deployment = self.deployment
         other, eve = deployment.directory / "other", deployment.key("eve")
         deployment.fedif("federation", "init", "other", deployment.host, "--in", other)
+        eve.parent.mkdir(parents=True)
         eve.write_bytes(make_node_key())
+        eve.chmod(0o600)
         ours = ("--root-certificates", deployment.server / "ca.crt")
         key = ("--auth-supernode-private-key", eve)
         found = {
