@@ -94,6 +94,7 @@ import struct
 import numpy as np
 from flwr.app import Array
 
+from fedif_consortium.parts import client_parts
 from fedif_flower.client.app import task_app
 
 
@@ -110,7 +111,7 @@ def steal(message, context, call_next):
     return reply
 
 
-app = task_app(mods=[steal])
+app = task_app(mods=[steal], parts=client_parts())
 """
 # What a guard lets out in a masked run, as docs/member-policy.md has it.
 LEAVES = f"""
