@@ -1,7 +1,8 @@
 """The keeper: opens boxes, keeps seeds, and answers what its policy allows. No files, no network.
 
 It holds m seeds of 32 bytes and the directions that it was asked about, and makes masks anew, block
-by block, for each answer: memory is O(d), whatever the number of members.
+by block, for each answer: memory is O(d), whatever the number of members. A round that is open lies
+in memory alone: it ends with the keeper's process, and the next one goes on.
 """
 
 from __future__ import annotations
@@ -76,20 +77,17 @@ class KeptRound:
 
 @dataclass(frozen=True)
 class KeeperState:
-    """All that a keeper remembers from one request to the next.
+    """What a keeper remembers beyond a round, and beyond its process.
 
     Attributes
     ----------
     last_rounds : dict of int to int
         By run, the last round that was opened.
-    rounds : dict of int to KeptRound
-        By run, the round that is open.
     vectors : dict of int to int
         By run, how many vectors its rounds asked about.
     """
 
     last_rounds: dict[int, int] = field(default_factory=dict)
-    rounds: dict[int, KeptRound] = field(default_factory=dict)
     vectors: dict[int, int] = field(default_factory=dict)
 
 
@@ -136,6 +134,7 @@ class Keeper:
         derive = HKDF(hashes.SHA256(), SEED_BYTES, None, b"fedif-flower signs 1")
         self._sign_seed = derive.derive(key.private_bytes_raw())
         self._state = KeeperState() if state is None else state
+        self._rounds: dict[int, KeptRound] = {}  # By run, the round that is open.
         self._save = save
         self.log = ChainedLog() if log is None else log
         self._now = now
@@ -158,9 +157,7 @@ class Keeper:
     def forget_old(self) -> None:
         """Delete the seeds of rounds that are older than the policy keeps them."""
         oldest = self._now() - 3600 * self._policy.hours_kept
-        young = {run: kept for run, kept in self._state.rounds.items() if kept.opened >= oldest}
-        if len(young) < len(self._state.rounds):
-            self._remember(replace(self._state, rounds=young))
+        self._rounds = {run: kept for run, kept in self._rounds.items() if kept.opened >= oldest}
 
     def open_round(
         self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
@@ -168,7 +165,7 @@ class Keeper:
         """Open a round's boxes."""
         with self._logged("open", run, server_round) as entry:
             digest = _digest(length, *(part for item in sorted(boxes.items()) for part in item))
-            kept = self._state.rounds.get(run)
+            kept = self._rounds.get(run)
             if kept is None or (kept.server_round, kept.boxes) != (server_round, digest):
                 kept = self._open(run, server_round, length, boxes, digest)
             entry |= {"members": kept.answer.members, "length": length}
@@ -209,7 +206,7 @@ class Keeper:
             digest = vector_digest(weights).hex()
             if digest not in kept.sums:
                 self._policy.check_sums(len(kept.sums) + 1)
-                self._keep(replace(kept, sums=[*kept.sums, digest]))
+                self._rounds[run] = replace(kept, sums=[*kept.sums, digest])
             total = np.zeros(kept.length, np.uint64)
             for seed, weight in zip(kept.seeds, weights, strict=True):
                 if weight:
@@ -220,10 +217,10 @@ class Keeper:
 
     def close_round(self, run: int, server_round: int) -> str:
         """Delete the round's seeds; return the log's last hash."""
-        kept = self._state.rounds.get(run)
+        kept = self._rounds.get(run)
         if kept is not None and kept.server_round == server_round:
             with self._logged("close", run, server_round):
-                self._remember(replace(self._state, rounds=self._others(run)))
+                del self._rounds[run]
         return self.log.head
 
     def _open(
@@ -263,24 +260,13 @@ class Keeper:
             basis=np.empty((0, length)),
             sums=[],
         )
-        others = self._others(run)
+        others = {other: kept for other, kept in self._rounds.items() if other != run}
         while len(others) >= self._policy.runs_at_once:
             del others[next(iter(others))]
         last_rounds = self._state.last_rounds | {run: server_round}
-        rounds = others | {run: kept}
-        self._remember(replace(self._state, last_rounds=last_rounds, rounds=rounds))
+        self._remember(replace(self._state, last_rounds=last_rounds))
+        self._rounds = others | {run: kept}
         return kept
-
-    def _others(self, run: int) -> dict[int, KeptRound]:
-        return {other: kept for other, kept in self._state.rounds.items() if other != run}
-
-    def _keep(self, kept: KeptRound, new_vectors: int = 0) -> None:
-        rounds = self._state.rounds | {kept.run: kept}
-        vectors = self._state.vectors | {kept.run: self._vectors_of(kept.run) + new_vectors}
-        self._remember(replace(self._state, rounds=rounds, vectors=vectors))
-
-    def _vectors_of(self, run: int) -> int:
-        return self._state.vectors.get(run, 0)
 
     def _remember(self, state: KeeperState) -> None:
         self._save(state)
@@ -308,7 +294,7 @@ class Keeper:
 
     def _find(self, run: int, server_round: int) -> KeptRound:
         self.forget_old()
-        kept = self._state.rounds.get(run)
+        kept = self._rounds.get(run)
         if kept is None or kept.server_round != server_round:
             raise KeeperError(f"the keeper keeps no round {server_round} of run {run}")
         return kept
@@ -319,14 +305,17 @@ class Keeper:
         if not new:
             return
         self._policy.check_vectors(len(kept.vectors) + len(new))
-        self._policy.check_known(self._vectors_of(kept.run) + len(new), kept.length)
+        asked = self._state.vectors.get(kept.run, 0) + len(new)
+        self._policy.check_known(asked, kept.length)
         basis = kept.basis
         if self._policy.largest_entry < 1:
             sketch = self._sketch(kept)
             for vector in new.values():
                 basis = self._extended(basis, vector, sketch)
             self._policy.check_entry(largest_leverage(basis))
-        self._keep(replace(kept, vectors=[*kept.vectors, *new], basis=basis), len(new))
+        vectors_by_run = self._state.vectors | {kept.run: asked}
+        self._remember(replace(self._state, vectors=vectors_by_run))
+        self._rounds[kept.run] = replace(kept, vectors=[*kept.vectors, *new], basis=basis)
 
     def _extended(
         self, basis: NDArray[np.float64], vector: Ring, sketch: SignSketch

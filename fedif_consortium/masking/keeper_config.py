@@ -24,7 +24,7 @@ class KeeperSettings(Settings):
         "0.0.0.0:9443", "Where it listens.", pattern=r".+:\d{1,5}", allowed="HOST:PORT"
     )
     state: str = setting(
-        "keeper-state", "Folder of its key, its seeds and its log; made if it is not there."
+        "keeper-state", "Folder of its key, its counts and its log; made if it is not there."
     )
     certificate: str = setting("keeper.crt", "Its certificate for TLS, a file in PEM.")
     certificate_key: str = setting("keeper.key", "The certificate's private key.")

@@ -1,7 +1,7 @@
-"""What a keeper writes: its key, its state, which outlives a restart, and its log.
+"""What a keeper writes: its key, its log, and what it counts beyond a round in ``state.json``.
 
-Everything is readable by its owner alone. Seeds stand in ``state.json`` and nowhere else; the file
-is written anew, without them, when a round is over.
+Everything is readable by its owner alone. Seeds are not written: a keeper that ends in the middle
+of a round fails that round, and the next one goes on.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from filelock import FileLock, Timeout
 
 from fedif_consortium.evidence.chained_log import ChainedLog, verified
-from fedif_consortium.masking.interface import OpenedRound
-from fedif_consortium.masking.keeper import KeeperState, KeptRound
+from fedif_consortium.masking.keeper import KeeperState
 from fedif_flower.errors import ConfigError, KeeperError, StorageError
 from fedif_flower.storage import (
     append_line,
@@ -48,7 +45,6 @@ class KeeperStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._state, self._log = folder / "state.json", folder / "log.txt"
-        self._rows: set[Path] = set()
         make_folder(folder)
         with writing(folder):
             folder.chmod(0o700)
@@ -102,40 +98,24 @@ class KeeperStore:
             return KeeperState()
         try:
             content = json.loads(self._state.read_text())
-            rounds = {int(run): self._load_round(kept) for run, kept in content["rounds"].items()}
             last_rounds, vectors = (
-                {int(run): count for run, count in content.get(name, {}).items()}
+                {int(run): int(count) for run, count in content[name].items()}
                 for name in ("last-rounds", "vectors")
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StorageError(f"{self._state} is damaged: {error!r}") from error
-        return KeeperState(last_rounds, rounds, vectors)
+        return KeeperState(last_rounds, vectors)
 
     def save(self, state: KeeperState) -> None:
-        """Write a state, and delete what it no longer needs.
+        """Write a state.
 
         Raises
         ------
         StorageError
             If it cannot be written.
         """
-        needed = set()
-        for kept in state.rounds.values():
-            for index, row in enumerate(kept.basis):
-                path = self._basis(kept, index)
-                needed.add(path)
-                if path not in self._rows:  # One that a state was saved with never changes.
-                    write_atomically(path, row.tobytes(), OWNER_ALONE)
-        content = {
-            "last-rounds": state.last_rounds,
-            "vectors": state.vectors,
-            "rounds": {run: _readable(kept) for run, kept in state.rounds.items()},
-        }
+        content = {"last-rounds": state.last_rounds, "vectors": state.vectors}
         write_atomically(self._state, json.dumps(content), OWNER_ALONE)
-        self._rows = needed
-        with writing(self.folder):
-            for path in set(self.folder.glob("basis-*")) - needed:
-                path.unlink()
 
     def log(self) -> ChainedLog:
         """Return the log, which goes on after its last whole line.
@@ -148,30 +128,6 @@ class KeeperStore:
         if cut_torn_line(self._log, OWNER_ALONE):
             logger.warning("The end of %s was torn off, and is written over.", self._log)
         return ChainedLog(read_log(self._log)[1], partial(append_line, self._log))
-
-    def _basis(self, kept: KeptRound, index: int) -> Path:
-        return self.folder / f"basis-{kept.run}-{kept.server_round}-{index}"
-
-    def _load_round(self, content: dict[str, object]) -> KeptRound:
-        values: dict[str, object] = dict(content)
-        rows, length = int(str(values.pop("directions"))), int(str(values["length"]))
-        opened = OpenedRound(
-            tuple(_list(values.pop("nodes"))),
-            tuple(_list(values.pop("members"))),
-            {int(node): str(reason) for node, reason in _list(values.pop("refused"))},
-        )
-        seeds = tuple(bytes.fromhex(seed) for seed in _list(values.pop("seeds")))
-        basis = np.empty((rows, length))
-        kept = KeptRound(
-            answer=opened,
-            seeds=seeds,
-            basis=basis,
-            **values,  # type: ignore[arg-type]
-        )
-        for index in range(rows):
-            basis[index] = np.fromfile(self._basis(kept, index), np.float64)
-            self._rows.add(self._basis(kept, index))
-        return kept
 
 
 def read_log(path: Path) -> tuple[list[dict[str, object]], str]:
@@ -189,27 +145,3 @@ def read_log(path: Path) -> tuple[list[dict[str, object]], str]:
             return verified(file, "the keeper's log")
     except (OSError, UnicodeDecodeError) as error:
         raise KeeperError(f"{path} is no keeper's log: {error}") from error
-
-
-def _readable(kept: KeptRound) -> dict[str, object]:
-    """Return a round as JSON can write it; its basis has files of its own."""
-    return {
-        "run": kept.run,
-        "server_round": kept.server_round,
-        "length": kept.length,
-        "opened": kept.opened,
-        "boxes": kept.boxes,
-        "nodes": kept.answer.nodes,
-        "members": kept.answer.members,
-        "refused": list(kept.answer.refused.items()),
-        "seeds": [seed.hex() for seed in kept.seeds],
-        "vectors": kept.vectors,
-        "directions": len(kept.basis),
-        "sums": kept.sums,
-    }
-
-
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
-    return value

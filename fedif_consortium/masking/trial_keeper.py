@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedif_consortium.evidence.chained_log import ChainedLog
 from fedif_consortium.evidence.keys import VerifyingKey
 from fedif_consortium.masking import Keeper, KeeperPolicy, OpenedRound, Ring, Sketches
-from fedif_consortium.masking.keeper import KeeperState
 from fedif_consortium.masking.terms import trial_key
 from fedif_consortium.masking.workspace import Masking
 
@@ -44,11 +43,11 @@ class TrialKeeper:
     def __init__(self, secret: str, key: X25519PrivateKey) -> None:
         self._secret, self._key = secret, key
         self._members: dict[str, VerifyingKey] = {}
-        self._state, self._log = KeeperState(), ChainedLog()
+        self._log = ChainedLog()
         self._keeper = self._made()
 
     def _made(self) -> Keeper:
-        return Keeper(TRIAL_POLICY, self._members, self._key, state=self._state, log=self._log)
+        return Keeper(TRIAL_POLICY, self._members, self._key, log=self._log)
 
     def policy(self) -> KeeperPolicy:
         """Return the keeper's limits."""
