@@ -47,7 +47,6 @@ def simulate(
         Called with each line of ``rounds.csv``.
     again : callable, optional
         As :func:`~fedif_flower.run.federation.run_federation` takes it.
-
     parts : sequence of RunPart, optional
         As :func:`~fedif_flower.run.federation.run_federation` takes them.
 

@@ -25,6 +25,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from client_app import app as client_app
+from fedif_consortium.parts import run_parts
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.logs import LOGGER
@@ -105,14 +106,14 @@ def on_ray(tmp_path_factory) -> tuple[Path, list[str]]:
 
     def main(grid: Grid) -> None:
         for config in configs("ray"):
-            run_federation(grid, config)
+            run_federation(grid, config, parts=run_parts())
 
     logging.getLogger(LOGGER).addHandler(lines)
     run_on_ray(main, fragile_app(folder / "killed", lambda: os._exit(1)), num_clients=CLIENTS)
     logging.getLogger(LOGGER).removeHandler(lines)
     app = fragile_app(folder / "fallen", fall)
     for config in configs("here"):
-        run_federation(LocalGrid(app, CLIENTS), config)
+        run_federation(LocalGrid(app, CLIENTS), config, parts=run_parts())
     return folder, lines.kept
 
 
@@ -173,7 +174,8 @@ def clone(folder: Path) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE", "server_app.py", "client_app.py"):
         shutil.copy(REPOSITORY / name, folder)
     unwanted = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(REPOSITORY / "fedif_flower", folder / "fedif_flower", ignore=unwanted)
+    for package in ("fedif_flower", "fedif_consortium"):
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=unwanted)
     manifest = folder / "pyproject.toml"
     text = manifest.read_text()
     assert "num-server-rounds = 100\n" in text
