@@ -75,15 +75,6 @@ def test_a_table_that_there_is_not_is_refused(table):
             look(table)
 
 
-def test_what_a_history_says_of_itself():
-    strategy = played()
-    assert repr(strategy.history) == "History(2 rounds, 3 clients; to_pandas() shows them)"
-    assert (
-        repr(FedIF(threshold_validation(), setup=Setup(device="cpu")).history)
-        == "History(no rounds yet)"
-    )
-
-
 def test_metrics_and_the_end_are_told_even_where_a_callback_ends_the_run():
     counting = Counting()
     played(counting)
