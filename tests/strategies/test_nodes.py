@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
@@ -152,6 +152,17 @@ def test_a_node_is_called_what_it_was_registered_as():
     assert (node.partition_id, node.name) == (UNKNOWN_PARTITION, "hospital-2")
 
 
+def test_a_member_s_refusal_is_logged_where_it_is_asked_who_it_is(caplog):
+    class Refusing(Clients):
+        def __call__(self, message: Message, context) -> Message:
+            return Message(Error(6, "refused by the member: \x1b not approved"), reply_to=message)
+
+    directory = NodeDirectory(identify_by_query, timeout=1.0)
+    (node,) = directory.online(LocalGrid(Refusing(), 1), 1)
+    assert node.partition_id == UNKNOWN_PARTITION
+    assert "node 1000 does not answer: refused by the member: ? not approved" in caplog.text
+
+
 def test_an_app_s_own_members_are_called_something_and_asked_nothing():
     registered = NodeDirectory(None, timeout=1.0).online(Registered(Clients(), 2), 2)
     assert [(node.partition_id, node.name) for node in registered] == [
@@ -178,6 +189,15 @@ def test_a_wait_is_told_at_once_and_every_ten_seconds_and_ends_with_both_ways_ou
     ways = "start more SuperNodes, or set a lower num-clients"
     assert str(error.value) == f"{found} after 25 s: {ways}"
     assert clock.now < 26
+
+
+def test_a_wait_names_who_is_there_and_who_is_missing(clock, caplog):
+    known = [ClientNode(0, 1000, name="hospital-2"), ClientNode(5, 77, name="hospital-7")]
+    with pytest.raises(TrainingFailedError):
+        wait_for_nodes(Registered(Clients(), 2), 3, 1.0, "num-clients", known)
+    (told,) = caplog.messages
+    who = "hospital-2 (node 1000); missing: hospital-7 (node 77)"
+    assert told == f"2 of 3 nodes are online: {who}; waiting for more, 1 s at most"
 
 
 def test_a_wait_ends_with_the_nodes_that_come(clock, caplog):
