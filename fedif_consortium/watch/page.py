@@ -17,9 +17,10 @@ from io import BytesIO
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
+from fedif_consortium.page import templates
 from fedif_consortium.watch.reader import RunReader
 from fedif_consortium.watch.remarks import remarks
 from fedif_consortium.watch.state import NEED_ATTENTION, STATE_WORDS, Watched
@@ -78,8 +79,8 @@ def render(run: Watched, *, folder: str = "") -> str:
     title = run_title(config, subject_of(config)) if _says_what_it_is(run) else run.records.name
     members = run.members[:MOST_MEMBERS]
     environment = _environment()
-    style = environment.get_template("page.css").render()
-    return environment.get_template("page.html").render(
+    style = environment.get_template("watch.css.md").render()
+    return environment.get_template("watch.html.md").render(
         policy=_policy(style),
         style=Markup(style),
         refresh=round(SECONDS),
@@ -159,13 +160,7 @@ def _settings(run: Watched) -> tuple[dict[str, object], dict[str, object]]:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("fedif_consortium.watch", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates().overlay(trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(moment=moment, lasting=lasting, nats=nats)
     return environment
 
