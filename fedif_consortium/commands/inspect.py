@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 inspect_cli = typer.Typer(add_completion=False)
 
@@ -20,12 +19,10 @@ def inspect(
         list[Path] | None,
         typer.Option(help="a kept round, round-NNNNNN.npz; several; default: all in gradients-dir"),
     ] = None,
-    output_dir: Annotated[
-        Path, typer.Option(help="gets inspection.html and inspection.csv")
-    ] = Path("inspection"),
-    show: Annotated[
-        int, typer.Option(min=1, help="so many examples in each list of the page")
-    ] = 100,
+    output: Annotated[Path, typer.Option(help="the table of all examples")] = Path(
+        "inspection.csv"
+    ),
+    show: Annotated[int, typer.Option(min=1, help="so many examples are shown")] = 20,
     neighbours: Annotated[int, typer.Option(min=1, help="whose labels are compared")] = 10,
     task: Annotated[
         str, typer.Option(help="MODULE:OBJECT here, where the run was about an app's own task")
@@ -37,16 +34,20 @@ def inspect(
     The run must publish its gradients (publish-gradients=true), and your node keep them
     (gradients-dir in the node config). It makes no connection.
     """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from fedif_consortium.evidence.kept_gradients import kept_rounds, read_kept
     from fedif_consortium.member.inspection import (
-        examples_at,
         files_of,
         inspect_examples,
         member_data,
     )
-    from fedif_consortium.member.inspection_page import harmful_lines, table_lines, write_inspection
+    from fedif_consortium.member.inspection_table import table_lines, write_table
     from fedif_flower.errors import ConfigError
     from fedif_flower.messages.node_config import NodeConfig
+    from fedif_flower.messages.text import printable
     from fedif_flower.settings import parse_overrides
 
     node = NodeConfig.from_node_config(parse_overrides(node_config))
@@ -60,12 +61,16 @@ def inspect(
     findings = inspect_examples(own_task, data, map(read_kept, paths), device, neighbours)
     files = files_of(last, node, len(findings.losses))
     lines = table_lines(findings, list(own_task.facts.get("classes", ())), files)
-    listed = [*lines[:show], *harmful_lines(lines)[:show]]
-    chosen = sorted({line.example for line in listed})
-    examples = dict(zip(chosen, examples_at(data, chosen), strict=True))
-    written = write_inspection(output_dir.absolute(), lines, examples, findings.rounds, show)
-    console = Console()
+    write_table(output.absolute(), lines)
+    table = Table("rank", "example", "class", "loss", "influence", "agreement")
+    for line in lines[:show]:
+        agreement = "" if line.agreement is None else f"{line.agreement:.0%}"
+        what = Text(printable(line.file, 400) or str(line.example))
+        figures = f"{line.loss:.3g}", f"{line.influence:.3g}", agreement
+        table.add_row(str(line.rank), what, Text(printable(line.label)), *figures)
+    console = Console(soft_wrap=True, highlight=False)
     console.print(f"Read: {len(lines)} examples, by the model of {len(findings.rounds)} rounds")
-    for name, path in zip(("Page", "Table"), written, strict=True):
-        console.print(f"{name}: {path}", soft_wrap=True, highlight=False)
-    console.print("Both show your data: they stay here. Nothing was sent.")
+    console.print(table)
+    console.print("The first labels are the likeliest wrong ones; a rare example has a large loss,")
+    console.print("too. An influence below 0 alone says little about a label.")
+    console.print(f"All examples: {output.absolute()}. Nothing was sent.", markup=False)

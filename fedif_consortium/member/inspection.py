@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.tasks.batches import class_labels, num_rows, read_batches, to_device
+from fedif_flower.tasks.batches import class_labels, read_batches, to_device
 from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
 from fedif_flower.tasks.data.sources.image_folder import list_images
 from fedif_flower.tasks.registry import build_task
@@ -205,16 +205,3 @@ def files_of(kept: KeptGradient, node: NodeConfig, count: int) -> list[Path] | N
     if len(listing.paths) != count:
         raise DataError(f"{node.data_dir} changed while it was read: inspect it again")
     return [Path(path) for path in listing.paths]
-
-
-def examples_at(data: Data, chosen: Sequence[int]) -> list[Any]:
-    """Return the inputs of the chosen examples, as the task gives them."""
-    wanted, found, start = set(chosen), {}, 0
-    for batch in read_batches(in_order(data), None, BATCH):
-        inputs = batch[0] if isinstance(batch, list | tuple) else batch
-        size = num_rows(batch) or 0
-        for index in range(start, start + size):
-            if index in wanted:
-                found[index] = inputs[index - start] if hasattr(inputs, "__getitem__") else inputs
-        start += size
-    return [found.get(index) for index in chosen]
