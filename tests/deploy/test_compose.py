@@ -42,22 +42,14 @@ def services() -> dict[str, dict]:
     return compose()["services"]
 
 
-def lines_of_dockerfile() -> list[list[str]]:
-    """Return the instructions, each as its words."""
-    text = (FOLDER / "Dockerfile").read_text()
-    text = re.sub(r"^\s*#.*\n", "", text, flags=re.M)
-    joined = re.sub(r"\\\n\s*", " ", text)
-    return [line.split() for line in joined.splitlines() if line.strip()]
-
-
 def stages() -> dict[str, list[list[str]]]:
     """Return each stage's instructions by its name."""
+    text = re.sub(r"^\s*#.*\n", "", (FOLDER / "Dockerfile").read_text(), flags=re.M)
     found: dict[str, list[list[str]]] = {}
-    for words in lines_of_dockerfile():
-        if words[0] == "FROM":
-            assert words[2] == "AS", words
+    for words in map(str.split, re.sub(r"\\\n\s*", " ", text).splitlines()):
+        if words[:1] == ["FROM"]:
             current = found.setdefault(words[3], [])
-        elif found:
+        elif found and words:
             current.append(words)
     return found
 
@@ -72,14 +64,14 @@ def copied(stage: str) -> list[tuple[list[str], str]]:
     return found
 
 
-# -- the compose file ---------------------------------------------------------------------------
-
-
-def test_every_container_is_confined():
+def test_every_container_is_confined_and_runs_an_image_that_is_built_here():
     for service in services().values():
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert not {"privileged", "cap_add", "devices", "pid", "ipc", "userns_mode"} & set(service)
+        assert not service["image"].endswith(":latest")
+    built = {service["image"] for service in services().values() if "build" in service}
+    assert {service["image"] for service in services().values()} == built
 
 
 def test_what_is_named_is_there():
@@ -87,41 +79,22 @@ def test_what_is_named_is_there():
     for name, service in services().items():
         used = {volume.split(":")[0] for volume in service["volumes"]}
         assert used <= set(content["volumes"]), name
-        assert set(service.get("networks", ())) <= set(content["networks"])
-        for other in service.get("depends_on", {}):
-            assert other in services()
-            wanted = service["depends_on"][other]["condition"]
-            assert ("healthcheck" in services()[other]) == (wanted == "service_healthy")
-        if (mode := service.get("network_mode", "none")) != "none":
-            assert mode.removeprefix("service:") in service["depends_on"]
+        for other, wanted in service.get("depends_on", {}).items():
+            is_healthy = wanted["condition"] == "service_healthy"
+            assert ("healthcheck" in services()[other]) == is_healthy
         assert service["command"][0] in ROLES
         if "build" in service:
             assert service["build"]["target"] in stages()
-            assert (FOLDER / service["build"]["context"]).resolve() == REPOSITORY
             assert (REPOSITORY / service["build"]["dockerfile"]).is_file()
-    built = {service["image"] for service in services().values() if "build" in service}
-    assert {service["image"] for service in services().values()} == built
-
-
-def test_what_keeps_running_is_restarted_and_looked_at():
-    for name, service in services().items():
-        keeps_running = name != "setup"
-        assert (service["restart"] == "unless-stopped") == keeps_running
-        assert ("healthcheck" in service) == keeps_running
-        if keeps_running:
-            assert service["healthcheck"]["test"][:3] == ["CMD", "entrypoint", "healthy"]
 
 
 def test_each_part_gets_its_own_secrets_and_no_environment_has_one():
-    members = [f"hospital-{i}" for i in range(3)]
     for name, service in services().items():
         volumes = {volume.split(":")[0] for volume in service["volumes"]}
         if name != "setup":
             own = {"superlink": "federation", "server": "federation"}.get(name, name)
             assert volumes == {own}
-        for variable in service["environment"]:
-            assert not re.search("SECRET|PASSWORD|TOKEN", variable)
-    assert set(members) <= set(services())
+        assert not re.search("SECRET|PASSWORD|TOKEN", " ".join(service["environment"]))
 
 
 def test_only_the_superlink_has_a_port_and_that_on_loopback_unless_told_otherwise():
@@ -131,44 +104,12 @@ def test_only_the_superlink_has_a_port_and_that_on_loopback_unless_told_otherwis
     assert told == ["0.0.0.0:9092:9092"]
 
 
-def test_images_are_pinned_and_none_is_the_latest():
-    for service in services().values():
-        assert re.fullmatch(r"[\w/-]+:\d[\w.-]*", service["image"])
-
-
-# -- the Dockerfile -----------------------------------------------------------------------------
-
-
-def test_the_base_has_a_version():
-    arguments = [words[1] for words in lines_of_dockerfile() if words[0] == "ARG"]
-    (python,) = (word for word in arguments if word.startswith("PYTHON="))
-    assert re.fullmatch(r"PYTHON=3\.\d+\.\d+-slim-\w+", python)
-    bases = [words[1] for words in lines_of_dockerfile() if words[0] == "FROM"]
-    assert set(bases) == {"python:${PYTHON}", "runtime"}
-
-
-def test_every_image_has_a_user_of_its_own_and_its_role():
+def test_images_have_a_user_of_their_own_that_the_folders_of_volumes_belong_to():
     users = [words[1] for words in stages()["runtime"] if words[0] == "USER"]
     assert users == ["10001:10001"] == [services()["superlink"]["user"]]
-    for name in ("superlink", "server", "supernode", "keeper"):
-        assert not [words for words in stages()[name] if words[0] in ("USER", "RUN", "COPY")]
-        assert stages()[name][-1] == ["CMD", f'["{name}"]']
-
-
-def test_nothing_is_fetched_by_add_and_no_tool_or_host_or_secret_is_left():
-    for words in lines_of_dockerfile():
-        line = " ".join(words)
-        assert words[0] in ("ARG", "FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE") or (
-            words[0] in ("ENTRYPOINT", "CMD") and words[1].startswith("[")
-        )
-        assert "://" not in line
-        assert not re.search(r"curl|wget|sudo|--build-arg", line)
-        if words[0] in ("ARG", "ENV"):
-            assert not re.search("SECRET|PASSWORD|TOKEN", line)
-    runtime = "\n".join(" ".join(words) for words in stages()["runtime"])
-    assert "pip install" not in runtime
-    assert runtime.startswith("RUN python -m pip uninstall")
-    assert "/venv/bin/pip uninstall --yes pip" in " ".join(map(" ".join, stages()["build"]))
+    made = next(" ".join(words) for words in stages()["runtime"] if "install" in words)
+    targets = {v.split(":")[1] for s in services().values() for v in s["volumes"]}
+    assert targets <= set(made.split())
 
 
 def test_the_context_is_what_is_copied_and_no_more():
@@ -181,15 +122,6 @@ def test_the_context_is_what_is_copied_and_no_more():
     sources = {source for stage in ("build", "runtime") for s, _ in copied(stage) for source in s}
     assert {line.removeprefix("!") for line in kept} == sources
     assert all((REPOSITORY / source).exists() for source in sources)
-
-
-def test_folders_of_volumes_belong_to_the_user():
-    made = next(" ".join(words) for words in stages()["runtime"] if "install" in words)
-    targets = {v.split(":")[1] for s in services().values() for v in s["volumes"]}
-    assert targets <= set(made.split())
-
-
-# -- the entry point ----------------------------------------------------------------------------
 
 
 def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -218,9 +150,6 @@ def test_health_is_asked_for_by_url(tmp_path):
         assert call("healthy", url, **home).returncode == 0
     assert call("healthy", url, **home).returncode == 1
     assert call("healthy", "--or-idle", url, **home).returncode == 0
-
-
-# -- all of it, without containers ----------------------------------------------------------------
 
 
 class Containers:

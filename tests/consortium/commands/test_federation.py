@@ -49,7 +49,6 @@ def test_from_an_invitation_to_an_answer(server, tmp_path):
     ("words", "starts"),
     [
         (["federation", "superlink", "--", "--log-file", "a.log"], "guarded_superlink"),
-        (["node", "start", "--", "--log-file", "a.log"], "runtime.supernode"),
         (
             ["node", "start", "--policy", "policy.toml", "--", "--log-file", "a.log"],
             "guarded_super",
@@ -73,22 +72,18 @@ def test_programs_are_started_with_more_of_their_options(
 
 def test_a_status_that_is_not_well_has_an_exit_status(server):
     call("federation", "invite", "hospital-a")
-    shown = CliRunner().invoke(cli, ["federation", "status"])
-    assert shown.exit_code == 1
-    assert "hospital-a" in shown.output
-    assert "! nobody answers at 127.0.0.1:9095" in shown.output
     told = CliRunner().invoke(cli, ["federation", "status", "--json"])
     assert told.exit_code == 1
-    assert json.loads(told.output)["members"][0]["state"] == "invited"
+    said = json.loads(told.output)
+    assert said["members"][0]["state"] == "invited"
+    assert said["warnings"][0].startswith("nobody answers at 127.0.0.1:9095")
 
 
 @pytest.mark.parametrize(
     ("words", "match"),
     [
         (["federation", "remove-member", "x"], "there is no member 'x'; members: none"),
-        (["federation", "invite", "../x"], "name = '../x'"),
         (["federation", "init", "a b", "localhost"], "name = 'a b'"),
-        (["node", "join", "nowhere.toml"], r"nowhere\.toml: No such file"),
         (["node", "start"], r"has no node\.toml"),
     ],
 )

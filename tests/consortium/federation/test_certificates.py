@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedif_consortium.federation.certificates import (
     make_key,
@@ -47,9 +46,7 @@ def shake(files: Path, host: str) -> None:
     client.do_handshake()
 
 
-@pytest.mark.parametrize(
-    "host", ["fl.example.org", "192.0.2.7", "2001:db8::7", "localhost", "127.0.0.1", "::1"]
-)
+@pytest.mark.parametrize("host", ["fl.example.org", "192.0.2.7", "2001:db8::7", "localhost", "::1"])
 def test_a_member_trusts_the_server_at_each_of_its_hosts(files, host):
     shake(files, host)
 
@@ -63,28 +60,22 @@ def test_a_member_does_not_trust_it_elsewhere_or_under_another_authority(files):
         shake(files, "localhost")
 
 
-def test_extensions_and_ends(files):
+def test_a_server_s_certificate_signs_no_other_and_ends_before_its_authority(files):
     authority, server = (read_certificate(files / f"{name}.crt") for name in ("ca", "server"))
-    of = authority.extensions
-    assert of.get_extension_for_class(x509.BasicConstraints).value.ca
-    usage = of.get_extension_for_class(x509.KeyUsage)
-    assert (usage.critical, usage.value.key_cert_sign) == (True, True)
-    of = server.extensions
-    assert not of.get_extension_for_class(x509.BasicConstraints).value.ca
-    purposes = of.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert list(purposes) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    is_ca = [
+        c.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        for c in (authority, server)
+    ]
+    assert is_ca == [True, False]
     now = datetime.now(UTC)
     days = [(c.not_valid_after_utc - now) / timedelta(days=1) for c in (authority, server)]
     assert days == pytest.approx([3650, 365], abs=0.1)
     assert server.not_valid_before_utc < now - timedelta(hours=1)
 
 
-def test_an_authority_whose_key_is_another_is_refused(files):
+def test_what_does_not_belong_together_is_refused(files):
+    with pytest.raises(ConfigError, match="'a b' is neither a host's name nor an address"):
+        write_server(files, ["a b"])
     (files / "ca.key").write_bytes(make_key())
     with pytest.raises(ConfigError, match=r"ca\.crt is not the certificate of .*ca\.key"):
         write_server(files, ["localhost"])
-
-
-def test_a_host_that_is_none_is_refused(files):
-    with pytest.raises(ConfigError, match="'a b' is neither a host's name nor an address"):
-        write_server(files, ["a b"])

@@ -14,10 +14,9 @@ from fedif_consortium.federation.node import (
     read_invitation,
     read_node_key,
 )
-from fedif_consortium.federation.server import initialize
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
-from tests.consortium.federation.folders import SETTINGS, Lines, content, join_as
+from tests.consortium.federation.folders import Lines, content, join_as
 
 
 @pytest.fixture
@@ -59,18 +58,6 @@ def test_what_a_node_says_of_itself(tmp_path, invitation):
     assert found.keeper_key is None
 
 
-def test_a_member_of_a_federation_with_a_keeper_signs_with_its_own_key(folder, tmp_path):
-    keeper = "0f" * 32
-    folder.configuration.unlink()
-    initialize(folder, SETTINGS.replace(keeper_key=keeper), Lines().append)
-    path = invite(folder, "hospital-a", None, Lines().append)
-    lines = join_as(tmp_path / "node", read_invitation(path))
-    _, config = NodeFolder(tmp_path / "node").read()
-    found = NodeConfig(**parse_config_args([node_config_text(config)]))
-    assert (found.keeper_key, found.signing_key) == (keeper, str(tmp_path / "node" / "node.key"))
-    assert lines.has("the keeper's operator", keeper)
-
-
 def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     join_as(tmp_path / "node", invitation)
     folder = NodeFolder(tmp_path / "node")
@@ -81,7 +68,6 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     assert after(words, "--root-certificates") == str(folder.authority)
     assert after(words, "--auth-supernode-private-key") == str(folder.key)
     assert "--insecure" not in words
-    assert words[words.index("--port") + 1] == "9094"
     assert words[-4:] == ["--trusted-entities", "keys.yaml", "--port", "9100"]
     policy = tmp_path / "policy.toml"
     with pytest.raises(ConfigError, match=r"policy = .*policy\.toml' is no file"):
@@ -97,12 +83,8 @@ def changed(invitation, **changes):
 
 
 def test_a_damaged_invitation_is_refused_before_anything_is_made(tmp_path, invitation):
-    for changes, match in (
-        ({"certificate-fingerprint": "0000"}, "ask the operator for another invitation"),
-        ({"certificate": "none"}, "certificate is no certificate in PEM"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            join_as(tmp_path / "node", changed(invitation, **changes))
+    with pytest.raises(ConfigError, match="ask the operator for another invitation"):
+        join_as(tmp_path / "node", changed(invitation, **{"certificate-fingerprint": "0000"}))
     with pytest.raises(ConfigError, match=r"\[config\] data-dir = .*without apostrophes"):
         join_as(tmp_path / "node", invitation, config={"data-dir": "it's"})
     assert not (tmp_path / "node").exists()
@@ -117,23 +99,13 @@ def test_a_folder_serves_one_member_of_one_federation(tmp_path, invitation):
     with pytest.raises(ConfigError, match="is another certificate than the invitation's"):
         join_as(tmp_path / "node", invitation)
     (tmp_path / "node" / "ca.crt").write_bytes(before["ca.crt"])
-    lines = join_as(tmp_path / "node", changed(invitation, address="moved.org:9092"))
-    assert lines.has("superlink = 'localhost:9092'", "'moved.org:9092'")
+    join_as(tmp_path / "node", invitation)
     assert content(tmp_path / "node") == before
 
 
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        ("port = 0", r"node\.toml: port = 0; allowed: an integer >= 1"),
-        ("speed = 3", r"node\.toml: unknown key 'speed'"),
-        ("config = 3", r"node\.toml: config = 3; allowed: a section"),
-    ],
-)
-def test_a_wrong_setting_is_named(tmp_path, invitation, line, match):
+def test_a_wrong_setting_is_named(tmp_path, invitation):
     join_as(tmp_path / "node", invitation)
     path = tmp_path / "node" / "node.toml"
-    head = path.read_text().partition("\n[config]")[0].replace("port = 9094\n", "")
-    path.write_text(f"{head}{line}\n")
-    with pytest.raises(ConfigError, match=match):
+    path.write_text(path.read_text().replace("port = 9094", "port = 0"))
+    with pytest.raises(ConfigError, match=r"node\.toml: port = 0; allowed: an integer >= 1"):
         node_program(NodeFolder(tmp_path / "node"), "", [])

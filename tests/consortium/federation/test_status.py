@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import json
-import socket
-
 import pytest
 
 import fedif_consortium.federation.certificates as certificates
 from fedif_consortium.federation.certificates import UnreachableError, reach
-from fedif_consortium.federation.documents import to_toml
 from fedif_consortium.federation.members import add, invite, remove
 from fedif_consortium.federation.status import look
 from tests.consortium.federation.folders import Lines, Registry, answer_of
@@ -46,7 +42,6 @@ def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, mon
     ]
     assert (seen["superlink"], seen["warnings"]) == ("", ["1 of 3 members are online"])
     assert seen["runs"][0]["run-id"] == "7"
-    assert json.loads(json.dumps(seen))["members"][0]["node_id"] == "1000"
 
 
 def test_half_of_the_members_are_enough_to_be_well(folder, tmp_path, registry, monkeypatch):
@@ -58,16 +53,6 @@ def test_half_of_the_members_are_enough_to_be_well(folder, tmp_path, registry, m
     assert seen_while_serving(folder, registry)["warnings"] == []
     nodes["1001"]["status"] = "offline"
     assert seen_while_serving(folder, registry)["warnings"] == ["0 of 2 members are online"]
-
-
-def test_a_proxy_that_is_not_there_is_a_warning(folder, registry):
-    with serving(folder) as settings, socket.create_server(("127.0.0.1", 0)) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
-        free.close()
-        folder.configuration.write_text(settings)
-        settings = folder.settings().replace(listen=listen)
-        folder.configuration.write_text(to_toml("", settings.to_mapping()))
-        assert f"nobody answers at {listen}" in look(folder, registry)["warnings"][0]
 
 
 def test_a_member_reaches_the_server_that_its_invitation_means(folder, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 from fedif_consortium.federation.folder import FederationFolder, FederationSettings
 from fedif_consortium.federation.server import initialize
-from fedif_consortium.superlink.proxy import nginx_settings
+from tests.integration.deployed import free_port
 
 FLEET = "/v1/fleet/"
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
@@ -75,12 +75,6 @@ class Proxy:
             return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     directory = tmp_path_factory.mktemp("proxy")
@@ -117,13 +111,6 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def test_nginx_accepts_its_settings(proxy):
-    words = ["nginx", "-t", "-e", "stderr", "-p", proxy.folder / "nginx", "-c", "nginx.conf"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert "test is successful" in done.stderr, done.stderr
-    assert "@" not in nginx_settings("0.0.0.0:9092", "127.0.0.1:9095", "me")
 
 
 @pytest.mark.parametrize(

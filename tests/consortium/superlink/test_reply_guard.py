@@ -251,9 +251,11 @@ def test_chunks_that_are_there_already_count_too(message):
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_one_reply_at_a_time(message, count):
+def test_one_reply_at_a_time_with_the_objects_of_it(message, count):
     flower = Flower()
     reply, tree, _ = packed(answer(message))
+    with pytest.raises(HTTPException, match="400"):
+        flower.announce(reply, ObjectTree(object_id="b" * 64))
     request = PushMessagesRequest(
         node=Node(node_id=MEMBER),
         messages_list=[message_to_proto(reply)] * count,
@@ -261,10 +263,3 @@ def test_one_reply_at_a_time(message, count):
     )
     with pytest.raises(HTTPException, match="400"):
         flower.fleet.push_messages(request, flower)
-
-
-def test_objects_are_those_of_the_reply(message):
-    flower = Flower()
-    reply, _, _ = packed(answer(message))
-    with pytest.raises(HTTPException, match="400"):
-        flower.announce(reply, ObjectTree(object_id="b" * 64))

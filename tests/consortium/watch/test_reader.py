@@ -108,11 +108,8 @@ def test_tables_that_were_replaced_are_read_from_their_beginning(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
-        ("clients.csv", "round,client_id,status\n1,seven,accepted\n", "clients.csv"),
         ("clients.csv", "round,client_id,status\n1,7,excellent\n", "excellent"),
-        ("names.csv", "client_id,name\nseven,Köln\n", "names.csv"),
         ("quarantine.csv", "client_id,until_round\n7,1\n", "quarantine.csv"),
-        ("config.json", "[]", "config.json"),
         ("state.json", "{", "state.json"),
     ],
 )
