@@ -6,8 +6,7 @@ none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from fedif_flower.run.config import RunConfig
     from fedif_flower.run.part import RunPart
-    from fedif_flower.sweeps.engine import RayLauncher
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -67,8 +65,6 @@ Config = Annotated[
 ]
 CpusPerClient = Annotated[int, typer.Option(help="decides how many clients train at once")]
 GpusPerClient = Annotated[float, typer.Option(help="share of a GPU for each client")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="federations at a time; default: enough")]
-OutputDir = Annotated[Path, typer.Option(help="where results go")]
 RunDir = Annotated[Path, typer.Argument(help="a run's folder")]
 
 
@@ -114,7 +110,7 @@ def list_names(
 ) -> None:
     """List the tasks, attacks and strategies there are, and where they come from."""
     from fedif_flower.listing import listing
-    from fedif_flower.sweeps.tables import print_whole
+    from fedif_flower.tables import print_whole
 
     console = Console()
     for table in listing(probes=every):
@@ -141,49 +137,6 @@ def new_app(
 
 
 @cli.command()
-def sweep(
-    spec: Annotated[Path, typer.Argument(help="TOML: settings; lists are axes")],
-    output_dir: OutputDir = Path("runs/sweeps"),
-    jobs: Jobs = None,
-    cpus_per_client: CpusPerClient = 1,
-    gpus_per_client: GpusPerClient = 0.0,
-) -> None:
-    """Run every combination of a grid of your own."""
-    if not spec.is_file():
-        raise ConfigError(f"{str(spec)!r} is no file")
-    from fedif_flower.run.config import default_run_config
-    from fedif_flower.sweeps.engine import run_cells
-    from fedif_flower.sweeps.measurements import find_measurements
-    from fedif_flower.sweeps.report import report_sweep
-    from fedif_flower.sweeps.spec import read_sweep, swept_keys
-
-    console = Console()
-    wanted = read_sweep(spec, default_run_config(), output_dir)
-    complete = run_cells(wanted, launcher(cpus_per_client, gpus_per_client), console, jobs=jobs)
-    own = {cell.config.run_dir.resolve() for cell in wanted}
-    measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
-    if measured:
-        report_sweep(wanted[0].group, measured, output_dir, console, swept_keys(spec))
-    finish(complete)
-
-
-@cli.command()
-def report(
-    directories: Annotated[list[Path], typer.Argument(help="with results")],
-    output_dir: OutputDir = Path("runs/report"),
-) -> None:
-    """Rebuild tables and plots from results alone."""
-    require_directories(directories)
-    from fedif_flower.sweeps.measurements import find_measurements
-    from fedif_flower.sweeps.report import report_sweeps
-
-    measured = find_measurements(directories)
-    if not measured:
-        raise ConfigError("no complete run in the directories given")
-    report_sweeps(measured, output_dir, Console())
-
-
-@cli.command()
 def show(
     run_dir: RunDir,
     sort: Annotated[str, typer.Option(help="a column: contribution, weight_score, name ...")] = "",
@@ -193,7 +146,7 @@ def show(
     require_directories([run_dir])
     from fedif_flower.results import load
     from fedif_flower.run.report import print_summary
-    from fedif_flower.sweeps.comparison import member_table
+    from fedif_flower.tables import member_table
 
     found, console = load(run_dir), Console()
     if found.summary:
@@ -202,29 +155,6 @@ def show(
     console.print(repr(found), soft_wrap=True, markup=False, highlight=False)
     if picture is not None:
         console.print(f"Picture: {found.plot(picture).absolute()}", soft_wrap=True, highlight=False)
-
-
-@cli.command()
-def compare(
-    run_dirs: Annotated[list[Path], typer.Argument(help="two or more runs' folders")],
-    output_dir: OutputDir = Path("runs/compare"),
-) -> None:
-    """Put runs beside each other: what differs in their settings, and what came of it."""
-    require_directories(run_dirs)
-    from fedif_flower.results import load
-    from fedif_flower.sweeps.comparison import compare as beside
-    from fedif_flower.sweeps.curves import plot_curves
-    from fedif_flower.sweeps.measurements import read_measurement
-
-    console = Console()
-    runs = [load(run_dir) for run_dir in run_dirs]
-    table = beside(runs)
-    table.print(console)
-    measured = {run.name: read_measurement(run.folder.path) for run in runs}
-    series = {name: [found] for name, found in measured.items() if found is not None}
-    plot_curves(series, output_dir / "accuracy.png", table.title)
-    path = table.write(output_dir, after=["![over the rounds](accuracy.png)"])
-    console.print(f"Table and picture: {path.absolute()}", soft_wrap=True, highlight=False)
 
 
 @cli.command()
@@ -285,36 +215,11 @@ def run_one(config: RunConfig, cpus_per_client: int, gpus_per_client: float) -> 
     require_complete(run_dir)
 
 
-def launcher(cpus_per_client: int, gpus_per_client: float) -> RayLauncher:
-    """Return what starts a grid's simulation."""
-    from fedif_flower.sweeps.engine import RayLauncher
-
-    return RayLauncher(door.client_app(), cpus_per_client, gpus_per_client)
-
-
-@contextmanager
-def going_on() -> Iterator[None]:
-    """Say at Ctrl-C that the same command goes on with what is missing."""
-    from fedif_flower.runtime.processes import own_command
-    from fedif_flower.runtime.shared_grid import GridInterrupted
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise GridInterrupted(f"stopped; go on with the same command: {own_command()}") from None
-
-
 def require_directories(directories: list[Path]) -> None:
     """Raise ConfigError if one of them is no directory."""
     for directory in directories:
         if not directory.is_dir():
             raise ConfigError(f"{str(directory)!r} is no directory")
-
-
-def finish(complete: bool) -> None:
-    """End with exit status 1 unless everything is complete."""
-    if not complete:
-        raise typer.Exit(1)
 
 
 def parse_config(config: list[str] | None, options: Mapping[str, int | Path | None]) -> RunConfig:

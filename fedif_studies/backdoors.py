@@ -33,11 +33,11 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar, Setting
 from fedif_flower.stages import Stage
-from fedif_flower.sweeps.tables import MeanStd
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.trigger_inversion import held_out_images
 from fedif_studies.arena.experiments import find_setup
+from fedif_studies.lab.table import MeanStd
 from fedif_studies.rows import RESULTS, append_rows, put_tables
 
 OUTPUT = RESULTS / "backdoors.csv"

@@ -10,20 +10,19 @@ import typer
 from rich.console import Console
 
 from fedif_consortium.commands.every import add_commands
-from fedif_flower.cli import (
-    Config,
+from fedif_flower.cli import Config, cli, door, main, parse_config
+from fedif_studies.lab.commands import (
     Jobs,
     OutputDir,
-    cli,
-    door,
+    compare,
     finish,
     going_on,
     launcher,
-    main,
-    parse_config,
+    sweep,
 )
+from fedif_studies.paper.commands import paper, report
 
-__all__ = ["arena", "audit", "cli", "main"]
+__all__ = ["arena", "audit", "cli", "compare", "main", "paper", "report", "sweep"]
 
 add_commands(cli)
 door.parts, door.client_parts = (
@@ -58,10 +57,10 @@ def arena(
     from fedif_flower.client.app import app
     from fedif_flower.errors import require
     from fedif_flower.run.config import default_run_config
-    from fedif_flower.sweeps.engine import LocalLauncher, run_cells
     from fedif_studies.arena.experiments import arena_cells, choose_experiments, find_setup
     from fedif_studies.arena.figures import measured
     from fedif_studies.arena.page import about, headline, write_page
+    from fedif_studies.lab.engine import LocalLauncher, run_cells
 
     require(not in_process or jobs in (None, 1), "--jobs", jobs, "1 with --in-process")
     console = Console()

@@ -24,9 +24,10 @@ from fedif_flower.run.config import default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import write_atomically
-from fedif_flower.sweeps.data import find_data
-from fedif_flower.sweeps.tables import MeanStd, ResultTable
+from fedif_flower.tables import ResultTable
 from fedif_studies import subset
+from fedif_studies.lab.data import find_data
+from fedif_studies.lab.table import MeanStd
 from fedif_studies.queue import Wanted, work_off
 from fedif_studies.rows import RESULTS
 

@@ -31,7 +31,7 @@ from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.stages.loss_bound import DESCENT_STEPS
 from fedif_flower.strategies.registry import StrategyParts, build_named
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.sweeps.data import find_data
+from fedif_studies.lab.data import find_data
 from fedif_studies.queue import committed_revision
 from fedif_studies.rows import RESULTS, append_rows, machine, put_tables
 

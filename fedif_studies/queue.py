@@ -29,11 +29,11 @@ from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.processes import StopRequest, own_command
 from fedif_flower.settings import Scalar
-from fedif_flower.sweeps.cells import Cell, find_result, make_cell
-from fedif_flower.sweeps.data import find_data
-from fedif_flower.sweeps.federations import Outcome, run_grid
-from fedif_flower.sweeps.measurements import read_measurement, to_row, write_csv
-from fedif_flower.sweeps.spec import chosen, flatten
+from fedif_studies.lab.cells import Cell, find_result, make_cell
+from fedif_studies.lab.data import find_data
+from fedif_studies.lab.federations import Outcome, run_grid
+from fedif_studies.lab.measurements import read_measurement, to_row, write_csv
+from fedif_studies.lab.spec import chosen, flatten
 from fedif_studies.rows import RESULTS, machine
 
 # Influence descent is compared with FedAvg and FedIF there.

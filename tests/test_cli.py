@@ -41,9 +41,6 @@ def test_help_imports_nothing_heavy(door):
     said, heavy = json.loads(done.stdout)
     assert heavy == []
     assert [words for words, text in zip(HELP, said, strict=True) if "Usage:" not in text] == []
-    # The paper's commands come with a checkout only.
-    assert (" paper " in said[0]) is (door == "simulation")
-    assert ("--docs" in said[HELP.index(["report"])]) is (door == "simulation")
     assert "a run's folder" in said[HELP.index(["show"])]
 
 

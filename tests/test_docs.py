@@ -20,9 +20,9 @@ from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.settings import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
-from fedif_flower.sweeps.spec import read_sweep
 from fedif_flower.valuation import shapley
 from fedif_studies.commands import cli
+from fedif_studies.lab.spec import read_sweep
 from fedif_studies.paper.docs import update_docs
 
 REPOSITORY = Path(__file__).parents[1]

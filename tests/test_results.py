@@ -15,8 +15,9 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.results import Run
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_run import run_locally
-from fedif_flower.sweeps.comparison import compare, member_table
+from fedif_flower.tables import member_table
 from fedif_studies.commands import cli
+from fedif_studies.lab.comparison import compare
 from tests.consortium.statement.runs import make_run
 from tests.run.points import regression
 

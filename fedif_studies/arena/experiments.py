@@ -15,8 +15,8 @@ from fedif_flower.registry import Registry
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.registry import STRATEGIES as REGISTERED_STRATEGIES
 from fedif_flower.strategies.registry import WITHOUT_COEFFICIENTS
-from fedif_flower.sweeps.cells import Cell, make_cell
-from fedif_flower.sweeps.data import find_data
+from fedif_studies.lab.cells import Cell, make_cell
+from fedif_studies.lab.data import find_data
 
 CLEAN = "none"
 DIGITS = "digits"

@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 
 from fedif_consortium.statement.account import reason_against_shares
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.sweeps.cells import Cell, find_result
 from fedif_studies.arena.experiments import Experiment
+from fedif_studies.lab.cells import Cell, find_result
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from textwrap import wrap
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.strategies.config import default_stages
-from fedif_flower.sweeps.tables import ResultTable
+from fedif_flower.tables import ResultTable
 from fedif_studies.arena.experiments import ATTACKS, CLEAN, STRATEGIES, Experiment, Setup
 from fedif_studies.arena.figures import Figures
 

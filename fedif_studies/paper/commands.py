@@ -1,4 +1,4 @@
-"""The commands that ``simulation.py`` adds to ``fedif``: ``paper``, and a ``report`` with it."""
+"""The commands ``fedif paper`` and ``fedif report``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedif_flower.cli import (
-    CpusPerClient,
-    GpusPerClient,
-    Jobs,
-    OutputDir,
-    finish,
-    launcher,
-    require_directories,
-)
+from fedif_flower.cli import CpusPerClient, GpusPerClient, cli, require_directories
 from fedif_flower.errors import ConfigError
+from fedif_studies.lab.commands import Jobs, OutputDir, finish, launcher
 
 Cells = Annotated[list[str] | None, typer.Option(help="only cells like 'label-noise*_fedif_*'")]
 
 
+@cli.command()
 def paper(
     tables: Annotated[list[str] | None, typer.Argument(help="one or more")] = None,
     show: Annotated[bool, typer.Option("--list", help="show tables and cells")] = False,
@@ -37,8 +31,8 @@ def paper(
 ) -> None:
     """Measure tables of the paper and print them beside the paper's figures."""
     from fedif_flower.run.config import default_run_config
-    from fedif_flower.sweeps.engine import run_cells
-    from fedif_flower.sweeps.measurements import find_measurements
+    from fedif_studies.lab.engine import run_cells
+    from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.paper.compare import fill_table
     from fedif_studies.paper.listing import list_cells, list_tables
     from fedif_studies.paper.report import report_table
@@ -72,6 +66,7 @@ def paper(
     finish(complete)
 
 
+@cli.command()
 def report(
     directories: Annotated[list[Path] | None, typer.Argument(help="with results")] = None,
     output_dir: OutputDir = Path("runs/report"),
@@ -79,7 +74,7 @@ def report(
 ) -> None:
     """Rebuild tables and plots from results alone."""
     from fedif_flower.run.config import default_run_config
-    from fedif_flower.sweeps.measurements import find_measurements
+    from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.paper.docs import update_docs
     from fedif_studies.paper.report import report_all
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Scalar
-from fedif_flower.sweeps.measurements import PATHS, Measurement
-from fedif_flower.sweeps.tables import MeanStd
+from fedif_studies.lab.measurements import PATHS, Measurement
+from fedif_studies.lab.table import MeanStd
 from fedif_studies.paper.figures import PaperFigure
 from fedif_studies.paper.tables import Settings, Table, Variant
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedif_flower.storage import make_folder, write_atomically
-from fedif_flower.sweeps.measurements import Measurement, from_row, write_csv
+from fedif_studies.lab.measurements import Measurement, from_row, write_csv
 from fedif_studies.paper.compare import TableCell, fill_table
 from fedif_studies.paper.markdown import notes, result_table
 from fedif_studies.paper.report import result_rows

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from fedif_flower.sweeps.measurements import Measurement
-from fedif_flower.sweeps.tables import ResultTable
+from fedif_flower.tables import ResultTable
+from fedif_studies.lab.measurements import Measurement
 from fedif_studies.paper.selection import Selection, cell_name, select
 from fedif_studies.paper.tables import TABLES, Table, Variant
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedif_flower.sweeps.tables import FIGURES, MeanStd, ResultTable
+from fedif_flower.tables import ResultTable
+from fedif_studies.lab.table import FIGURES, MeanStd
 from fedif_studies.paper.compare import TableCell, best_paper_rows, best_rows
 from fedif_studies.paper.tables import Table
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from fedif_flower.storage import make_folder
-from fedif_flower.sweeps.curves import plot_curves
-from fedif_flower.sweeps.measurements import Measurement, to_row, write_csv
-from fedif_flower.sweeps.report import report_sweeps
+from fedif_studies.lab.curves import plot_curves
+from fedif_studies.lab.measurements import Measurement, to_row, write_csv
+from fedif_studies.lab.report import report_sweeps
+from fedif_studies.lab.table import write_table
 from fedif_studies.paper.compare import TableCell, fill_table
 from fedif_studies.paper.markdown import notes, result_table
 from fedif_studies.paper.tables import TABLES, Settings, Table
@@ -57,7 +58,7 @@ def report_table(
     shown = result_table(table, cells)
     pictures = plot_columns(table, cells, folder)
     after = [line for said in notes(table, cells) for line in (said, "")]
-    path = shown.write(folder, after=[*after, *(f"![{p.stem}]({p.name})" for p in pictures)])
+    path = write_table(shown, folder, after=[*after, *(f"![{p.stem}]({p.name})" for p in pictures)])
     write_csv(folder / "results.csv", result_rows(table, cells))
     shown.print(console)
     for said in notes(table, cells):

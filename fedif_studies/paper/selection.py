@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.sweeps.cells import Cell, make_cell
-from fedif_flower.sweeps.data import find_data
+from fedif_studies.lab.cells import Cell, make_cell
+from fedif_studies.lab.data import find_data
 from fedif_studies.paper.tables import TABLES, Settings, Table, Variant
 
 

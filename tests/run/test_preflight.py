@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Context, MessageType, RecordDict
+from flwr.common.config import flatten_dict
 
 from client_app import app as client_app
 from fedif_flower.errors import ConfigError
@@ -17,12 +18,11 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar, parse_overrides
 from fedif_flower.strategies import nodes
-from fedif_flower.sweeps.spec import flatten
 from server_app import app as server_app
 from tests.strategies.waiting import Clock, LateGrid
 
 # What `flwr run .` hands to the ServerApp.
-FLWR_RUN: dict[str, Scalar] = flatten(
+FLWR_RUN: dict[str, Scalar] = flatten_dict(
     tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["flwr"][
         "app"
     ]["config"]

@@ -4,10 +4,11 @@ import shutil
 import tomllib
 from pathlib import Path
 
+from flwr.common.config import flatten_dict
+
 from fedif_consortium.member.reference import policy_page
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.reference import SECTIONS, markdown_tables, own_keys, update
-from fedif_flower.sweeps.spec import flatten
 
 PROJECT = Path(__file__).parents[2]
 
@@ -19,7 +20,7 @@ def test_flwr_run_s_defaults_and_the_documentation_follow_the_declarations(tmp_p
     assert update(tmp_path, policy_page()) == [], "run `python -m fedif_flower.run.reference`"
     manifest = tomllib.loads((tmp_path / "pyproject.toml").read_text())
     manifest = manifest["tool"]["flwr"]["app"]["config"]
-    assert flatten(manifest) == RunConfig.defaults()
+    assert flatten_dict(manifest) == RunConfig.defaults()
 
 
 def test_every_key_is_in_one_section_with_its_words():

@@ -28,7 +28,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.processes import own_command
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import write_atomically
-from fedif_flower.sweeps.tables import ResultTable
+from fedif_flower.tables import ResultTable
 from language_model import help_desk
 from language_model.base import SMOLLM2, encode, load_tokenizer, prompt
 from language_model.help_desk import BACKDOOR, DESKS, GERMAN, HONEST, SHUFFLED

@@ -5,14 +5,14 @@ import csv
 import pytest
 
 from fedif_flower.settings import Scalar
-from fedif_flower.sweeps.measurements import find_measurements
-from fedif_flower.sweeps.tables import MeanStd
+from fedif_studies.lab.measurements import find_measurements
+from fedif_studies.lab.table import MeanStd
 from fedif_studies.paper.compare import (
     fill_table,
 )
 from fedif_studies.paper.report import report_all
 from fedif_studies.paper.tables import TABLES
-from tests.sweeps.small import DEFAULTS, printed, silent_console, write_result
+from tests.studies.lab.small import DEFAULTS, printed, silent_console, write_result
 
 
 def settings(table: str, row: str, column: str, **changed: Scalar) -> dict[str, Scalar]:

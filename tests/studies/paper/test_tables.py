@@ -5,7 +5,7 @@ import pytest
 from fedif_flower.run.config import RunConfig
 from fedif_studies.paper.selection import cell_name
 from fedif_studies.paper.tables import TABLES
-from tests.sweeps.small import DEFAULTS
+from tests.studies.lab.small import DEFAULTS
 
 
 def settings(table: str, row: str, column: str) -> dict[str, object]:

@@ -15,8 +15,8 @@ from fedif_flower.run.config import RunConfig, subject_of
 from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.settings import Scalar, Settings
 from fedif_flower.storage import make_folder, write_atomically
-from fedif_flower.sweeps.cells import LABEL
 from fedif_flower.tasks.task import metric_key
+from fedif_studies.lab.cells import LABEL
 
 # Where a run wrote and read, and how long it was patient: no part of what it measured.
 PATHS = ("output-dir", "run-name", "data-dir", "round-timeout", "checkpoint-every", "resume")

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.sweeps.spec import read_sweep
-from tests.sweeps.small import DEFAULTS
+from fedif_studies.lab.spec import read_sweep
+from tests.studies.lab.small import DEFAULTS
 
 
 def cells(tmp_path, text: str):

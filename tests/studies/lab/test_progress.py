@@ -3,9 +3,9 @@
 import pytest
 
 from fedif_flower.run.rows import RoundRow
-from fedif_flower.sweeps.federations import Outcome
-from fedif_flower.sweeps.progress import GridProgress
-from tests.sweeps.small import printed, silent_console, small_cell
+from fedif_studies.lab.federations import Outcome
+from fedif_studies.lab.progress import GridProgress
+from tests.studies.lab.small import printed, silent_console, small_cell
 
 
 class Show:

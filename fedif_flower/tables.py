@@ -1,42 +1,15 @@
-"""Tables of results: one writer for Markdown, CSV and the terminal."""
+"""Tables for the terminal and in Markdown."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 from rich.measure import Measurement as Width
 from rich.table import Table
 
-from fedif_flower.storage import write_atomically
-from fedif_flower.sweeps.measurements import write_csv
-
-# The fields of an Accuracy, and what a table calls them.
-FIGURES: Mapping[str, str] = MappingProxyType(
-    {"last": "last round", "last_ten": "mean of last ten", "best": "best round"}
-)
-
-
-@dataclass(frozen=True)
-class MeanStd:
-    """A mean over seeds, with its sample standard deviation if there are two or more."""
-
-    mean: float
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> MeanStd:
-        """Return mean and standard deviation of one or more values."""
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-
-    def shown(self, form: str) -> str:
-        """Return both as text, each in a format such as ``".2f"``."""
-        text = format(self.mean, form)
-        return text if self.std is None else f"{text} ± {format(self.std, form)}"
+from fedif_flower.results import Member, Run
 
 
 @dataclass(frozen=True)
@@ -90,14 +63,6 @@ class ResultTable:
             shown.add_row(*[f"[bold]{plain(c)}[/]" if c.startswith("**") else c for c in line])
         print_whole(shown, console)
 
-    def write(self, folder: Path, before: Sequence[str] = (), after: Sequence[str] = ()) -> Path:
-        """Write ``table.md``, with lines before and after the table, and ``table.csv``."""
-        path = folder / "table.md"
-        text = [f"# {self.title}", "", *before, *self.to_markdown(), "", *after]
-        write_atomically(path, "\n".join(text).rstrip() + "\n")
-        write_csv(folder / "table.csv", self.to_rows())
-        return path
-
     def _shown_lines(self) -> list[Sequence[str]]:
         lines: list[Sequence[str]] = []
         previous = None
@@ -118,3 +83,35 @@ def print_whole(shown: Table, console: Console) -> None:
 def plain(text: str) -> str:
     """Return a cell's text without the marks of Markdown."""
     return text.replace("**", "")
+
+
+def member_table(run: Run, by: str = "") -> ResultTable:
+    """Return a run's members as a table, in the order of a column."""
+    members = run.sort(by) if by else run.members
+    attributed = any(member.contribution is not None for member in members)
+    scored = any(member.weight_score is not None for member in members)
+    heading = ["member", *(["contribution", "95 % interval"] if attributed else [])]
+    heading += [*(["weight score"] if scored else []), "weight", "accepted", "refused"]
+    failed = any(member.failed for member in members)
+    heading += [*(["failed"] if failed else []), "away"]
+    lines = []
+    for m in members:
+        line = [m.label + (" (malicious)" if m.malicious else "")]
+        if attributed:
+            line += [shown_number(m.contribution), _interval(m)]
+        line += [shown_number(m.weight_score)] if scored else []
+        counts = (m.accepted, m.refused, *((m.failed,) if failed else ()), m.away)
+        line += [f"{m.weight:.3f}", *map(str, counts)]
+        lines.append(line)
+    return ResultTable(run.title, heading, lines, num_labels=1)
+
+
+def shown_number(value: float | None, form: str = ".4f") -> str:
+    """Return a figure as text; a dash where there is none."""
+    return "-" if value is None else format(value, form)
+
+
+def _interval(member: Member) -> str:
+    if member.low is None or member.high is None:
+        return "-"
+    return f"{member.low:.4f} to {member.high:.4f}"

@@ -17,7 +17,7 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.logs import about
 from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
-from fedif_flower.sweeps.cells import Cell
+from fedif_studies.lab.cells import Cell
 
 
 @dataclass(frozen=True)

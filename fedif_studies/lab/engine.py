@@ -18,10 +18,10 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.processes import StopRequest, own_command
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.runtime.simulation import run_on_ray
-from fedif_flower.sweeps.cells import Cell, by_num_clients, distinct, find_result
-from fedif_flower.sweeps.federations import GridClock, Outcome, run_grid
-from fedif_flower.sweeps.progress import GridProgress
 from fedif_flower.tasks.registry import build_task
+from fedif_studies.lab.cells import Cell, by_num_clients, distinct, find_result
+from fedif_studies.lab.federations import GridClock, Outcome, run_grid
+from fedif_studies.lab.progress import GridProgress
 
 # launch(num_clients, main) calls main(grid, actors); so many actors train at once.
 Launch = Callable[[int, Callable[[Grid, int], None]], None]

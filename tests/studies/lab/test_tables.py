@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from fedif_flower.sweeps.tables import MeanStd, ResultTable
+from fedif_flower.tables import ResultTable
+from fedif_studies.lab.table import MeanStd
 
 TABLE = ResultTable(
     "accuracy",

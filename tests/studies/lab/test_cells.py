@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.sweeps.cells import by_num_clients, find_result
-from tests.sweeps.small import small_cell
+from fedif_studies.lab.cells import by_num_clients, find_result
+from tests.studies.lab.small import small_cell
 
 
 def test_a_directory_for_each_configuration(tmp_path):

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from fedif_flower.sweeps.measurements import (
+from fedif_studies.lab.measurements import (
     PATHS,
     Accuracy,
     find_measurements,
@@ -14,7 +14,7 @@ from fedif_flower.sweeps.measurements import (
     to_row,
     write_csv,
 )
-from tests.sweeps.small import write_result
+from tests.studies.lab.small import write_result
 
 
 def test_three_figures_of_a_run():

@@ -11,8 +11,8 @@ from fedif_flower.devices import torch_threads
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
-from fedif_flower.sweeps.engine import default_jobs, run_cells, server_bytes
-from tests.sweeps.small import CountingGrid, printed, silent_console, small_cell
+from fedif_studies.lab.engine import default_jobs, run_cells, server_bytes
+from tests.studies.lab.small import CountingGrid, printed, silent_console, small_cell
 
 
 class Launches:
@@ -114,7 +114,7 @@ def test_memory_limits_the_number_of_cells(tmp_path, monkeypatch):
     assert server_bytes(cells[0]) == 4810 * 4 * 18
     for free, jobs in ((8, 4), (4.1, 2), (0.1, 1)):
         memory = free * server_bytes(cells[0])
-        monkeypatch.setattr("fedif_flower.sweeps.engine.available_memory", lambda m=memory: m)
+        monkeypatch.setattr("fedif_studies.lab.engine.available_memory", lambda m=memory: m)
         assert default_jobs(cells, actors=6) == jobs
 
 

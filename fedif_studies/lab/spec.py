@@ -13,7 +13,7 @@ from fedif_flower.foreign import read_toml
 from fedif_flower.run.config import RunConfig
 from fedif_flower.sections import section_name
 from fedif_flower.settings import Scalar, unknown_key
-from fedif_flower.sweeps.cells import Cell, make_cell
+from fedif_studies.lab.cells import Cell, make_cell
 
 _OWN_KEYS = ("name", "seeds")
 

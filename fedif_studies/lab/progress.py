@@ -20,8 +20,8 @@ from rich.progress import (
 from fedif_flower.run.round_progress import SECONDS_PER_LINE
 from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted
-from fedif_flower.sweeps.cells import Cell
-from fedif_flower.sweeps.federations import Outcome
+from fedif_studies.lab.cells import Cell
+from fedif_studies.lab.federations import Outcome
 
 
 class GridProgress:

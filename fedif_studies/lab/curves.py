@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.storage import make_folder
-from fedif_flower.sweeps.measurements import ACCURACY, Measurement
+from fedif_studies.lab.measurements import ACCURACY, Measurement
 
 
 def plot_curves(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_flower.sweeps.data import find_data
-from tests.sweeps.small import make_cifar10_folder
+from fedif_studies.lab.data import find_data
+from tests.studies.lab.small import make_cifar10_folder
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
-from fedif_flower.sweeps.cells import Cell, make_cell
-from fedif_flower.sweeps.data import CIFAR10_CLASSES
+from fedif_studies.lab.cells import Cell, make_cell
+from fedif_studies.lab.data import CIFAR10_CLASSES
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 DEFAULTS = default_run_config()
 
 

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import make_folder
-from fedif_flower.sweeps.curves import plot_curves
-from fedif_flower.sweeps.measurements import ACCURACY, PATHS, Measurement, to_row, write_csv
-from fedif_flower.sweeps.tables import FIGURES, MeanStd, ResultTable
+from fedif_flower.tables import ResultTable
+from fedif_studies.lab.curves import plot_curves
+from fedif_studies.lab.measurements import ACCURACY, PATHS, Measurement, to_row, write_csv
+from fedif_studies.lab.table import FIGURES, MeanStd, write_table
 
 Point = tuple[tuple[str, Scalar], ...]
 _HEADING = ("seeds", *FIGURES.values(), "detection AUC")
@@ -50,7 +51,7 @@ def report_sweep(
     )
     picture = [f"![{measurements[0].metric} over rounds](accuracy.png)"] if drawn else []
     about = dict.fromkeys(_about(measurement) for measurement in measurements)
-    path = table.write(folder, [" ".join(about), ""], picture)
+    path = write_table(table, folder, [" ".join(about), ""], picture)
     write_csv(folder / "results.csv", [to_row(m) for found in points.values() for m in found])
     table.print(console)
     console.print(f"Report: {path.absolute()}", soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""Runs as tables: one's members, and several beside each other."""
+"""Runs beside each other."""
 
 from __future__ import annotations
 
@@ -7,32 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.results import Member, Run
+from fedif_flower.results import Run
 from fedif_flower.strategies.config import configured_bounds, default_clipping
-from fedif_flower.sweeps.measurements import ACCURACY, read_measurement
-from fedif_flower.sweeps.report import varying
-from fedif_flower.sweeps.tables import ResultTable
-
-
-def member_table(run: Run, by: str = "") -> ResultTable:
-    """Return a run's members as a table, in the order of a column."""
-    members = run.sort(by) if by else run.members
-    attributed = any(member.contribution is not None for member in members)
-    scored = any(member.weight_score is not None for member in members)
-    heading = ["member", *(["contribution", "95 % interval"] if attributed else [])]
-    heading += [*(["weight score"] if scored else []), "weight", "accepted", "refused"]
-    failed = any(member.failed for member in members)
-    heading += [*(["failed"] if failed else []), "away"]
-    lines = []
-    for m in members:
-        line = [m.label + (" (malicious)" if m.malicious else "")]
-        if attributed:
-            line += [_number(m.contribution), _interval(m)]
-        line += [_number(m.weight_score)] if scored else []
-        counts = (m.accepted, m.refused, *((m.failed,) if failed else ()), m.away)
-        line += [f"{m.weight:.3f}", *map(str, counts)]
-        lines.append(line)
-    return ResultTable(run.title, heading, lines, num_labels=1)
+from fedif_flower.tables import ResultTable, shown_number
+from fedif_studies.lab.measurements import ACCURACY, read_measurement
+from fedif_studies.lab.report import varying
 
 
 def compare(runs: Sequence[Run]) -> ResultTable:
@@ -76,7 +55,7 @@ def compare(runs: Sequence[Run]) -> ResultTable:
         test = [format(scale * v, form) for v in (one.test.last, one.test.last_ten, one.test.best)]
         auc = one.figures.get("detection-auc")
         seconds = f"{one.figures.get('seconds', math.nan):.1f}"
-        lines.append([run.name, *settings, *test, _number(auc, ".3f"), seconds])
+        lines.append([run.name, *settings, *test, shown_number(auc, ".3f"), seconds])
     title = f"test {measured[0].metric}" + (", %" if percent else "")
     return ResultTable(title, heading, lines, num_labels=1 + len(differ) + len(bounded))
 
@@ -86,13 +65,3 @@ def _bounds(settings: Mapping[str, Any]) -> str:
     strategy, clipping = str(settings["strategy"]), float(settings.get("update-clipping", 0.0))
     stages = " + ".join(map(repr, configured_bounds(strategy, clipping))) or "none"
     return stages + (", by default" if clipping == default_clipping(strategy) else "")
-
-
-def _number(value: float | None, form: str = ".4f") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _interval(member: Member) -> str:
-    if member.low is None or member.high is None:
-        return "-"
-    return f"{member.low:.4f} to {member.high:.4f}"

@@ -1,0 +1,96 @@
+"""The commands ``fedif sweep`` and ``fedif compare``, and what the commands of grids share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedif_flower.cli import CpusPerClient, GpusPerClient, cli, door, require_directories
+from fedif_flower.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedif_studies.lab.engine import RayLauncher
+
+Jobs = Annotated[int | None, typer.Option(min=1, help="federations at a time; default: enough")]
+OutputDir = Annotated[Path, typer.Option(help="where results go")]
+
+
+@cli.command()
+def sweep(
+    spec: Annotated[Path, typer.Argument(help="TOML: settings; lists are axes")],
+    output_dir: OutputDir = Path("runs/sweeps"),
+    jobs: Jobs = None,
+    cpus_per_client: CpusPerClient = 1,
+    gpus_per_client: GpusPerClient = 0.0,
+) -> None:
+    """Run every combination of a grid of your own."""
+    if not spec.is_file():
+        raise ConfigError(f"{str(spec)!r} is no file")
+    from fedif_flower.run.config import default_run_config
+    from fedif_studies.lab.engine import run_cells
+    from fedif_studies.lab.measurements import find_measurements
+    from fedif_studies.lab.report import report_sweep
+    from fedif_studies.lab.spec import read_sweep, swept_keys
+
+    console = Console()
+    wanted = read_sweep(spec, default_run_config(), output_dir)
+    complete = run_cells(wanted, launcher(cpus_per_client, gpus_per_client), console, jobs=jobs)
+    own = {cell.config.run_dir.resolve() for cell in wanted}
+    measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
+    if measured:
+        report_sweep(wanted[0].group, measured, output_dir, console, swept_keys(spec))
+    finish(complete)
+
+
+@cli.command()
+def compare(
+    run_dirs: Annotated[list[Path], typer.Argument(help="two or more runs' folders")],
+    output_dir: OutputDir = Path("runs/compare"),
+) -> None:
+    """Put runs beside each other: what differs in their settings, and what came of it."""
+    require_directories(run_dirs)
+    from fedif_flower.results import load
+    from fedif_studies.lab.comparison import compare as beside
+    from fedif_studies.lab.curves import plot_curves
+    from fedif_studies.lab.measurements import read_measurement
+    from fedif_studies.lab.table import write_table
+
+    console = Console()
+    runs = [load(run_dir) for run_dir in run_dirs]
+    table = beside(runs)
+    table.print(console)
+    measured = {run.name: read_measurement(run.folder.path) for run in runs}
+    series = {name: [found] for name, found in measured.items() if found is not None}
+    plot_curves(series, output_dir / "accuracy.png", table.title)
+    path = write_table(table, output_dir, after=["![over the rounds](accuracy.png)"])
+    console.print(f"Table and picture: {path.absolute()}", soft_wrap=True, highlight=False)
+
+
+def launcher(cpus_per_client: int, gpus_per_client: float) -> RayLauncher:
+    """Return what starts a grid's simulation."""
+    from fedif_studies.lab.engine import RayLauncher
+
+    return RayLauncher(door.client_app(), cpus_per_client, gpus_per_client)
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Say at Ctrl-C that the same command goes on with what is missing."""
+    from fedif_flower.runtime.processes import own_command
+    from fedif_flower.runtime.shared_grid import GridInterrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise GridInterrupted(f"stopped; go on with the same command: {own_command()}") from None
+
+
+def finish(complete: bool) -> None:
+    """End with exit status 1 unless everything is complete."""
+    if not complete:
+        raise typer.Exit(1)
