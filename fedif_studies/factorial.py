@@ -191,16 +191,15 @@ class Effect(NamedTuple):
     ----------
     seeds : int
         Paired differences.
-    mean, low, high : float
-        In points, with the 95 % interval by Student's t; without one for a single seed.
+    mean, half : float
+        In points, with half the 95 % interval by Student's t; 0 for a single seed.
     p : float
         Of the paired t-test, by Holm's method over all effects of the data set.
     """
 
     seeds: int
     mean: float
-    low: float
-    high: float
+    half: float
     p: float
 
 
@@ -223,11 +222,11 @@ def effects(found: Mapping[Cell, float], data: str) -> dict[Cell, Effect]:
 def _paired(gains: Sequence[float]) -> Effect:
     mean, n = statistics.mean(gains), len(gains)
     if n < 2:
-        return Effect(n, mean, mean, mean, 1.0)
+        return Effect(n, mean, 0.0, 1.0)
     error = statistics.stdev(gains) / sqrt(n)
     half = float(stats.t.ppf(0.975, n - 1)) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, n - 1)) if error else float(mean == 0)
-    return Effect(n, mean, mean - half, mean + half, p)
+    return Effect(n, mean, half, p)
 
 
 def means_table(found: Mapping[Cell, float], data: str) -> list[str]:
@@ -260,7 +259,7 @@ def means_table(found: Mapping[Cell, float], data: str) -> list[str]:
 
 def _mean(values: Sequence[float]) -> str:
     mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.1f}"
+    return mean if len(values) < 2 else f"{mean}±{statistics.stdev(values):.1f}"
 
 
 def effects_table(found: Mapping[Cell, float], data: str) -> list[str]:
@@ -287,7 +286,7 @@ def _titles() -> list[str]:
 def _shown(effect: Effect) -> str:
     if effect.seeds < 2:
         return f"{effect.mean:+.1f}"
-    text = f"{effect.mean:+.1f} ({effect.low:+.1f} to {effect.high:+.1f})"
+    text = f"{effect.mean:+.1f}±{effect.half:.1f}"
     return f"**{text}**" if effect.p < 0.05 else text
 
 
