@@ -70,7 +70,6 @@ def fedif(monkeypatch, capsys):
     ("words", "error"),
     [
         (["run", "-c", "seed=[2]"], "seed = [2]; allowed: "),
-        (["run", "--metrics-port", 70000], "metrics-port = 70000; allowed: an integer >= 0"),
         (["run", "-c", "log-format=xml"], "log-format = 'xml'; allowed: text, json"),
         (["report", "{here}"], "no complete run"),
         (["report", "{here}/x"], "'{here}/x' is no directory"),

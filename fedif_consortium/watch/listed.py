@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedif_consortium.watch.reader import RunReader
+from fedif_consortium.watch.reader import read_records
 from fedif_consortium.watch.state import Watched
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
@@ -74,7 +74,7 @@ def _listed(path: Path, directory: Path, now: float) -> ListedRun:
 
 def _read(path: Path, name: str, now: float) -> ListedRun:
     with refused_as(ConfigError, "its files cannot be read"):
-        run = Watched(RunReader(RunFolder(path)).read(members=False), now)
+        run = Watched(read_records(RunFolder(path), members=False), now)
         config, accuracy = run.records.config, run.series("test_accuracy")
         return ListedRun(
             run=name,

@@ -21,7 +21,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from fedif_consortium.page import templates
-from fedif_consortium.watch.reader import RunReader
+from fedif_consortium.watch.reader import read_records
 from fedif_consortium.watch.remarks import remarks
 from fedif_consortium.watch.state import NEED_ATTENTION, STATE_WORDS, Watched
 from fedif_flower.run.config import default_run_config, subject_of
@@ -54,11 +54,10 @@ def keep_page(folder: RunFolder, file: Path) -> None:
     ConfigError
         If the records cannot be read.
     """
-    reader = RunReader(folder)
     start = os.path.relpath(folder.path.resolve(), file.resolve().parent)
     prefix = "" if start == "." else f"{Path(start).as_posix()}/"
     while True:
-        run = Watched(reader.read(), time.time())
+        run = Watched(read_records(folder), time.time())
         write_atomically(file, render(run, folder=prefix))
         if not run.is_running:
             return
@@ -99,7 +98,7 @@ def render(run: Watched, *, folder: str = "") -> str:
         scored=any(m.totals.weight_score is not None for m in members),
         latest=run.points[: -LATEST_ROUNDS - 1 : -1],
         links={t: quote(folder + path) for t, path in run.records.links.items()},
-        settings=_settings(run),
+        settings=_chosen(config),
     )
 
 
@@ -147,15 +146,10 @@ def _picture(
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _settings(run: Watched) -> tuple[dict[str, object], dict[str, object]]:
-    """Return the settings that were chosen, and those that are as they come."""
+def _chosen(config: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that are not as they come."""
     usual = default_run_config()
-    chosen: dict[str, object] = {}
-    others: dict[str, object] = {}
-    for key, value in run.records.config.items():
-        as_it_comes = usual.get(key) in (value, AUTO)
-        (others if as_it_comes else chosen)[key] = value
-    return chosen, others
+    return {key: value for key, value in config.items() if usual.get(key) not in (value, AUTO)}
 
 
 @lru_cache(maxsize=1)

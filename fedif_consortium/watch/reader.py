@@ -1,27 +1,24 @@
-"""A run's tables, read as they grow and summed up by member: 1,000 rounds of 1,000 in a second."""
+"""A run's folder as it stands there, summed up by member: 1,000 rounds of 1,000 in a second."""
 
 from __future__ import annotations
 
-import csv
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-from numpy.typing import NDArray
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import regular
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
 from fedif_flower.strategies.quarantine import Decision
 
-STATUSES: tuple[Status, ...] = get_args(Status)
-_ACCEPTED = STATUSES.index("accepted")
-_IS_ANSWER = np.array([status in ("accepted", "refused", "failed") for status in STATUSES])
+_STATUSES: tuple[Status, ...] = get_args(Status)
+_ANSWERS = pa.array(["accepted", "refused", "failed"])
 _CLIENTS = {
     "round": pa.int64(),
     "partition_id": pa.int64(),
@@ -29,11 +26,11 @@ _CLIENTS = {
     "malicious": pa.int64(),
     "weight_score": pa.float64(),
     "weight": pa.float64(),
-    "status": pa.dictionary(pa.int32(), pa.string()),
+    "status": pa.string(),
     "rejection": pa.string(),
 }
 _ATTRIBUTION = {"client_id": pa.uint64(), "contribution": pa.float64()}
-_PIECE = 2**24  # Bytes that are read at a time.
+_LAST = dict.fromkeys(("partition_id", "malicious", "status", "weight_score"), ("last",))
 _Row = TypeVar("_Row")
 
 
@@ -41,15 +38,16 @@ _Row = TypeVar("_Row")
 class MemberTotals:
     """What a member's lines of ``clients.csv`` and ``attribution.csv`` come to.
 
-    ``counts`` are its lines by status. ``misses`` are those since its last accepted reply,
-    ``answered`` is the last round with a reply of any kind, 0: there was none. ``rejection`` is
-    the last reason why a reply did not count, and ``rejected`` its round.
+    ``misses`` are the rounds that it was asked in since its last accepted reply, ``answered`` is
+    the last round with a reply of any kind, 0: there was none. ``rejection`` is the last reason
+    why a reply did not count, and ``rejected`` its round.
     """
 
     client_id: int
     partition_id: int = -1
     malicious: bool = False
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
+    asked: int = 0
+    accepted: int = 0
     misses: int = 0
     last_round: int = 0
     last_status: Status | None = None
@@ -59,11 +57,6 @@ class MemberTotals:
     weight: float = 0.0
     weight_score: float | None = None
     contribution: float | None = None
-
-    @property
-    def asked(self) -> int:
-        """How many lines it has."""
-        return sum(self.counts.values())
 
 
 @dataclass(frozen=True)
@@ -102,38 +95,15 @@ class Records:
     changed: float = 0.0
 
 
-class RunReader:
-    """Reads a run's folder again and again; of the tables by member, what is new.
+def read_records(folder: RunFolder, *, members: bool = True) -> Records:
+    """Return what the folder of a run says now; on request without the tables by member.
 
-    Parameters
-    ----------
-    folder : RunFolder
-        Of a run that goes on, is over, or was copied here.
+    Raises
+    ------
+    ConfigError
+        If a file is not what it should be, or cannot be read, naming it.
     """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-        self._clients = GrowingTable(folder.clients.path, _CLIENTS)
-        self._attribution = GrowingTable(folder.attribution.path, _ATTRIBUTION)
-        self._members: dict[int, MemberTotals] = {}
-
-    def read(self, *, members: bool = True) -> Records:
-        """Return what the folder says now; on request without the tables by member.
-
-        Raises
-        ------
-        ConfigError
-            If a file is not what it should be, or cannot be read, naming it.
-        """
-        try:
-            return self._read(members=members)
-        except OSError as error:
-            raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-    def _read(self, *, members: bool) -> Records:
-        if members:
-            self._read_members()
-        folder = self.folder
+    try:
         return Records(
             name=folder.path.name,
             config=_object(folder.config),
@@ -141,170 +111,90 @@ class RunReader:
             live=_object(folder.live),
             rounds=folder.rounds.read(),
             quarantine=_parsed(folder.quarantine, _decision),
-            members=self._members,
-            names=dict(_parsed(folder.names, _name)),
+            members=_members(folder) if members else {},
+            names=dict(_parsed(folder.names, lambda row: (int(row["client_id"]), row["name"]))),
             links=_links(folder),
             changed=max(_changed(folder.rounds.path), _changed(folder.clients.path)),
         )
-
-    def _read_members(self) -> None:
-        tables = (self._clients, self._attribution)
-        if any(table.was_replaced() for table in tables):  # A resumed run writes both anew.
-            self._members = {}
-            for table in tables:
-                table.rewind()
-        for lines in self._clients.more():
-            add_lines(self._members, lines)
-        for parts in self._attribution.more():
-            add_contributions(self._members, parts)
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
-class GrowingTable:
-    """The whole lines of a CSV file that others write, with no line break in a cell.
+def _members(folder: RunFolder) -> dict[int, MemberTotals]:
+    """Return what both tables by member come to."""
+    lines = _lines(folder.clients.path, _CLIENTS)
+    if unknown := set(lines["status"].unique().to_pylist()) - set(_STATUSES):
+        raise ConfigError(f"clients.csv: status = {min(map(str, unknown))!r}")
+    is_accepted = pc.equal(lines["status"], "accepted")
+    accepted = lines.filter(is_accepted)
+    found = {
+        row["client_id"]: MemberTotals(
+            client_id=row["client_id"],
+            partition_id=row["partition_id_last"],
+            malicious=bool(row["malicious_last"]),
+            asked=row["round_count"],
+            last_round=row["round_last"],
+            last_status=row["status_last"],
+            weight=row["weight_sum"] or 0.0,
+            weight_score=row["weight_score_last"],
+        )
+        for row in _by_client(lines, round=("count", "last"), weight=("sum",), **_LAST)
+    }
+    for row in _by_client(lines.filter(pc.is_in(lines["status"], _ANSWERS)), round=("last",)):
+        found[row["client_id"]].answered = row["round_last"]
+    for row in _by_client(accepted, round=("count",)):
+        found[row["client_id"]].accepted = row["round_count"]
+    rejected = lines.filter(pc.invert(is_accepted))
+    for row in _by_client(rejected, round=("last",), rejection=("last",)):
+        member = found[row["client_id"]]
+        member.rejected, member.rejection = row["round_last"], row["rejection_last"] or ""
+    for row in _by_client(_since_accepted(lines, accepted), round=("count",)):
+        found[row["client_id"]].misses = row["round_count"]
+    parts = _lines(folder.attribution.path, _ATTRIBUTION)
+    for row in _by_client(parts, contribution=("sum",)):
+        member = found.setdefault(row["client_id"], MemberTotals(row["client_id"]))
+        member.contribution = row["contribution_sum"]
+    return found
 
-    Parameters
-    ----------
-    path : Path
-        The file; it need not be there.
-    types : mapping of str to pyarrow.DataType
-        The columns that are read.
-    """
 
-    def __init__(self, path: Path, types: Mapping[str, pa.DataType]) -> None:
-        self._path = path
-        self._types = dict(types)
-        self._inode = self._end = 0
-        self._columns: list[str] = []
+def _by_client(lines: pa.Table, **wanted: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return sums over each client's lines, in their order; ``last`` is the last that is there."""
+    asked = [(name, what) for name, sums in wanted.items() for what in sums]
+    found: list[dict[str, Any]] = (
+        lines.group_by("client_id", use_threads=False).aggregate(asked).to_pylist()
+    )
+    return found
 
-    def was_replaced(self) -> bool:
-        """Tell whether what was read is not there any more."""
-        if not self._end:
-            return False
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return True
-        return stat.st_ino != self._inode or stat.st_size < self._end
 
-    def rewind(self) -> None:
-        """Begin with the first line again."""
-        self._end = 0
+def _since_accepted(lines: pa.Table, accepted: pa.Table) -> pa.Table:
+    """Return each client's lines after its last accepted one."""
+    last = accepted.group_by("client_id", use_threads=False).aggregate([("round", "last")])
+    whose = pc.index_in(lines["client_id"], last["client_id"])
+    return lines.filter(pc.greater(lines["round"], pc.fill_null(last["round_last"].take(whose), 0)))
 
-    def more(self) -> Iterator[pa.Table]:
-        """Return the lines that are new, some at a time.
 
-        Raises
-        ------
-        ConfigError
-            If a line is none of such a table.
-        """
-        if not self._path.is_file():
-            return
-        with self._path.open("rb") as file:
-            self._inode = os.fstat(file.fileno()).st_ino
-            while True:
-                file.seek(self._end)
-                content = file.read(_PIECE)
-                # A last line may be half there.
-                content = content[: content.rfind(b"\n") + 1]
-                if not content:
-                    return
-                try:
-                    lines = self._parsed(content)
-                except (pa.ArrowInvalid, UnicodeDecodeError, csv.Error) as error:
-                    raise ConfigError(f"{self._path} cannot be read: {error}") from error
-                self._end += len(content)
-                if lines is not None:
-                    yield lines
-
-    def _parsed(self, content: bytes) -> pa.Table | None:
-        start = 0
-        if not self._end:
-            start = content.find(b"\n") + 1
-            self._columns = next(csv.reader([content[:start].decode()]), [])
-        if start == len(content):
-            return None
+def _lines(path: Path, types: Mapping[str, pa.DataType]) -> pa.Table:
+    """Return the whole lines of a CSV file that others write; a last one may be half there."""
+    content = b""
+    if path.is_file():
+        with open(path, "rb", opener=regular) as file:
+            content = file.read()
+        content = content[: content.rfind(b"\n") + 1]
+    if not content:
+        return pa.schema(types).empty_table()
+    try:
         return pa_csv.read_csv(
-            pa.BufferReader(pa.py_buffer(content).slice(start)),
-            read_options=pa_csv.ReadOptions(column_names=self._columns),
+            pa.BufferReader(content),
             parse_options=pa_csv.ParseOptions(invalid_row_handler=lambda _: "skip"),
             convert_options=pa_csv.ConvertOptions(
-                column_types=self._types,
-                include_columns=list(self._types),
+                column_types=types,
+                include_columns=list(types),
                 include_missing_columns=True,
                 null_values=[""],
             ),
         )
-
-
-def add_lines(members: dict[int, MemberTotals], lines: pa.Table) -> None:
-    """Add lines of ``clients.csv`` to members' totals, in their order."""
-    ids, who = _by_client(lines)  # [n], [k]: which of them a line is of.
-    position = np.arange(len(who))
-    rounds = lines["round"].to_numpy()
-    status = _codes(lines["status"])
-    scores = lines["weight_score"].to_numpy()
-    weights = np.bincount(who, np.nan_to_num(lines["weight"].to_numpy()), len(ids))
-    counts = np.bincount(who * len(STATUSES) + status, minlength=len(ids) * len(STATUSES))
-    last = _last(who, len(ids))
-    answer = _last(who, len(ids), _IS_ANSWER[status])
-    usable = _last(who, len(ids), status == _ACCEPTED)
-    rejected = _last(who, len(ids), status != _ACCEPTED)
-    scored = _last(who, len(ids), ~np.isnan(scores))
-    misses = np.bincount(who[position > usable[who]], minlength=len(ids))
-    for i, client_id in enumerate(ids.tolist()):
-        member = members.setdefault(client_id, MemberTotals(client_id))
-        for name, count in zip(STATUSES, counts.reshape(len(ids), -1)[i].tolist(), strict=True):
-            member.counts[name] += count
-        member.weight += float(weights[i])
-        member.misses = int(misses[i]) + (member.misses if usable[i] < 0 else 0)
-        member.last_round = int(rounds[last[i]])
-        member.last_status = STATUSES[status[last[i]]]
-        member.partition_id = lines["partition_id"][last[i]].as_py()
-        member.malicious = bool(lines["malicious"][last[i]].as_py())
-        if answer[i] >= 0:
-            member.answered = int(rounds[answer[i]])
-        if scored[i] >= 0:
-            member.weight_score = float(scores[scored[i]])
-        if rejected[i] >= 0:
-            member.rejection = lines["rejection"][rejected[i]].as_py() or ""
-            member.rejected = int(rounds[rejected[i]])
-
-
-def add_contributions(members: dict[int, MemberTotals], parts: pa.Table) -> None:
-    """Add lines of ``attribution.csv`` to members' totals."""
-    ids, who = _by_client(parts)
-    sums = np.bincount(who, parts["contribution"].to_numpy(), len(ids))
-    for client_id, value in zip(ids.tolist(), sums.tolist(), strict=True):
-        member = members.setdefault(client_id, MemberTotals(client_id))
-        member.contribution = (member.contribution or 0.0) + value
-
-
-def _by_client(table: pa.Table) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """Return the clients of a table, and for each line which of them it is of."""
-    encoded = table["client_id"].combine_chunks().dictionary_encode()
-    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
-
-
-def _codes(statuses: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return the statuses of lines by their places among all there are."""
-    encoded = statuses.unify_dictionaries().combine_chunks()
-    words = encoded.dictionary.to_pylist()
-    if unknown := set(words) - set(STATUSES):
-        raise ConfigError(f"clients.csv: status = {min(map(str, unknown))!r}")
-    places = np.array([STATUSES.index(word) for word in words])
-    codes: NDArray[np.int64] = places[encoded.indices.to_numpy()]
-    return codes
-
-
-def _last(
-    who: NDArray[np.int32], num: int, chosen: NDArray[np.bool_] | None = None
-) -> NDArray[np.int64]:
-    """Return the last line of each client, or the last chosen one; -1: there is none."""
-    found = np.full(num, -1)
-    lines = np.arange(len(who)) if chosen is None else np.flatnonzero(chosen)
-    found[who[lines]] = lines  # Of those assigned to one place the last one stays.
-    return found
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
 def _parsed(table: Table, read: Callable[[Mapping[str, str]], _Row]) -> list[_Row]:
@@ -313,10 +203,6 @@ def _parsed(table: Table, read: Callable[[Mapping[str, str]], _Row]) -> list[_Ro
         return [read(row) for row in table.read()]
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{table.path} cannot be read: {error!r}") from error
-
-
-def _name(row: Mapping[str, str]) -> tuple[int, str]:
-    return int(row["client_id"]), row["name"]
 
 
 def _decision(row: Mapping[str, str]) -> Decision:

@@ -11,9 +11,8 @@ from fedif_consortium.watch.state import Watched, WatchedMember
 
 MOST_NAMES = 5
 MISSES = 3  # In a row: by chance it is hardly so.
-FEWEST_ROUNDS = 5  # Before a member is judged by its sum, or a run by its curve.
+FEWEST_ROUNDS = 5  # Before a run is judged by its curve.
 DROP = 0.05  # Of the accuracy, below the best so far.
-LARGE_SHARE = 0.5  # Of the way from a member's fair share to all weight.
 SLOW = 3.0  # Times the usual round.
 
 
@@ -47,7 +46,9 @@ def _ended(run: Watched) -> Iterator[Remark]:
                 "The run came to its end, but its last round failed: the model is an older one.",
                 "Read in the log why replies did not count, and run it again.",
             )
-        yield from _completeness(run.records.summary.get("completeness"))
+        found = run.records.summary.get("completeness")
+        if isinstance(found, Mapping) and found.get("verdict") == "incomplete":
+            yield Remark("bad", "The run is incomplete.", "Its report says who lacks what.")
     elif run.state == "failed":
         reason = run.live.reason if run.live else ""
         yield Remark(
@@ -62,23 +63,6 @@ def _ended(run: Watched) -> Iterator[Remark]:
             f"The run has given no sign of life for {minutes:,.0f} minutes.",
             f"See whether its process and host still work; if not, {go_on}. Of a folder that was "
             "copied while the run went on, look at the original.",
-        )
-
-
-def _completeness(found: object) -> Iterator[Remark]:
-    """Say what a run that came to its end lacks; ``found`` is that of its summary."""
-    if not isinstance(found, Mapping):
-        return
-    verdict, reasons = found.get("verdict"), " ".join(map(str, found.get("reasons", ())))
-    if verdict == "complete with gaps":
-        yield Remark(
-            "look", f"The run is complete with gaps: {reasons}", "Its report has them all."
-        )
-    elif verdict == "incomplete":
-        yield Remark(
-            "bad",
-            f"The run is incomplete: {reasons}",
-            "See what kept these members away, and whether its results can be used without them.",
         )
 
 
@@ -145,19 +129,17 @@ def _model(run: Watched) -> Iterator[Remark]:
 
 def _members(run: Watched) -> Iterator[Remark]:
     missed = [m for m in run.members if m.totals.misses >= MISSES]
-    refused = [m for m in missed if m.totals.last_status == "refused"]
-    raised = [m for m in missed if m.totals.last_status == "failed"]
     silent = [m for m in missed if m.totals.last_status in ("away", "late")]
     offline = [m for m in run.members if m.state == "offline" and m not in silent]
     for members, said, todo in (
         (
-            refused,
+            [m for m in missed if m.totals.last_status == "refused"],
             "sent only replies that were refused",
             "The reason is in its line. Ask whether it runs this version of the app; if it does, "
             "do not pay it before that is explained.",
         ),
         (
-            raised,
+            [m for m in missed if m.totals.last_status == "failed"],
             "sent only errors of its app",
             "Ask its operator for the log of the SuperNode: data or memory are missing there.",
         ),
@@ -177,65 +159,15 @@ def _members(run: Watched) -> Iterator[Remark]:
             worst = max(member.totals.misses for member in members)
             rounds = f", {worst} rounds in a row" if worst >= MISSES else ""
             yield Remark("look", f"{_names(members)} {said}{rounds}.", todo)
-    for member in run.members:
-        if member.state == "quarantined":
-            reason = next(
-                d.reason for d in reversed(run.records.quarantine) if d.client_id == member.id
-            )
-            yield Remark(
-                "look",
-                f"{member.label} is left out until round {member.until}: {reason}.",
-                "Ask what changed in its data. It comes back by itself, and is judged anew.",
-            )
-    if revoked := [m for m in run.members if m.state == "revoked"]:
-        yield Remark(
-            "look",
-            f"The registration of {_names(revoked)} has ended.",
-            "Nothing, if you removed it; else register it again.",
-        )
 
 
-def _weights(run: Watched) -> Iterator[Remark]:
-    largest = max(run.members, key=lambda m: m.share or 0.0, default=None)
-    replies = sum(m.totals.counts["accepted"] for m in run.members)
-    # Fair is what its replies would have if all weighed the same: much, where few members are left.
-    fair = largest.totals.counts["accepted"] / replies if largest and replies else 0.0
-    if largest and (largest.share or 0.0) > fair + LARGE_SHARE * (1.0 - fair):
-        yield Remark(
-            "look",
-            f"{largest.label} has {100 * (largest.share or 0.0):.0f} % of all weight so far.",
-            "The model is mostly its work. max-examples-ratio bounds what a claim of examples "
-            "brings.",
-        )
-    harmful = [
-        m
-        for m in run.members
-        if (m.totals.contribution or 0.0) < 0.0 and m.totals.counts["accepted"] >= FEWEST_ROUNDS
-    ]
-    if harmful:
-        yield Remark(
-            "look",
-            f"The updates of {_names(harmful)} raised the validation loss on the whole.",
-            'Often its data are of another kind. policy="quarantine" leaves such members out for '
-            "a while; a statement pays them nothing.",
-        )
-
-
-_LOOKS: Sequence[Callable[[Watched], Iterator[Remark]]] = (
-    _ended,
-    _rounds,
-    _model,
-    _slow,
-    _members,
-    _weights,
-)
+_LOOKS: Sequence[Callable[[Watched], Iterator[Remark]]] = (_ended, _rounds, _model, _slow, _members)
 
 
 def _names(members: Sequence[WatchedMember]) -> str:
     """Return how members are called, or some of them and how many there are."""
     shown = [member.label for member in members[:MOST_NAMES]]
-    more = len(members) - len(shown)
-    if more:
+    if more := len(members) - len(shown):
         return f"{', '.join(shown)} and {_count(more, 'other')}"
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import BaseModel, ValidationError
 
 from fedif_consortium.watch.reader import MemberTotals, Records
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.client_node import ClientNode, called
+from fedif_flower.messages.client_node import called
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
 from fedif_flower.run.rows import headline
 
@@ -40,12 +42,19 @@ LATEST_ROUNDS = 20  # By which the time of those to come is estimated.
 SILENCE = 6 * SECONDS_PER_SIGN  # Without a sign of life, a run has stopped.
 
 
-@dataclass(frozen=True)
-class Live:
+class AskedNode(BaseModel):
+    """A member as ``state.json`` names it."""
+
+    client_id: int
+    partition_id: int
+    name: str = ""
+
+
+class Live(BaseModel):
     """What ``state.json`` says (see :class:`~fedif_flower.run.live_state.LiveState`)."""
 
-    phase: str
     time: float
+    phase: str = ""
     started: float = 0.0
     reason: str = ""
     round: int = 0
@@ -53,39 +62,22 @@ class Live:
     num_asked: int = 0
     num_answered: int = 0
     num_online: int = 0
-    asked: Mapping[int, ClientNode] = field(default_factory=dict)
+    asked: list[AskedNode] = []
     answered: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()
-    at_work: Mapping[int, ClientNode] = field(default_factory=dict)
+    at_work: list[AskedNode] = []
     paused: frozenset[int] = frozenset()
     online: frozenset[int] | None = None
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Live | None:
-        """Return what a file says; ``None``: there is none.
+    @cached_property
+    def asked_ids(self) -> frozenset[int]:
+        """Who was asked in the present round."""
+        return frozenset(node.client_id for node in self.asked)
 
-        Raises
-        ------
-        ConfigError
-            If it is not what a run writes.
-        """
-        if not record:
-            return None
-        try:
-            values: dict[str, Any] = {key: str(record.get(key, "")) for key in ("phase", "reason")}
-            for key in ("time", "started", "since"):
-                values[key] = float(record.get(key, 0.0))
-            for key in ("round", "num_asked", "num_answered", "num_online"):
-                values[key] = int(record.get(key, 0))
-            for key in ("asked", "at_work"):
-                values[key] = {int(n["client_id"]): _node(n) for n in record.get(key, ())}
-            for key in ("answered", "failed", "paused"):
-                values[key] = frozenset(map(int, record.get(key, ())))
-            online = record.get("online")
-            values["online"] = None if online is None else frozenset(map(int, online))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"state.json is not what a run writes: {error!r}") from error
-        return cls(**values)
+    @cached_property
+    def at_work_ids(self) -> frozenset[int]:
+        """Who is at work for an earlier round."""
+        return frozenset(node.client_id for node in self.at_work)
 
 
 @dataclass(frozen=True)
@@ -140,8 +132,17 @@ class Watched:
 
     @cached_property
     def live(self) -> Live | None:
-        """What the run is doing."""
-        return Live.from_record(self.records.live)
+        """What the run is doing; ``None``: there is no ``state.json``.
+
+        Raises
+        ------
+        ConfigError
+            If the file is not what a run writes.
+        """
+        try:
+            return Live(**self.records.live) if self.records.live else None
+        except ValidationError as error:
+            raise ConfigError(f"state.json is not what a run writes: {error}") from error
 
     @cached_property
     def points(self) -> list[Point]:
@@ -228,7 +229,8 @@ class Watched:
     def members(self) -> list[WatchedMember]:
         """Everybody known, who needs attention first."""
         known = dict(self.records.members)
-        asked = {**self.live.asked, **self.live.at_work} if self.live else {}
+        named = [*self.live.asked, *self.live.at_work] if self.live else []
+        asked = {node.client_id: node for node in named}
         for client_id, node in asked.items():
             known.setdefault(client_id, MemberTotals(client_id, node.partition_id))
         total = math.fsum(member.weight for member in known.values())
@@ -261,11 +263,11 @@ class Watched:
         """Return what becomes of a member in the present round, else what became of it."""
         live, client_id = self.live if self.is_running else None, member.client_id
         if live is not None:
-            if live.phase == "training" and client_id in live.asked:
+            if live.phase == "training" and client_id in live.asked_ids:
                 if client_id in live.failed:
                     return "failed"
                 return "answered" if client_id in live.answered else "training"
-            if client_id in live.at_work and client_id not in live.answered:
+            if client_id in live.at_work_ids and client_id not in live.answered:
                 return "late"
         if member.last_status == "revoked":
             return "revoked"
@@ -281,14 +283,9 @@ class Watched:
         return member.last_status
 
 
-def _label(member: MemberTotals, node: ClientNode | None) -> str:
+def _label(member: MemberTotals, node: AskedNode | None) -> str:
     """Return how a member is called that the records give no name."""
     return called(member.client_id, member.partition_id, node.name if node else "")
-
-
-def _node(record: Mapping[str, Any]) -> ClientNode:
-    name = str(record.get("name", ""))
-    return ClientNode(int(record["partition_id"]), int(record["client_id"]), name=name)
 
 
 def _point(row: Mapping[str, str]) -> Point:

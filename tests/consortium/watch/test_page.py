@@ -11,7 +11,7 @@ import pytest
 
 from fedif_consortium.watch import page
 from fedif_consortium.watch.page import keep_page, render
-from fedif_consortium.watch.reader import RunReader
+from fedif_consortium.watch.reader import read_records
 from fedif_consortium.watch.state import Watched
 from tests.consortium.watch.made import NOW, asked, client, make_folder
 from tests.consortium.watch.test_state import watched
@@ -73,7 +73,7 @@ def test_a_page_tells_how_the_run_is(run):
         "Ends in about 32 s",
         "client 3 0 of 2 replies counted refused last seen in round 2; net.0 is not finite",
         "Graz 2 of 2 replies counted answered last seen in round 2 50.0 % +0.5000 0.500",
-        "num-clients 4",
+        "num-server-rounds 10",
     ):
         assert words in text
     assert ("a", {"href": "report.md"}) in outline.tags
@@ -91,7 +91,7 @@ def test_what_members_and_operators_wrote_is_text(tmp_path):
     )
     config = folder.config.read()
     folder.config.write(config | {"strategy": HOSTILE, "task": HOSTILE, HOSTILE: HOSTILE})
-    shown = render(Watched(RunReader(folder).read(), time.time()))
+    shown = render(Watched(read_records(folder), time.time()))
     tags = Outline(shown).tags
     assert not {"script", "b-run"} & {tag for tag, _ in tags}
     assert not any(name.startswith("on") for _, attributes in tags for name in attributes)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedif_consortium.watch.reader import RunReader
+from fedif_consortium.watch.reader import read_records
 from fedif_consortium.watch.state import SILENCE, Watched
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
@@ -20,7 +20,7 @@ def watched(folder: RunFolder, now: float = NOW) -> Watched:
     for table in (folder.rounds, folder.clients):
         if table.path.exists():
             os.utime(table.path, (NOW, NOW))
-    return Watched(RunReader(folder).read(), now)
+    return Watched(read_records(folder), now)
 
 
 def states(run: Watched) -> dict[int, str]:
@@ -106,4 +106,4 @@ def test_each_member_has_one_state_while_a_round_goes_on(tmp_path):
 def test_a_state_that_no_run_writes_is_named(tmp_path, wrong):
     folder = make_folder(tmp_path, live=wrong)
     with pytest.raises(ConfigError, match=r"state\.json"):
-        _ = Watched(RunReader(folder).read(), time.time()).state
+        _ = Watched(read_records(folder), time.time()).state
