@@ -36,7 +36,7 @@ from fedif_flower.stages import Stage
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.trigger_inversion import held_out_images
-from fedif_studies.arena.experiments import find_setup
+from fedif_studies.arena.bouts import setup
 from fedif_studies.lab.table import MeanStd
 from fedif_studies.rows import RESULTS, append_rows, put_tables
 
@@ -230,9 +230,10 @@ def settings_of(data: str, data_dir: str, attack: str, method: str, seed: int) -
     """Return the run of a method."""
     settings: dict[str, Scalar] = {
         **default_run_config(),
-        **find_setup(data, data_dir).settings,
+        **setup(data, data_dir),
         **ATTACKS[attack],
-        **{"strategy": "fedavg", "seed": seed, "run-name": "run"},
+        **{"strategy": "fedavg", "seed": seed, "run-name": "run", "device": "cpu"},
+        "checkpoint-every": 0,
     }
     if method == SCREEN:
         settings["screen"] = "trigger-inversion"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import Annotated
 
 import typer
@@ -12,12 +11,10 @@ from rich.console import Console
 from fedif_consortium.commands.every import add_commands
 from fedif_flower.cli import Config, cli, door, main, parse_config
 from fedif_studies.lab.commands import (
-    Jobs,
     OutputDir,
     compare,
     finish,
     going_on,
-    launcher,
     sweep,
 )
 from fedif_studies.paper.commands import paper, report
@@ -36,48 +33,32 @@ def arena(
     dataset: Annotated[str, typer.Option(help="digits, or any data set of images")] = "digits",
     data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
     strategies: Annotated[
-        str, typer.Option(help="of the page or of `fedif list`: FedAvg,Krum")
+        str, typer.Option(help="of the arena or of `fedif list`: FedAvg,Krum")
     ] = "",
-    attacks: Annotated[str, typer.Option(help="of the page or of `fedif list`: ALIE,mimic")] = "",
+    attacks: Annotated[str, typer.Option(help="of the arena or of `fedif list`: ALIE,mimic")] = "",
     shares: Annotated[str, typer.Option(help="of malicious clients; default: 0.1,0.2,0.4")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ...")] = 3,
-    output_dir: OutputDir = Path("runs/arena"),
+    output: Annotated[Path, typer.Option(help="the rows, *.csv")] = Path("runs/arena/arena.csv"),
     page: Annotated[
-        Path | None, typer.Option(help="the page, *.md; default: arena.md beside the results")
+        Path | None, typer.Option(help="the tables, *.md; default: beside the rows")
     ] = None,
-    jobs: Jobs = None,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="one client after the other, without Ray")
-    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="bouts at a time, a process each")] = 1,
 ) -> None:
-    """Set every strategy against every attack; write a page with a heat map.
+    """Set every strategy, with bounds and without, against every attack; a row for each bout.
 
     Without --attacks and --shares every attack is made at 20 %, and nine of them at 10 and 40 %.
     """
-    from fedif_flower.client.app import app
-    from fedif_flower.errors import require
-    from fedif_flower.run.config import default_run_config
-    from fedif_studies.arena.experiments import arena_cells, choose_experiments, find_setup
-    from fedif_studies.arena.figures import measured
-    from fedif_studies.arena.page import about, headline, write_page
-    from fedif_studies.lab.engine import LocalLauncher, run_cells
+    from fedif_flower.run.rows import read_rows
+    from fedif_studies.arena.bouts import bouts, play, setup
+    from fedif_studies.arena.tables import worst_cases, write_tables
+    from fedif_studies.lab.data import find_data
 
-    require(not in_process or jobs in (None, 1), "--jobs", jobs, "1 with --in-process")
-    console = Console()
-    wanted = choose_experiments(strategies, attacks, shares)
-    setup = find_setup(dataset, data_dir)
-    cells = arena_cells(wanted, seeds, default_run_config(), output_dir, setup)
-    launch = LocalLauncher(app) if in_process else launcher(1, 0.0)
-    complete = run_cells(list(cells.values()), launch, console, jobs=1 if in_process else jobs)
-    found = measured(cells)
-    path = page or output_dir / "arena.md"
-    given = {"data-dir": data_dir and "DIR", "strategies": strategies, "attacks": attacks}
-    given |= {"dataset": "" if dataset == "digits" else dataset, "shares": shares}
-    given |= {"seeds": "" if seeds == 3 else str(seeds)}
-    options = [f"--{name} {quote(value)}" for name, value in given.items() if value]
-    command = " ".join(["fedif arena", *options, *(["--in-process"] if in_process else [])])
-    write_page(found, path, setup.title, about(setup, wanted, seeds, command))
-    headline(found).print(console)
+    _, data = find_data(dataset, data_dir)
+    wanted = bouts(data, range(seeds), strategies, attacks, shares)
+    complete = play(output, wanted, setup(dataset, data_dir), jobs)
+    console, path = Console(), page or output.with_suffix(".md")
+    write_tables(path, read_rows(output))
+    worst_cases(read_rows(output), data).print(console)
     console.print(f"Page: {path.absolute()}", soft_wrap=True, highlight=False)
     finish(complete)
 

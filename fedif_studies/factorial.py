@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -26,14 +25,10 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.settings import Scalar, Setting
-from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.stages.loss_bound import DESCENT_STEPS
-from fedif_flower.strategies.registry import StrategyParts, build_named
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.settings import Scalar
+from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.data import find_data
-from fedif_studies.queue import committed_revision
-from fedif_studies.rows import RESULTS, append_rows, machine, put_tables
+from fedif_studies.rows import RESULTS, append_rows, committed_revision, machine, put_tables
 
 OUTPUT = RESULTS / "factorial.csv"
 PAGE = RESULTS / "factorial.md"
@@ -94,23 +89,6 @@ FIGURES = ("last-ten", "last", "least-of-ten", "validation-last-ten")
 COLUMNS = (*Cell._fields, *FIGURES, "revision", "processor")
 
 
-def rule(
-    parts: StrategyParts,
-    weights: Annotated[str, Setting("a strategy's name")] = BASELINE,
-    bounds: Annotated[
-        Literal["none", "length", "own", "full"], Setting("on lengths and loss")
-    ] = "none",
-) -> ScreenedStrategy:
-    """Return a strategy with the bounds of the cell, whatever its own defaults are."""
-    base = parts.base.copy()
-    first: list[Stage] = [] if bounds == "none" else [Clip(2.0)]
-    if bounds in ("own", "full"):
-        steps = DESCENT_STEPS if bounds == "full" else 0
-        first.append(LossBound(parts.validation, descent_steps=steps))
-    base["stages"] = [*first, *(base["stages"] or ())]
-    return build_named(weights, replace(parts, base=base))
-
-
 def momentum(beta: float) -> dict[str, Scalar]:
     """Return the keys by which the model moves along a running mean of steps; 0: it does not."""
     if not beta:
@@ -149,7 +127,7 @@ def measure(cell: Cell, data_dir: str) -> list[object]:
             **ATTACKS[cell.attack],
             "malicious-fraction": cell.share,
             "assumed-malicious-fraction": max(SHARES),
-            "strategy": "fedif_studies.factorial:rule",
+            "strategy": RULE,
             "rule.weights": cell.weights,
             "rule.bounds": cell.bounds,
             "update-clipping": 0.0,

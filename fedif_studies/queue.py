@@ -8,7 +8,6 @@ of its cell, and on another machine after the last row that was committed.
 from __future__ import annotations
 
 import csv
-import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from fedif_studies.lab.data import find_data
 from fedif_studies.lab.federations import Outcome, run_grid
 from fedif_studies.lab.measurements import read_measurement, to_row, write_csv
 from fedif_studies.lab.spec import chosen, flatten
-from fedif_studies.rows import RESULTS, machine
+from fedif_studies.rows import RESULTS, committed_revision, machine
 
 # Influence descent is compared with FedAvg and FedIF there.
 COMPARED = (
@@ -276,29 +275,6 @@ def _same(text: str | None, value: Scalar) -> bool:
 
 def _clock(seconds: float) -> str:
     return f"{datetime.now() + timedelta(seconds=seconds):%a %H:%M}"
-
-
-def committed_revision() -> str:
-    """Return the revision that is checked out.
-
-    Raises
-    ------
-    ConfigError
-        If the code differs from it, or this is no checkout: a row must name what measured it.
-    """
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(RESULTS.parents[1]), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--", "fedif_flower", "pyproject.toml")
-        revision = git("rev-parse", "--short=12", "HEAD")
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ConfigError(f"the queue needs a git checkout: {error}") from error
-    if changed:
-        raise ConfigError(f"uncommitted changes: {changed.splitlines()[0].strip()}; commit first")
-    return revision
 
 
 def work_off(find: Callable[[], Sequence[Wanted]], *, show: bool = False) -> NoReturn:

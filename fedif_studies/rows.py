@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,9 +17,49 @@ from pathlib import Path
 
 import torch
 
-from fedif_flower.storage import write_atomically
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.provenance import package_version
+from fedif_flower.run.rows import read_rows
+from fedif_flower.storage import (
+    cache_root,
+    content_key,
+    exclusive_lock,
+    make_folder,
+    write_atomically,
+)
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # of a checkout
+
+
+Row = Mapping[str, object]
+
+
+def add_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Add rows to a CSV file, all of them or none; two processes that add at once lose nothing.
+
+    Parameters
+    ----------
+    path : Path
+        Begins with the names of the columns; those that it has not yet come last, and are empty in
+        the rows before.
+    rows : sequence of mapping
+        Values by column.
+    """
+    make_folder(path.parent)
+    lock = cache_root() / "locks" / content_key(str(path.resolve()), 16)
+    with exclusive_lock(lock):
+        text = path.read_text() if path.exists() else ""
+        head = next(csv.reader([text.partition("\n")[0]]), [])
+        columns = list(dict.fromkeys([*head, *(key for row in rows for key in row)]))
+        before: list[Row] = []
+        if columns != head:
+            before, text = list(read_rows(path)), ""
+        added = StringIO()
+        writer = csv.DictWriter(added, columns, restval="", lineterminator="\n")
+        if not text:
+            writer.writeheader()
+        writer.writerows([*before, *rows])
+        write_atomically(path, text + added.getvalue())
 
 
 def append_rows(
@@ -28,12 +69,12 @@ def append_rows(
     *,
     digits: int | None = None,
 ) -> None:
-    """Add rows to a CSV file, all of them or none.
+    """Add rows as :func:`add_rows` does.
 
     Parameters
     ----------
     path : Path
-        Begins with the names of the columns if it is new.
+        The file.
     columns : sequence of str
         Their names.
     rows : iterable of sequence
@@ -41,12 +82,8 @@ def append_rows(
     digits : int, optional
         Significant digits of a float, >= 1; default: all of them.
     """
-    text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows(
-        [_rounded(value, digits) for value in row] for row in rows
-    )
-    before = path.read_text() if path.exists() else ",".join(columns) + "\n"
-    write_atomically(path, before + text.getvalue())
+    shown = ([_rounded(value, digits) for value in row] for row in rows)
+    add_rows(path, [dict(zip(columns, row, strict=True)) for row in shown])
 
 
 def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
@@ -90,3 +127,27 @@ def machine() -> dict[str, str]:
         "torch": torch.__version__,
         "flwr": version("flwr"),
     }
+
+
+def committed_revision() -> str:
+    """Return the revision that is checked out; outside a checkout, the package's version.
+
+    Raises
+    ------
+    ConfigError
+        If the code differs from it: a row must name what measured it.
+    """
+    packages = ("fedif_flower", "fedif_consortium", "fedif_studies", "pyproject.toml")
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(RESULTS.parents[1]), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", *packages)
+        revision = git("rev-parse", "--short=12", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return package_version()
+    if changed:
+        raise ConfigError(f"uncommitted changes: {changed.splitlines()[0].strip()}; commit first")
+    return revision

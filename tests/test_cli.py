@@ -74,10 +74,7 @@ def fedif(monkeypatch, capsys):
         (["report", "{here}"], "no complete run"),
         (["report", "{here}/x"], "'{here}/x' is no directory"),
         (["keeper", "--policy", "{here}/none.toml"], "{here}/none.toml: "),
-        (
-            ["arena", "--jobs", 2, "--in-process", "--output-dir", "{here}"],
-            "--jobs = 2; allowed: 1 with --in-process",
-        ),
+        (["arena", "--shares", 2], "shares = '2'; allowed: numbers above 0 and below 1"),
     ],
 )
 def test_an_error_is_one_line_without_a_traceback(fedif, tmp_path, words, error):

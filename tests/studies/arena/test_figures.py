@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from fedif_flower.run.folder import RunFolder
 from fedif_studies.arena.figures import (
-    Figures,
     attackers_gain,
     by_client,
     low_means_auc,
@@ -59,11 +59,12 @@ def test_a_runs_figures_are_read_from_its_files(decrease, remainder, gain, tmp_p
             f"round,decrease,remainder\n1,{decrease},{remainder}\n"
         )
         (tmp_path / "attribution.csv").write_text("round,client_id,contribution\n1,1,2\n1,2,1\n")
-    assert read_figures(tmp_path) == Figures(
-        accuracy=0.8,
-        malicious_weight=0.25,
-        weight_auc=1.0,
-        attribution_auc=None if decrease is None else 1.0,
-        attackers_gain=gain,
-        aggregation_seconds=0.003,
-    )
+    assert read_figures(RunFolder(tmp_path)) == {
+        "accuracy": "0.8",
+        "attack-success": "",
+        "malicious-weight": "0.25",
+        "weight-auc": "1",
+        "attribution-auc": "" if decrease is None else "1",
+        "attackers-gain": "" if gain is None else "0.5",
+        "aggregation-seconds": "0.003",
+    }

@@ -1,0 +1,187 @@
+"""The arena's bouts: every rule, with bounds and without, under every attack by several shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+
+from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
+from fedif_flower.errors import ConfigError
+from fedif_flower.registry import Registry
+from fedif_flower.settings import Scalar
+from fedif_flower.strategies.registry import STRATEGIES, WITHOUT_COEFFICIENTS
+from fedif_studies.arena.figures import read_figures
+from fedif_studies.lab.bounded import RULE, bounds_of
+from fedif_studies.lab.data import find_data
+from fedif_studies.lab.run import federated, fill
+from fedif_studies.rows import Row
+
+CLEAN = "none"
+DIGITS = "digits"
+
+# Settings by name, chosen before anything was measured and the same under every attack.
+RULES: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
+    {
+        "FedAvg": {"rule.weights": "fedavg"},
+        "FedIF": {"rule.weights": "fedif"},
+        "influence descent": {"rule.weights": "influence-descent"},
+        "AutoBANT": {"rule.weights": "autobant"},
+        "FLTrust": {"rule.weights": "fltrust"},
+        "Krum": {"rule.weights": "krum"},
+        "bucketing + Krum": {"rule.weights": "krum", "bucketing": 2},
+        "median": {"rule.weights": "median"},
+        "NNM + RFA": {"rule.weights": "rfa", "neighbour-mixing": True},
+        "FLAME": {"rule.weights": "flame"},
+        "AlignIns": {"rule.weights": "align-ins"},
+        "FoolsGold": {"rule.weights": "fools-gold"},
+        "SignGuard": {"rule.weights": "sign-guard"},
+        "DeepSight": {"rule.weights": "deep-sight"},
+        "screen + FedAvg": {"rule.weights": "fedavg", "screen": "trigger-inversion"},
+    }
+)
+ATTACKS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
+    {
+        "label noise": {"attack": "label-noise"},
+        "on and off": {"attack": "label-noise", "attack-period": 5},
+        "sign flip": {"attack": "sign-flip"},
+        "scaling x10": {"attack": "scaling"},
+        "ALIE": {"attack": "alie"},
+        "IPM": {"attack": "ipm"},
+        "Min-Max": {"attack": "min-max"},
+        "Min-Sum": {"attack": "min-sum"},
+        "Fang": {"attack": "fang"},
+        "PoisonedFL": {"attack": "poisoned-fl", "poisoned-fl.patience": 10},
+        "mimic": {"attack": "mimic"},
+        "Sybils": {"attack": "sybils"},
+        "trust then harm": {"attack": "trust-then-harm"},
+        "returns the model": {"attack": "free-rider"},
+        "pixel trigger": {"attack": "pixel-trigger"},
+        "distributed trigger": {"attack": "distributed-trigger"},
+        "model replacement": {"attack": "model-replacement"},
+        "Neurotoxin": {"attack": "neurotoxin"},
+        "edge case": {"attack": "edge-case"},
+        "descending backdoor": {"attack": "descending-backdoor"},
+    }
+)
+SHARES = (0.1, 0.2, 0.4)
+# Chosen in advance: all attacks at one share, and these at the others too.
+MIDDLE = 0.2
+AT_EVERY_SHARE = (
+    *("label noise", "sign flip", "ALIE", "Min-Max", "PoisonedFL", "trust then harm"),
+    *("pixel trigger", "Neurotoxin", "descending backdoor"),
+)
+_DIGITS: Mapping[str, Scalar] = MappingProxyType(
+    {"num-server-rounds": 40, "num-clients": 50, "fraction-train": 0.2}
+)
+_IMAGES: Mapping[str, Scalar] = MappingProxyType(
+    {
+        "num-server-rounds": 30,
+        "num-clients": 100,
+        "fraction-train": 0.1,
+        "model": "lenet5",
+        "local-epochs": 1,
+        "learning-rate": 0.01,
+        "eval-every": 5,
+    }
+)
+
+
+def setup(dataset: str = DIGITS, data_dir: str = "") -> dict[str, Scalar]:
+    """Return what all bouts have in common: 50 clients on digits, elsewhere 100 with LeNet-5.
+
+    Rules that expect a share of malicious clients are told the largest of ``SHARES``.
+    """
+    own = _DIGITS if dataset == DIGITS else _IMAGES
+    return {"assumed-malicious-fraction": max(SHARES), **own, **find_data(dataset, data_dir)[0]}
+
+
+def bouts(
+    data: str, seeds: Iterable[int], rules: str = "", attacks: str = "", shares: str = ""
+) -> list[Row]:
+    """Return the bouts of lists divided by commas, whole tables of one seed after the other.
+
+    An empty list stands for all names. Where neither attacks nor shares are given, every attack is
+    made at the middle share, and at the others those of ``AT_EVERY_SHARE``.
+
+    Parameters
+    ----------
+    data : str
+        What a row calls the data set.
+    seeds : iterable of int
+        Of each bout.
+    rules, attacks, shares : str
+        Names of the arena or of a run config, and shares of malicious clients.
+
+    Raises
+    ------
+    ConfigError
+        If a name is not known, or a share is no number above 0 and below 1.
+    """
+    named = _named(rules, RULES, STRATEGIES, "strategies")
+    points = [(CLEAN, 0.0)]
+    points += product(
+        _named(attacks, ATTACKS, REGISTERED_ATTACKS, "attacks"),
+        _shares(shares) if shares else SHARES,
+    )
+    if not attacks and not shares:
+        always = (CLEAN, *AT_EVERY_SHARE)
+        points = [(a, share) for a, share in points if share == MIDDLE or a in always]
+    return [
+        {"data": data, "seed": seed, "attack": a, "share": share, "rule": rule, "bounds": bounds}
+        for seed, (a, share), rule in product(seeds, points, named)
+        for bounds in bounds_of(_weights(rule))
+    ]
+
+
+def play(path: Path, wanted: Sequence[Row], common: Mapping[str, Scalar], jobs: int) -> bool:
+    """Play the bouts of which the file has no row; see :func:`~fedif_studies.lab.run.fill`."""
+    return fill(path, wanted, partial(measure, dict(common)), jobs=jobs)
+
+
+def measure(common: Mapping[str, Scalar], bout: Row) -> list[Row]:
+    """Return a bout's figures. Contributions are by Simpson's rule where there are any."""
+    rule, attack = str(bout["rule"]), str(bout["attack"])
+    attributed = _weights(rule) not in WITHOUT_COEFFICIENTS
+    settings: dict[str, Scalar] = {
+        **common,
+        "strategy": RULE,
+        "update-clipping": 0.0,
+        "rule.bounds": str(bout["bounds"]),
+        "attribution": "simpson" if attributed else "off",
+        # Names that are not the arena's are those of a run config.
+        **RULES.get(rule, {"rule.weights": rule}),
+        **ATTACKS.get(attack, {"attack": attack}),
+        "malicious-fraction": float(str(bout["share"])),
+        "seed": int(str(bout["seed"])),
+    }
+    with federated(settings) as run:
+        return [read_figures(run)]
+
+
+def _weights(rule: str) -> str:
+    return str(RULES.get(rule, {"rule.weights": rule})["rule.weights"])
+
+
+def _named(names: str, known: Iterable[str], registered: Registry, what: str) -> list[str]:
+    allowed = list(known)
+    chosen = [name.strip() for name in names.split(",") if name.strip()] or allowed
+    for name in chosen:
+        if name == CLEAN or (name not in allowed and name not in registered):
+            also = f"and the names of `fedif list`, {registered.also} among them"
+            raise ConfigError(f"{what} = {name!r}; allowed: {', '.join(allowed)}, {also}")
+        if name not in allowed and registered.is_own(name):
+            registered.load(name)  # One that cannot be imported is said before anything runs.
+    return chosen
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise ConfigError(f"shares = {text!r}; allowed: numbers above 0 and below 1, as in 0.2,0.4")
+    return shares
