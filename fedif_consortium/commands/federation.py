@@ -170,7 +170,7 @@ def _flower(folder: FederationFolder) -> Flower:
 def _show(seen: dict[str, Any]) -> None:
     from rich.table import Column, Table
 
-    answer = "does not answer" if seen["superlink"] else f"answers in {seen['seconds']:.2f} s"
+    answer = "does not answer" if seen["superlink"] else "answers"
     say(f"{seen['federation']} at {seen['address']}: the SuperLink {answer}")
     say(
         f"certificate until {seen['certificate_ends']}, its authority until "

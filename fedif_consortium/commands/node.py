@@ -60,9 +60,8 @@ def join(
     read = read_invitation(invitation)
     make(found, read, say, config=given, port=port, policy=guard)
     if check:
-        reached = reach(read.address, found.authority)
-        end = f"{reached.certificate.not_valid_after_utc:%Y-%m-%d}"
-        say(f"{read.address} answers, and is the one invited to; its certificate ends on {end}")
+        reach(read.address, found.authority)
+        say(f"{read.address} answers, and is the one invited to")
     say("once the operator has added this member: fedif node start")
 
 
@@ -120,7 +119,7 @@ def node_check(
         joined = NodeFolder(folder.expanduser().absolute())
         settings, own = joined.read()
         server = server or settings.superlink
-        ca = ca or joined.path / settings.certificate
+        ca = ca or joined.authority
         policy = policy or (joined.path / settings.policy if settings.policy else None)
     else:
         own = parse_overrides(node_config)

@@ -6,9 +6,7 @@ import http.client
 import ipaddress
 import re
 import ssl
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -41,14 +39,6 @@ _USES = (
 
 class UnreachableError(FedIFError):
     """No server answers at an address, or it is not the one that was meant."""
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A server that answered: the certificate it showed, and how long it took."""
-
-    certificate: x509.Certificate
-    seconds: float
 
 
 def make_key() -> bytes:
@@ -127,8 +117,8 @@ def certificate_fingerprint(certificate: x509.Certificate) -> str:
     return content_fingerprint(certificate.public_bytes(Encoding.DER))
 
 
-def reach(address: str, authority: Path) -> Reached:
-    """Connect to a SuperLink as a member does, and ask whether it is well.
+def reach(address: str, authority: Path) -> x509.Certificate:
+    """Return the certificate of a SuperLink that is well, reached as a member reaches it.
 
     Raises
     ------
@@ -136,7 +126,6 @@ def reach(address: str, authority: Path) -> Reached:
         Naming the address, and what is wrong.
     """
     host, port = split_address(address)
-    begun = time.monotonic()
     try:
         context = ssl.create_default_context(cafile=authority)
         connection = http.client.HTTPSConnection(host, port, timeout=SECONDS, context=context)
@@ -157,7 +146,7 @@ def reach(address: str, authority: Path) -> Reached:
         raise UnreachableError(f"nobody answers at {address}: {reason}") from error
     if status not in (200, 403):
         raise UnreachableError(f"the server at {address} is not well: status {status}")
-    return Reached(x509.load_der_x509_certificate(shown), time.monotonic() - begun)
+    return x509.load_der_x509_certificate(shown)
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:

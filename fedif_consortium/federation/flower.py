@@ -11,6 +11,7 @@ import sysconfig
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -261,16 +262,11 @@ def run_to_end(
 
 def _asked(flower: Flower, run_id: int) -> dict[str, Any]:
     """Return how a run is, from a SuperLink that may not answer at once."""
-    for left in reversed(range(ATTEMPTS)):
-        try:
-            (run,) = flower.runs("--run-id", run_id)
-        except FlowerCommandError:
-            if not left:
-                raise
-            time.sleep(PAUSE)
-        else:
-            break
-    return run
+    for _ in range(ATTEMPTS - 1):
+        with suppress(FlowerCommandError):
+            return flower.runs("--run-id", run_id)[0]
+        time.sleep(PAUSE)
+    return flower.runs("--run-id", run_id)[0]
 
 
 def _require_known_keys(app: Path, run_config: str) -> None:

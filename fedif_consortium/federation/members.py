@@ -19,7 +19,7 @@ from fedif_flower.storage import exclusive_lock, writing
 _ABOUT_MEMBER = "A member, as the operator knows it; written by `fedif federation`."
 _ABOUT_INVITATION = """\
 An invitation to a federation: `fedif node join FILE` on the member's host.
-It holds no secret. Compare certificate-fingerprint and statement-key with the operator's, aloud."""
+It holds no secret. Compare the fingerprints that it shows with the operator's, aloud."""
 
 
 def invite(folder: FederationFolder, name: str, number: int | None, say: Say) -> Path:
@@ -45,7 +45,6 @@ def invite(folder: FederationFolder, name: str, number: int | None, say: Say) ->
             member=name,
             number=member.number,
             address=settings.address,
-            certificate_fingerprint=authority_fingerprint(folder),
             statement_key=statement_fingerprint(folder),
             keeper_key=settings.keeper_key,
             certificate=folder.authority.read_text(),

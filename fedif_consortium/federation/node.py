@@ -18,6 +18,7 @@ from fedif_consortium.federation.files import Say, new, private_folder, secret
 from fedif_consortium.federation.flower import Program
 from fedif_consortium.federation.invitation import (
     Invitation,
+    key_fingerprint,
     make_answer,
     make_node_key,
     public_line,
@@ -42,11 +43,8 @@ class NodeSettings(Settings):
     superlink: str = setting(
         ..., "Where the server is.", pattern=r"^\S+:\d{1,5}$", allowed="HOST:PORT"
     )
-    certificate: str = setting("ca.crt", "Of the federation's authority.")
-    key: str = setting("node.key", "This node's private key.")
     port: int = setting(9094, "A port of this host, for the node's own use.", ge=1, le=65535)
     policy: str = setting("", "What this host lets apps do; empty: no guard.")
-    options: list[str] = setting([], "More options of `flower-supernode`.")
 
 
 class NodeFolder:
@@ -138,10 +136,10 @@ def join(
     ConfigError
         If the invitation is damaged, or the folder is another federation's or member's.
     """
-    invitation.check()
+    certificate = invitation.certificate_fingerprint  # Before anything is made.
     _require_same(folder, invitation)
     own = _own_config(folder, invitation) | dict(config)
-    node_config_text(own)  # Before anything is made.
+    node_config_text(own)
     settings = NodeSettings(
         federation=invitation.federation,
         member=invitation.member,
@@ -157,19 +155,13 @@ def join(
     new(folder.authority, "the server is known by it", lambda: invitation.certificate, say)
     text = to_toml(_ABOUT, {**settings.to_mapping(), "config": own})
     new(folder.configuration, "where this node connects to, and as whom", lambda: text, say)
-    there, _ = folder.read()
-    if there.superlink != invitation.address:
-        say(
-            f"{folder.configuration} has superlink = {there.superlink!r}, the invitation "
-            f"{invitation.address!r}: change it there if the server has moved"
-        )
     answer = make_answer(invitation, key)
     text = to_toml("To the operator: `fedif federation add-member FILE`.", answer.to_mapping())
     # A signature differs each time, for the same key and invitation.
     new(folder.answer(invitation.member), "send it to the operator", lambda: text, say)
-    say(f"this node's key: {answer.key_fingerprint}; read it to the operator")
+    say(f"this node's key: {key_fingerprint(answer.key)}; read it to the operator")
     say("ask the operator, not by the way the invitation came, whether these are right:")
-    say(f"certificate's fingerprint: {invitation.certificate_fingerprint}")
+    say(f"certificate's fingerprint: {certificate}")
     say(f"statement key's fingerprint: {invitation.statement_key}")
     if invitation.keeper_key:
         say(f"and the keeper's operator: public key {invitation.keeper_key}")
@@ -184,15 +176,13 @@ def node_program(folder: NodeFolder, policy: str, options: Sequence[str]) -> Pro
         If a file is missing, or the node's file is wrong.
     """
     settings, config = folder.read()
-    key, certificate = (folder.path / name for name in (settings.key, settings.certificate))
-    read_node_key(key)
-    if not certificate.is_file():
-        raise ConfigError(f"certificate = {str(certificate)!r} is no file")
+    read_node_key(folder.key)
+    if not folder.authority.is_file():
+        raise ConfigError(f"{folder.authority} is no file")
     given = [
-        *("--superlink", settings.superlink, "--root-certificates", str(certificate)),
-        *("--auth-supernode-private-key", str(key)),
+        *("--superlink", settings.superlink, "--root-certificates", str(folder.authority)),
+        *("--auth-supernode-private-key", str(folder.key)),
         *("--node-config", node_config_text(config), "--port", str(settings.port)),
-        *settings.options,
         *options,
     ]
     policy = policy or (str(folder.path / settings.policy) if settings.policy else "")

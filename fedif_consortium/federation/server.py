@@ -37,8 +37,7 @@ def initialize(folder: FederationFolder, wanted: FederationSettings, say: Say) -
         If there is another federation, or a file that is there is not what it should be.
     """
     if folder.configuration.exists() and folder.settings() != wanted:
-        difference = _difference(folder.settings(), wanted)
-        raise ConfigError(f"{folder.configuration} says otherwise: {difference}; edit it there")
+        raise ConfigError(f"{folder.configuration} is there and says otherwise: edit it")
     pairs = (
         (folder.authority_key, folder.authority),
         (folder.server_key, folder.certificate),
@@ -127,12 +126,3 @@ def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str, say: 
     key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
     secret(key, f"of {certificate.name}", make_key, say)
     new(certificate, f"goes to {goes_to}", lambda: own_certificate(key, name, hosts), say)
-
-
-def _difference(there: FederationSettings, wanted: FederationSettings) -> str:
-    ours, theirs = wanted.to_mapping(), there.to_mapping()
-    return "; ".join(
-        f"{key} = {theirs[key]!r} there, {ours[key]!r} here"
-        for key in ours
-        if ours[key] != theirs[key]
-    )

@@ -24,7 +24,7 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     -------
     dict
         As JSON has it: ``federation`` and ``address``; ``superlink``, empty if it answers, else why
-        it does not, and ``seconds``, how long a member's way to it took; ``members``, each with
+        it does not; ``members``, each with
         ``online`` and ``last_seen`` null where the SuperLink did not say; the latest ``runs``;
         ``certificate_ends`` and ``authority_ends``; ``free_bytes``; ``warnings``, what to do about.
 
@@ -35,17 +35,17 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     """
     settings = folder.settings()
     warnings: list[str] = []
-    unreachable, seconds = "", None
+    unreachable = ""
     nodes: Mapping[str, Mapping[str, Any]] = {}
     runs: list[dict[str, Any]] = []
     certificate = read_certificate(folder.certificate)
     authority = read_certificate(folder.authority)
     try:
-        for address in dict.fromkeys([settings.local_address, settings.proxy_address]):
-            reached = reach(address, folder.authority)
-            seconds = round(reached.seconds, 3)
-            if reached.certificate != certificate:
-                warnings.append(f"{address} does not serve {folder.certificate} yet: restart it")
+        warnings += [
+            f"{address} does not serve {folder.certificate} yet: restart it"
+            for address in dict.fromkeys([settings.local_address, settings.proxy_address])
+            if reach(address, folder.authority) != certificate
+        ]
         nodes, runs = flower.nodes(), flower.runs("--limit", RUNS)
     except FedIFError as error:
         unreachable = str(error)
@@ -71,7 +71,6 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
         "federation": settings.name,
         "address": settings.address,
         "superlink": unreachable,
-        "seconds": seconds,
         "members": members,
         "runs": [
             {key: str(run.get(key, "")) for key in ("run-id", "status", "status-details")}

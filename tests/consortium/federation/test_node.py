@@ -83,8 +83,8 @@ def changed(invitation, **changes):
 
 
 def test_a_damaged_invitation_is_refused_before_anything_is_made(tmp_path, invitation):
-    with pytest.raises(ConfigError, match="ask the operator for another invitation"):
-        join_as(tmp_path / "node", changed(invitation, **{"certificate-fingerprint": "0000"}))
+    with pytest.raises(ConfigError, match="certificate is no certificate in PEM"):
+        join_as(tmp_path / "node", changed(invitation, certificate="none"))
     with pytest.raises(ConfigError, match=r"\[config\] data-dir = .*without apostrophes"):
         join_as(tmp_path / "node", invitation, config={"data-dir": "it's"})
     assert not (tmp_path / "node").exists()
