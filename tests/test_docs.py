@@ -23,7 +23,7 @@ from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.valuation import shapley
 from fedif_studies.commands import cli
 from fedif_studies.lab.spec import read_sweep
-from fedif_studies.paper.docs import update_docs
+from fedif_studies.paper.report import update_docs
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"

@@ -33,10 +33,15 @@ def paper(
     from fedif_flower.run.config import default_run_config
     from fedif_studies.lab.engine import run_cells
     from fedif_studies.lab.measurements import find_measurements
-    from fedif_studies.paper.compare import fill_table
-    from fedif_studies.paper.listing import list_cells, list_tables
+    from fedif_studies.paper.cells import (
+        Selection,
+        cell_name,
+        fill_table,
+        find_table,
+        select,
+        table_cells,
+    )
     from fedif_studies.paper.report import report_table
-    from fedif_studies.paper.selection import Selection, find_table, table_cells
     from fedif_studies.paper.tables import TABLES
 
     console = Console()
@@ -44,12 +49,10 @@ def paper(
     rows = tuple(name.strip() for name in methods.split(",") if name.strip())
     selection = Selection(rows, tuple(cells or ()), seeds, rounds, data_dir)
     if show:
-        measured = find_measurements([output_dir])
-        if tables:
-            for table in chosen:
-                list_cells(table, selection, measured, console)
-        else:
-            list_tables(chosen, measured, console)
+        for table in chosen:
+            console.print(f"[bold]{table.name}[/]  {table.title}", soft_wrap=True, highlight=False)
+            for cell in select(table, selection):
+                console.print(f"  {cell_name(*cell)}", soft_wrap=True, highlight=False)
         return
     if not tables:
         raise ConfigError(f"which table? allowed: {', '.join(TABLES)}; see --list")
@@ -75,8 +78,7 @@ def report(
     """Rebuild tables and plots from results alone."""
     from fedif_flower.run.config import default_run_config
     from fedif_studies.lab.measurements import find_measurements
-    from fedif_studies.paper.docs import update_docs
-    from fedif_studies.paper.report import report_all
+    from fedif_studies.paper.report import report_all, update_docs
 
     console = Console()
     require_directories(directories or [])

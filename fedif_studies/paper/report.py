@@ -1,20 +1,25 @@
-"""Reports on grids, rebuilt from results alone: Markdown, CSV, plots, and the terminal."""
+"""The paper's tables beside what was measured: reports, and ``docs/results.md``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from fedif_flower.storage import make_folder
+from fedif_flower.run.rows import read_rows
+from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
-from fedif_studies.lab.measurements import Measurement, to_row, write_csv
+from fedif_studies.lab.measurements import Measurement, from_row, to_row, write_csv
 from fedif_studies.lab.report import report_sweeps
-from fedif_studies.lab.table import write_table
-from fedif_studies.paper.compare import TableCell, fill_table
-from fedif_studies.paper.markdown import notes, result_table
+from fedif_studies.lab.table import FIGURES, MeanStd, write_table
+from fedif_studies.paper.cells import TableCell, best_rows, fill_table
 from fedif_studies.paper.tables import TABLES, Settings, Table
+
+NOTES = "notes.md"
+_PLACE = ("table", "row", "column")
 
 
 def report_all(
@@ -86,7 +91,7 @@ def plot_columns(table: Table, cells: Sequence[TableCell], folder: Path) -> list
         own = [cell for cell in cells if cell.column.key == column.key]
         path = folder / f"{column.key}.png"
         series = {cell.row.title: cell.measurements for cell in own}
-        paper = {cell.row.title: cell.paper[0] for cell in own if cell.paper is not None}
+        paper = {cell.row.title: cell.paper.mean for cell in own if cell.paper is not None}
         title = f"{table.title.partition(':')[0]}, {column.title}"
         if plot_curves(series, path, title, split=split, paper=paper):
             drawn.append(path)
@@ -95,3 +100,168 @@ def plot_columns(table: Table, cells: Sequence[TableCell], folder: Path) -> list
 
 def _rounds(table: Table, measurements: Sequence[Measurement]) -> list[int]:
     return sorted({m.rounds for m in measurements} | {table.rounds}, reverse=True)
+
+
+def accuracy_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
+    """Return a table of accuracies in percent; the best are in bold."""
+    split = table.figure.removesuffix("-accuracy")
+    heading = ["column", "row", "seeds", *FIGURES.values()]
+    heading += ["paper", "last - paper", "last ten - paper", "best - paper"]
+    best = {
+        f: best_rows(cells, partial(TableCell.accuracy, split=split, figure=f)) for f in FIGURES
+    }
+    best_paper = best_rows(cells, lambda cell: cell.paper)
+    lines = []
+    for cell in cells:
+        key = (cell.row.key, cell.column.key)
+        spreads = {figure: cell.accuracy(split, figure) for figure in FIGURES}
+        line = [cell.column.title, cell.row.title, str(len(cell.measurements) or "-")]
+        line += [_shown(spreads[figure], ".2f", key in best[figure]) for figure in FIGURES]
+        line.append(_shown(cell.paper, ".2f", key in best_paper))
+        line += [_difference(spreads[figure], cell.paper) for figure in FIGURES]
+        lines.append(line)
+    return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
+
+
+def timing_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
+    """Return the table of seconds, with the evaluations behind them."""
+    heading = ["data set", "method", "training, s per client", "paper"]
+    heading += ["aggregation, s per round", "paper", "evaluations per round"]
+    lines = []
+    for cell in cells:
+        line = [cell.column.title, cell.row.title]
+        for kind, figure in (
+            ("training", "train-seconds-per-client"),
+            ("aggregation", "aggregation-seconds-per-round"),
+        ):
+            paper = table.paper[cell.row.key][f"{cell.column.key}_{kind}"][0]
+            line += [_shown(cell.figure(figure), ".4f"), f"{paper:.4f}"]
+        lines.append([*line, _shown(cell.figure("evaluations-per-round"), ".0f")])
+    return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
+
+
+def result_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
+    """Return any table of the paper as text."""
+    return (timing_table if table.figure == "seconds" else accuracy_table)(table, cells)
+
+
+def notes(table: Table, cells: Sequence[TableCell]) -> list[str]:
+    """Return what must be said beside a table: its data, rounds and seeds, what is missing."""
+    measured = [m for cell in cells for m in cell.measurements]
+    said = []
+    if measured:
+        data = sorted({m.data for m in measured})
+        rounds = sorted({m.rounds for m in measured})
+        seeds = sorted({m.seed for m in measured})
+        said.append(
+            f"Measured on {', '.join(data)}; rounds: {_listed(rounds)}; seeds: {_listed(seeds)}."
+        )
+        if any("JPEG" in name for name in data):
+            said.append(
+                "CIFAR-10 here is its JPEG version (quality 75), not the original bitmaps that the "
+                "paper used: accuracies can differ slightly for that reason alone."
+            )
+        machines = sorted({m.machine for m in measured})
+        said.append(f"Machine: {'; '.join(machines)}.")
+    missing = [cell for cell in cells if not cell.measurements]
+    if missing:
+        said.append(f"Missing, {len(missing)} of {len(cells)} cells: {_by_column(table, missing)}.")
+    if table.figure == "validation-accuracy":
+        said.append("Accuracies on the server's validation set, as in the paper.")
+    return said
+
+
+def _shown(spread: MeanStd | None, form: str, bold: bool = False) -> str:
+    text = "-" if spread is None else spread.shown(form)
+    return f"**{text}**" if bold else text
+
+
+def _difference(measured: MeanStd | None, paper: MeanStd | None) -> str:
+    return "-" if measured is None or paper is None else f"{measured.mean - paper.mean:+.2f}"
+
+
+def _by_column(table: Table, cells: Sequence[TableCell]) -> str:
+    rows: dict[str, list[str]] = {}
+    for cell in cells:
+        rows.setdefault(cell.column.key, []).append(cell.row.key)
+    return ", ".join(
+        f"{column} ({'all' if len(found) == len(table.rows) else ', '.join(found)})"
+        for column, found in rows.items()
+    )
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Settings) -> Path:
+    """Add new results to the committed rows, and write the page anew from these.
+
+    Parameters
+    ----------
+    docs : Path
+        Has ``results/<table>.csv``, one row per cell and seed, and ``results/notes.md``, the
+        account of where figures differ from the paper's and why.
+    measurements : sequence of Measurement
+        New results; each replaces the row of its cell and seed.
+    defaults : Mapping[str, Scalar]
+        A complete run config, for everything that a table leaves open.
+
+    Returns
+    -------
+    Path
+        The page.
+    """
+    folder = docs / "results"
+    make_folder(folder)
+    text = [_HEAD, ""]
+    if (folder / NOTES).exists():
+        text += [(folder / NOTES).read_text().strip(), ""]
+    for table in TABLES.values():
+        path = folder / f"{table.name}.csv"
+        # Later ones win, so that a new result replaces an old one.
+        cells = fill_table(table, [*read_results(path), *measurements], defaults)
+        if any(cell.measurements for cell in cells):
+            write_csv(path, result_rows(table, cells))
+            # Six digits are kept: what is shown is what the rows say, not what they were made from.
+            cells = fill_table(table, read_results(path), defaults)
+        text += _section(table, cells, path)
+    page = docs / "results.md"
+    write_atomically(page, "\n".join(text).rstrip() + "\n")
+    return page
+
+
+def read_results(path: Path) -> list[Measurement]:
+    """Return the measurements of a file of committed rows; none if there is no such file."""
+    rows = read_rows(path)
+    return [from_row({k: v for k, v in row.items() if k not in _PLACE}) for row in rows]
+
+
+def _section(table: Table, cells: Sequence[TableCell], path: Path) -> list[str]:
+    text = [f"## {table.title}", ""]
+    measured = [m for cell in cells for m in cell.measurements]
+    if measured:
+        text += [
+            f"`python simulation.py paper {table.name}`, rows: [{path.name}](results/{path.name})"
+        ]
+        shown = [cell for cell in cells if cell.measurements]
+        text += ["", *result_table(table, shown).to_markdown(), ""]
+        for said in notes(table, cells):
+            text += [said, ""]
+    else:
+        text += [f"Not measured yet: `python simulation.py paper {table.name}`.", ""]
+    return text
+
+
+_HEAD = """# Results beside the paper's
+
+Generated by `python simulation.py report --docs docs` from `docs/results/*.csv`; do not edit.
+
+Every cell is one federation of the paper's protocol: 100 clients, 10 of them in each of 100
+rounds, 5 local epochs, batches of 16, learning rate 0.001, momentum 0.9, labels divided by
+Dirichlet(1). 20 % of the test split is the server's validation set; accuracy is measured on the
+rest. Accuracies are percentages, mean ± standard deviation over seeds where there are several.
+Lengths of updates are not bounded (`update-clipping=0.0`), as in the paper.
+Single rounds swing, so three figures are given: after the last round, the mean of the last ten
+rounds, and the best round. The highest of each column is in bold: among those measured,
+and among the paper's of the same rows. Cells that nobody measured are named below each table."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
 from fedif_flower.settings import Scalar
-from fedif_studies.paper.figures import PAPER, PaperFigure
+from fedif_studies.paper.figures import PaperFigure, published
 
 Settings = Mapping[str, Scalar]
 Figure = Literal["test-accuracy", "validation-accuracy", "seconds"]
@@ -36,7 +37,6 @@ DATASETS: Mapping[str, Settings] = MappingProxyType(
         "fashion-mnist": {"dataset": "fashion-mnist", "model": "cnn"},
     }
 )
-TRAIN_IMAGES: Mapping[str, int] = MappingProxyType({"cifar10": 50_000, "fashion-mnist": 60_000})
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Table:
     rounds: int = 100
     sequential: bool = False
 
-    @property
+    @cached_property
     def paper(self) -> Mapping[str, Mapping[str, PaperFigure]]:
         """The paper's figures: row -> column -> (value, standard deviation)."""
-        return PAPER[self.name]
+        return published(self.name)
 
     def settings(self, row: Variant, column: Variant) -> dict[str, Scalar]:
         """Return what a cell's run config sets."""
@@ -88,21 +88,6 @@ class Table:
             **row.settings,
             **column.settings,
         }
-
-    def work(self, row: Variant, column: Variant, rounds: int | None = None) -> float:
-        """Return how many images a cell's clients pass forward and backward through the model.
-
-        The server's own work is left out; only with AFedSV is it more than a few percent.
-        """
-        settings = self.settings(row, column)
-        passes = float(settings["local-epochs"])
-        if settings["attack"] == "adversarial":
-            ratio = (float(settings["poison-ratio-min"]) + float(settings["poison-ratio-max"])) / 2
-            passes += (
-                float(settings["malicious-fraction"]) * ratio * float(settings["adversarial.steps"])
-            )
-        images = TRAIN_IMAGES[str(settings["dataset"])] * float(settings["fraction-train"])
-        return images * passes * (rounds or self.rounds)
 
 
 def _methods(gamma: float) -> tuple[Variant, ...]:
@@ -117,77 +102,51 @@ def _clean(dataset: Settings) -> Variant:
 
 
 def _poisoned(attack: str, dataset: Settings, level: float, low: float, high: float) -> Variant:
-    return Variant(
-        f"{attack}_{level}_{low}-{high}",
-        f"{attack.replace('-', ' ')} {level} ({low}, {high})",
-        {
-            **dataset,
-            "attack": attack,
-            "malicious-fraction": level,
-            "poison-ratio-min": low,
-            "poison-ratio-max": high,
-        },
-    )
+    title = f"{attack.replace('-', ' ')} {level} ({low}, {high})"
+    ratio = {"poison-ratio-min": low, "poison-ratio-max": high}
+    settings = {**dataset, "attack": attack, "malicious-fraction": level, **ratio}
+    return Variant(f"{attack}_{level}_{low}-{high}", title, settings)
 
 
 def _noisy(dataset: Settings, level: float, std: float) -> Variant:
-    return Variant(
-        f"gradient-noise_{level}_{std}",
-        f"gradient noise {level}, std {std}",
-        {
-            **dataset,
-            "attack": "gradient-noise",
-            "malicious-fraction": level,
-            "gradient-noise.std": std,
-        },
-    )
+    own: Settings = {"malicious-fraction": level, "gradient-noise.std": std}
+    settings = {**dataset, "attack": "gradient-noise", **own}
+    return Variant(f"gradient-noise_{level}_{std}", f"gradient noise {level}, std {std}", settings)
+
+
+def _all_levels(
+    attack: str, dataset: Settings, levels: Sequence[float], ratios: Sequence[tuple[float, float]]
+) -> list[Variant]:
+    return [_poisoned(attack, dataset, n, *ratio) for n in levels for ratio in ratios]
 
 
 def _accuracy_tables() -> list[Table]:
     cifar10, fashion = DATASETS["cifar10"], DATASETS["fashion-mnist"]
-    cifar10_levels = [(n, *ratio) for n in (0.5, 0.7) for ratio in ((0.5, 0.6), (0.7, 0.8))]
-    label_levels = [(n, *ratio) for n in (0.6, 0.7) for ratio in ((0.5, 0.6), (0.6, 0.7))]
-    adversarial_levels = [(n, *ratio) for n in (0.5, 0.7) for ratio in ((0.6, 0.7), (0.7, 0.8))]
-    return [
-        Table(
-            "cifar10",
-            "CIFAR-10: label noise and adversarial samples",
-            _methods(0.3),
-            (
-                _clean(cifar10),
-                *(_poisoned("label-noise", cifar10, *level) for level in cifar10_levels),
-                *(_poisoned("adversarial", cifar10, *level) for level in cifar10_levels),
-            ),
+    tables = []
+    for name, title, data, gamma, poisoned, levels in (
+        (
+            *("cifar10", "CIFAR-10", cifar10, 0.3),
+            [
+                *_all_levels("label-noise", cifar10, (0.5, 0.7), ((0.5, 0.6), (0.7, 0.8))),
+                *_all_levels("adversarial", cifar10, (0.5, 0.7), ((0.5, 0.6), (0.7, 0.8))),
+            ],
+            (0.5, 0.6),
         ),
-        Table(
-            "fashion-mnist",
-            "Fashion-MNIST: label noise and adversarial samples",
-            _methods(0.4),
-            (
-                _clean(fashion),
-                *(_poisoned("label-noise", fashion, *level) for level in label_levels),
-                *(_poisoned("adversarial", fashion, *level) for level in adversarial_levels),
-            ),
+        (
+            *("fashion-mnist", "Fashion-MNIST", fashion, 0.4),
+            [
+                *_all_levels("label-noise", fashion, (0.6, 0.7), ((0.5, 0.6), (0.6, 0.7))),
+                *_all_levels("adversarial", fashion, (0.5, 0.7), ((0.6, 0.7), (0.7, 0.8))),
+            ],
+            (0.5, 0.7),
         ),
-        Table(
-            "cifar10-gradient",
-            "CIFAR-10: gradient noise",
-            _methods(0.3),
-            (
-                _clean(cifar10),
-                *(_noisy(cifar10, n, std) for n in (0.5, 0.6) for std in (0.05, 0.1)),
-            ),
-        ),
-        Table(
-            "fashion-mnist-gradient",
-            "Fashion-MNIST: gradient noise",
-            _methods(0.4),
-            (
-                _clean(fashion),
-                *(_noisy(fashion, n, std) for n in (0.5, 0.7) for std in (0.05, 0.1)),
-            ),
-        ),
-    ]
+    ):
+        rows, clean = _methods(gamma), _clean(data)
+        attacks = f"{title}: label noise and adversarial samples"
+        noisy = (_noisy(data, n, std) for n in levels for std in (0.05, 0.1))
+        tables.append(Table(name, attacks, rows, (clean, *poisoned)))
+        tables.append(Table(f"{name}-gradient", f"{title}: gradient noise", rows, (clean, *noisy)))
+    return [tables[0], tables[2], tables[1], tables[3]]
 
 
 def _timing_table() -> Table:

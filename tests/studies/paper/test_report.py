@@ -7,7 +7,7 @@ import pytest
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.measurements import find_measurements
 from fedif_studies.lab.table import MeanStd
-from fedif_studies.paper.compare import (
+from fedif_studies.paper.cells import (
     fill_table,
 )
 from fedif_studies.paper.report import report_all

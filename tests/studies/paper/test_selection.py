@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_studies.paper.selection import (
+from fedif_studies.paper.cells import (
     Selection,
     select,
 )

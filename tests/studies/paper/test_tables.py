@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.run.config import RunConfig
-from fedif_studies.paper.selection import cell_name
+from fedif_studies.paper.cells import cell_name
 from fedif_studies.paper.tables import TABLES
 from tests.studies.lab.small import DEFAULTS
 

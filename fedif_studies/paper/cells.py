@@ -1,0 +1,212 @@
+"""The cells of the paper's tables: chosen, run, and filled with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig
+from fedif_flower.settings import Scalar
+from fedif_studies.lab.cells import Cell, make_cell
+from fedif_studies.lab.data import find_data
+from fedif_studies.lab.measurements import PATHS, Measurement
+from fedif_studies.lab.table import MeanStd
+from fedif_studies.paper.tables import TABLES, Settings, Table, Variant
+
+# Free in a table: what changes neither protocol nor method.
+_FREE = {*PATHS, "seed", "num-server-rounds", "device", "threads-per-client"}
+_FREE |= {"max-failed-rounds", "min-valid-replies", "eval-every"}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of a table to run.
+
+    Attributes
+    ----------
+    methods : tuple of str
+        Rows, in this order; empty: all.
+    patterns : tuple of str
+        Shell patterns on a cell's name, with or without its seed, or on its column; empty: all.
+    seeds : int
+        Seeds 0 ... seeds - 1.
+    rounds : int, optional
+        Instead of the table's own number.
+    data_dir : str
+        Where the data sets are.
+    """
+
+    methods: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    seeds: int = 1
+    rounds: int | None = None
+    data_dir: str = ""
+
+
+def find_table(name: str) -> Table:
+    """Return a table by its name, or raise ConfigError."""
+    if name not in TABLES:
+        raise ConfigError(f"table = {name!r}; allowed: {', '.join(TABLES)}")
+    return TABLES[name]
+
+
+def cell_name(row: Variant, column: Variant, seed: int) -> str:
+    """Return what a cell is called: its column, its row, its seed."""
+    return f"{column.key}_{row.key}_seed{seed}"
+
+
+def select(table: Table, selection: Selection) -> list[tuple[Variant, Variant, int]]:
+    """Return the (row, column, seed) that were asked for: seed by seed, row by row.
+
+    Raises
+    ------
+    ConfigError
+        If a row is unknown, or no cell is left.
+    """
+    rows = {row.key: row for row in table.rows}
+    if unknown := [name for name in selection.methods if name not in rows]:
+        raise ConfigError(
+            f"methods = {unknown[0]!r}; allowed in table {table.name!r}: {', '.join(rows)}"
+        )
+    chosen = [
+        (rows[name], column, seed)
+        for seed in range(selection.seeds)
+        for name in selection.methods or rows
+        for column in table.columns
+        if _matches(rows[name], column, seed, selection.patterns)
+    ]
+    if not chosen:
+        raise ConfigError(
+            f"cells = {', '.join(selection.patterns)!r}: no cell of table {table.name!r} has such "
+            f"a name; one is {cell_name(table.rows[0], table.columns[0], 0)!r}"
+        )
+    return chosen
+
+
+def table_cells(
+    tables: Iterable[Table], selection: Selection, defaults: Settings, output_dir: Path
+) -> list[Cell]:
+    """Return the cells of tables that were asked for, ready to run: seed by seed.
+
+    Parameters
+    ----------
+    tables : iterable of Table
+        The tables.
+    selection : Selection
+        What of them.
+    defaults : Mapping[str, Scalar]
+        A complete run config, for everything that the table leaves open.
+    output_dir : Path
+        Results go to ``<output>/<table>/``.
+    """
+    chosen = [(table, *cell) for table in tables for cell in select(table, selection)]
+    cells = []
+    for table, row, column, seed in sorted(chosen, key=lambda cell: cell[3]):
+        settings = {**defaults, **table.settings(row, column), "seed": seed}
+        if selection.rounds is not None:
+            settings["num-server-rounds"] = selection.rounds
+        found, data = find_data(str(settings["dataset"]), selection.data_dir)
+        cells.append(
+            make_cell(table.name, cell_name(row, column, seed), settings | found, output_dir, data)
+        )
+    return cells
+
+
+def _matches(row: Variant, column: Variant, seed: int, patterns: Sequence[str]) -> bool:
+    names = (cell_name(row, column, seed), f"{column.key}_{row.key}", column.key)
+    return not patterns or any(fnmatchcase(name, p) for name in names for p in patterns)
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A cell of a table, measured or not.
+
+    Attributes
+    ----------
+    row, column : Variant
+        Where it is.
+    measurements : tuple of Measurement
+        One for each seed, all of the same number of rounds; empty: missing.
+    paper : MeanStd, optional
+        The paper's value and standard deviation.
+    """
+
+    row: Variant
+    column: Variant
+    measurements: tuple[Measurement, ...]
+    paper: MeanStd | None
+
+    def accuracy(self, split: str, figure: str) -> MeanStd | None:
+        """Return an accuracy in percent; ``None`` if the cell is missing."""
+        values = [100 * getattr(getattr(m, split), figure) for m in self.measurements]
+        return MeanStd.of(values) if values else None
+
+    def figure(self, name: str) -> MeanStd | None:
+        """Return seconds or counts; ``None`` where no measurement has them."""
+        values = [m.figures[name] for m in self.measurements if name in m.figures]
+        return MeanStd.of(values) if values else None
+
+
+def fill_table(
+    table: Table,
+    measurements: Iterable[Measurement],
+    defaults: Settings,
+    rounds: int | None = None,
+) -> list[TableCell]:
+    """Return every cell of a table, column by column, with the measurements that belong to it.
+
+    Parameters
+    ----------
+    table : Table
+        The table.
+    measurements : iterable of Measurement
+        Any runs; those with other settings than a cell's are left out.
+    defaults : Mapping[str, Scalar]
+        A complete run config, for everything that the table leaves open.
+    rounds : int, optional
+        Only runs of so many rounds; ``None``: of the table's own number.
+    """
+    fitting = [m for m in measurements if m.rounds == (rounds or table.rounds)]
+    cells = []
+    for column in table.columns:
+        for row in table.rows:
+            wanted = _wanted({**defaults, **table.settings(row, column)})
+            of_seed = {m.seed: m for m in fitting if _belongs(m, wanted)}
+            found = tuple(of_seed[seed] for seed in sorted(of_seed))
+            paper = table.paper.get(row.key, {}).get(column.key)
+            cells.append(TableCell(row, column, found, MeanStd(*paper) if paper else None))
+    return cells
+
+
+def best_rows(
+    cells: Iterable[TableCell], value: Callable[[TableCell], MeanStd | None]
+) -> set[tuple[str, str]]:
+    """Return (row, column) of the highest mean of each column that has two or more."""
+    columns: dict[str, dict[str, float]] = {}
+    for cell in cells:
+        if (spread := value(cell)) is not None:
+            columns.setdefault(cell.column.key, {})[cell.row.key] = spread.mean
+    return {
+        (row, column)
+        for column, rows in columns.items()
+        if len(rows) > 1
+        for row, mean in rows.items()
+        if mean == max(rows.values())
+    }
+
+
+def _wanted(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    config = RunConfig.from_run_config(settings).to_mapping()
+    return {key: value for key, value in config.items() if key not in _FREE}
+
+
+def _belongs(measurement: Measurement, wanted: Mapping[str, Scalar]) -> bool:
+    config = dict(measurement.config)
+    # A folder of CIFAR-10's images stands for CIFAR-10; only a cell's label says that it is one.
+    if wanted["dataset"] == "cifar10" and measurement.data.startswith("CIFAR-10 ("):
+        config["dataset"] = "cifar10"
+    # A setting that did not exist yet had its default.
+    return all(config.get(key, value) == value for key, value in wanted.items())
