@@ -74,17 +74,13 @@ def sign(
     to: Annotated[Path, typer.Option(help="folder that the signature is written to")] = Path(),
 ) -> None:
     """Sign an app: a file beside it, which members put into their policy's signatures."""
-    from fedif_consortium.evidence.keys import read_private_key
+    from fedif_consortium.evidence.keys import read_key_file
     from fedif_consortium.member.app_bundle import sign_bundle
-    from fedif_flower.errors import ConfigError
     from fedif_flower.storage import make_folder, write_atomically
 
-    try:
-        data = key.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"--key {str(key)!r}: {error.strerror}") from error
+    signer = read_key_file(key, "--key")
     bundle = _find(app, _apps_if_any(policy))
-    name, content = sign_bundle(bundle.digest, read_private_key(data, f"--key {str(key)!r}"))
+    name, content = sign_bundle(bundle.digest, signer)
     make_folder(to)
     write_atomically(to / name, content)
     Console(highlight=False, markup=False, soft_wrap=True).print(str(to / name))

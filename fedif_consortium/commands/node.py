@@ -108,16 +108,17 @@ def node_check(
     from rich.table import Table
 
     from fedif_consortium.federation.node import NodeFolder
-    from fedif_consortium.member.host_check import check_policy, check_server, own_findings
-    from fedif_flower.client.preflight import tried
+    from fedif_consortium.member.host_check import check_server, guard_findings, own_findings
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.preflight import ADVICE, Status
     from fedif_flower.run.config import RunConfig
     from fedif_flower.settings import parse_overrides
 
+    key = None
     if node_config is None:
         joined = NodeFolder(folder.expanduser().absolute())
         settings, own = joined.read()
+        key = joined.key
         server = server or settings.superlink
         ca = ca or joined.authority
         policy = policy or (joined.path / settings.policy if settings.policy else None)
@@ -127,10 +128,9 @@ def node_check(
     clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
     run = RunConfig.from_run_config({**clients, **parse_overrides(" ".join(config or []))})
     found = own_findings(run, node, run.masking)
+    found += guard_findings(policy, key, node, required=run.require_signatures)
     if server:
         found += check_server(server, ca or Path("ca.crt"))
-    if policy is not None:
-        found.append(tried("app", lambda: check_policy(policy)))
     table = Table("check", "status", "found", "to do")
     for one in found:
         advice = "" if one.status is Status.OK else ADVICE[one.check]

@@ -1,11 +1,15 @@
-"""A member's side of the evidence: signatures and receipts around training, kept gradients."""
+"""A member's side of the evidence: receipts and kept gradients around training.
+
+Nothing is signed here: an app is the operator's. The member's guard signs what leaves
+(:mod:`fedif_consortium.member.own_replies`), and takes receipts in place of this app.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedif_flower.client.part import ClientPart
@@ -15,20 +19,25 @@ if TYPE_CHECKING:
     from fedif_flower.messages.preflight import Finding
     from fedif_flower.tasks.task import Task
 
+SIGNATURES_KEY = "require-signatures"  # In the question before a run.
+UNSIGNED = "it has no guard that signs: fedif node start --policy"
 
-class SignedReplies(ClientPart):
-    """A member signs what it sends, and checks what it is told of the records."""
+
+class TakenReceipts(ClientPart):
+    """A member without a guard checks what it is told of the records."""
 
     def mods(self, task: Task | None) -> Sequence[Mod]:  # noqa: ARG002
-        """Return what signs a reply, and takes receipts."""
-        return [sign]
+        """Return what takes receipts."""
+        return [take]
 
     def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:  # noqa: ARG002
-        """Return whether the node's key can be read."""
-        from fedif_consortium.evidence.reply_signing import check_signing_key
-        from fedif_flower.client.preflight import tried
+        """Return whether the run takes a member that signs nothing; a guard answers instead."""
+        from fedif_flower.messages.preflight import Finding, Status
 
-        return [tried("signing-key", lambda: check_signing_key(node))]
+        if settings.get(SIGNATURES_KEY):
+            words = f"this run has require-signatures, and this member does not sign: {UNSIGNED}"
+            return [Finding("signing-key", Status.FAILED, words)]
+        return [Finding("signing-key", Status.OK, "this member does not sign")]
 
 
 class KeptGradients(ClientPart):
@@ -39,21 +48,16 @@ class KeptGradients(ClientPart):
         return [keep]
 
 
-def sign(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Take receipts, train, and sign what goes out; a key that cannot be read is said first."""
+def take(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Take receipts, train, and note what goes out, where this node keeps receipts itself."""
     from fedif_consortium.evidence.member_receipts import note_sent, take_receipts
-    from fedif_consortium.evidence.reply_signing import signed_reply, signing_key
     from fedif_flower.messages.node_config import NodeConfig
 
-    key = signing_key(NodeConfig.from_node_config(context.node_config))
+    if not NodeConfig.from_node_config(context.node_config).receipts_dir:
+        return call_next(message, context)
     take_receipts(message.content, context)
     reply = call_next(message, context)
-    settings = cast(ConfigRecord, message.content["config"])
-    arrays = cast(ArrayRecord, message.content["arrays"])
-    signed = None
-    if key is not None:
-        signed = signed_reply(reply.content, arrays, settings, key, message.metadata.dst_node_id)
-    note_sent(reply.content, settings, context, signed)
+    note_sent(reply.content, cast(ConfigRecord, message.content["config"]), context, None)
     return reply
 
 

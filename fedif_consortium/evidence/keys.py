@@ -7,6 +7,7 @@ with Ed25519; both as OpenSSH or PEM writes them.
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -45,6 +46,21 @@ def read_private_key(data: bytes, name: str) -> SigningKey:
     if not isinstance(key, SigningKey):
         raise ConfigError(f"{name} is a private key of another kind; allowed: {_KINDS}")
     return key
+
+
+def read_key_file(path: Path, name: str) -> SigningKey:
+    """Return the private key in a file; ``name`` is what an error calls it.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or holds none.
+    """
+    name = f"{name} = {str(path)!r}"
+    try:
+        return read_private_key(path.expanduser().read_bytes(), name)
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
 
 
 def read_public_key(data: bytes, name: str) -> VerifyingKey:

@@ -26,7 +26,7 @@ from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_K
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.reply_arrays import model_arrays_of
 from fedif_flower.messages.text import printable
-from fedif_flower.storage import make_folder, write_atomically, writing
+from fedif_flower.storage import make_folder, write_atomically
 
 MOST_RUNS, MOST_FILES = 100, 20_000  # In a receipts-dir, and in a run's folder there.
 _REMEMBERED = 64  # Rounds, and heads, in the node's state.
@@ -94,12 +94,6 @@ class ReceiptKeeper:
             }
         self._write(_round_file(server_round, sent.hex()), about)
         self._save()
-
-    def forget_sent(self, server_round: int, sent: bytes) -> None:
-        """Remove the note of an update that did not go out."""
-        if self._folder is not None:
-            with writing(self._folder):
-                (self._folder / _round_file(server_round, sent.hex())).unlink(missing_ok=True)
 
     def _wrong_with(self, told: Receipts) -> list[str]:
         """Return why a head cannot be believed; take note of one that can."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedif_consortium.evidence.client_part import SIGNATURES_KEY
 from fedif_consortium.evidence.kept_replies import KeptReplies
 from fedif_consortium.evidence.receipt_book import ReceiptBook
 from fedif_consortium.evidence.reply_witness import ReplyWitness
@@ -59,6 +60,7 @@ class Evidence(RunPart):
         return Built(
             setup={"look": witness.look},
             told={RECEIPTS_KEY: config.receipts},
+            asked={SIGNATURES_KEY: config.require_signatures},
             callbacks=callbacks,
             kept=kept,
         )

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fedif_consortium.evidence.client_part import UNSIGNED
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
 from fedif_consortium.evidence.receipt_messages import seen_size
 from fedif_consortium.evidence.reply_signing import (
@@ -112,7 +113,7 @@ class ReplyWitness(Callback):
                 head = seen_size(content)
                 self.seen[node.node_id] = SeenReply(node, record_digest(arrays), head=head)
             if self._required:
-                raise ReplyError("it is not signed: this run has require-signatures")
+                raise ReplyError(f"it is not signed: this run has require-signatures; {UNSIGNED}")
             return
         digest = record_digest(arrays)
         head = seen_size(content)

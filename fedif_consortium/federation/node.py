@@ -226,9 +226,9 @@ def _own_config(folder: NodeFolder, invitation: Invitation) -> dict[str, Scalar]
         "partition-id": invitation.number,
         "statement-dir": str(folder.path / "statements"),
         "receipts-dir": str(folder.path / "receipts"),
-        "signing-key": str(folder.key),
     }
     if invitation.keeper_key:
+        config["signing-key"] = str(folder.key)
         config["keeper-key"] = invitation.keeper_key
         config["own-updates-dir"] = str(folder.path / "mine")
     return config

@@ -17,9 +17,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 from torch import nn
 
-from fedif_consortium.evidence.keys import SigningKey
+from fedif_consortium.evidence.keys import SigningKey, read_key_file
 from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD
-from fedif_consortium.evidence.reply_signing import signing_key
 from fedif_consortium.masking import mask_update, read_keeper_key
 from fedif_consortium.masking.terms import (
     BOX,
@@ -184,8 +183,7 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
             f"masking = {found!r}: this node names a keeper (keeper-key), and takes part in runs "
             "with masking = 'keeper' alone"
         )
-    key = signing_key(node)
-    assert key is not None  # NodeConfig has made sure
+    key = read_key_file(Path(str(node.signing_key)), "signing-key")
     keeper = read_keeper_key(node.keeper_key, "keeper-key")
     return MemberMasking(terms, keeper, key, *who, own)
 

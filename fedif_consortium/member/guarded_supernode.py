@@ -15,22 +15,22 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fedif_consortium.evidence.keys import read_key_file
 from fedif_consortium.member.message_guard import Connection, MessageGuard
 from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.outgoing import OutgoingPolicy
+from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_consortium.member.policy import MemberPolicy, read_member_policy
 from fedif_consortium.member.round_counts import RoundCounts
 from fedif_flower.errors import FedIFError, StorageError
 from fedif_flower.run.logs import show_logs
 from fedif_flower.runtime.supernode import COMMAND, prepare
-from fedif_flower.settings import Scalar
 
 logger = logging.getLogger(
     "fedif_consortium.member.guarded_supernode"
@@ -45,26 +45,12 @@ APPS = "flower"  # In the policy's state: Flower's folder, where it unpacks apps
 _LOOP = "flwr.supernode.start_client_internal"
 
 
-def with_signing_key(
-    node_config: Mapping[str, Scalar], policy: MemberPolicy, arguments: Sequence[str]
-) -> dict[str, Scalar]:
-    """Return a node config that names the SuperNode's own key, unless it names one or must not.
-
-    Parameters
-    ----------
-    node_config : mapping of str to bool, int, float or str
-        The SuperNode's.
-    policy : MemberPolicy
-        Whose ``[sign]`` decides.
-    arguments : sequence of str
-        Those of ``flower-supernode``, of which one names the key.
-    """
+def login_key(arguments: Sequence[str]) -> str:
+    """Return the file of the key that a SuperNode logs in with; empty: its arguments name none."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--auth-supernode-private-key", dest="key")
     key = parser.parse_known_args(arguments)[0].key
-    if not policy.sign.with_node_key or not key:
-        return dict(node_config)
-    return {"signing-key": str(Path(key).expanduser().absolute()), **node_config}
+    return str(Path(key).expanduser().absolute()) if key else ""
 
 
 def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
@@ -73,11 +59,13 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
     Raises
     ------
     FedIFError
-        If the log is in use, cannot be written, or was changed; if counts are damaged, or noise
-        is to be added and cannot be.
+        If the log is in use, cannot be written, or was changed; if counts are damaged, noise is
+        to be added and cannot be, or the SuperNode's key cannot be read.
     """
     command: Any = import_module(COMMAND)
     loop: Any = import_module(_LOOP)
+    path = login_key(arguments)
+    key = read_key_file(Path(path), "--auth-supernode-private-key") if path else None
     counts = RoundCounts(policy.counts, policy.runs)
     log = NodeLog(policy.log_folder)
     leaves = OutgoingPolicy(policy.leaves, log)
@@ -86,11 +74,14 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
 
     def start_guarded(*, state_factory: Any, node_config: Any, **options: Any) -> None:
         store = state_factory.objectstore_factory.store()
-        config = with_signing_key(node_config or {}, policy, arguments)
-        given = {"store": store, "counts": counts, "leaves": leaves, "log": log}
-        guard = partial(MessageGuard, policy, node_config=config, **given)
+        own = node_config or {}
+
+        def guard(connection: Connection) -> MessageGuard:
+            replies = OwnReplies(connection.node_id, own, key)
+            return MessageGuard(policy, connection, store, counts, leaves, log, replies)
+
         loop.http_request_response = _guarding(connect, guard)
-        start(state_factory=state_factory, node_config=config, **options)
+        start(state_factory=state_factory, node_config=app_config(own, path), **options)
 
     command.start_client_internal = start_guarded
 

@@ -13,7 +13,8 @@ from typing import cast
 from cryptography import x509
 from flwr.app import ConfigRecord
 
-from fedif_consortium.evidence.client_part import SignedReplies
+from fedif_consortium.evidence.client_part import SIGNATURES_KEY, TakenReceipts
+from fedif_consortium.evidence.keys import read_key_file
 from fedif_consortium.masking.client_part import MASKING_KEY, MaskedReplies
 from fedif_consortium.member.policy import read_member_policy
 from fedif_flower.client.preflight import check_member, tried
@@ -22,6 +23,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import Finding, Status, clock_finding
+from fedif_flower.storage import require_private
 from fedif_flower.tasks.config import IMAGES
 from fedif_flower.tasks.images import settled, task_of_folder
 from fedif_flower.tasks.registry import build_task
@@ -44,11 +46,46 @@ def own_findings(config: ClientConfig, node: NodeConfig, masking: str) -> list[F
             return task_of_folder(config, str(node.data_dir))
         return build_task(settled(config))
 
-    asked = ConfigRecord({MASKING_KEY: masking})
     found = check_member(config, node, of_host)
-    for part in (SignedReplies(), MaskedReplies()):
-        found += part.checks(node, asked)
-    return found
+    return [*found, *MaskedReplies().checks(node, ConfigRecord({MASKING_KEY: masking}))]
+
+
+def guard_findings(
+    policy: Path | None, key: Path | None, node: NodeConfig, *, required: bool
+) -> list[Finding]:
+    """Return which apps run at a member, and whether what leaves it is signed.
+
+    Parameters
+    ----------
+    policy : Path, optional
+        The member's; ``None``: it has no guard.
+    key : Path, optional
+        With which the SuperNode logs in, and the guard signs; ``None``: it is not known here.
+    node : NodeConfig
+        The member's.
+    required : bool
+        Whether the run takes signed replies alone.
+    """
+    if policy is None:
+        return list(TakenReceipts().checks(node, ConfigRecord({SIGNATURES_KEY: required})))
+    found = [tried("app", lambda: check_policy(policy))]
+    return found if key is None else [*found, tried("signing-key", lambda: check_key(key))]
+
+
+def check_key(path: Path) -> str | Finding:
+    """Return whether the key that the guard signs with can be read.
+
+    Raises
+    ------
+    ConfigError
+        If it is no private key.
+    """
+    read_key_file(path, "key")
+    try:
+        require_private(path, "key")
+    except ConfigError as error:
+        return Finding("signing-key", Status.WARNING, str(error))
+    return "readable, by its owner alone"
 
 
 def check_policy(path: Path) -> str | Finding:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import httpx
@@ -107,8 +106,8 @@ class MessageGuard:
         Decides what of a reply leaves.
     log : NodeLog
         Gets a line of every message.
-    node_config : mapping of str to bool, int, float or str
-        As the app gets it.
+    replies : OwnReplies
+        Signs what leaves, and keeps receipts.
     today : callable
         Returns the day in UTC.
     """
@@ -121,13 +120,12 @@ class MessageGuard:
         counts: RoundCounts,
         leaves: OutgoingPolicy,
         log: NodeLog,
-        node_config: Mapping[str, Scalar] = MappingProxyType({}),
+        replies: OwnReplies,
         today: Callable[[], date] = lambda: datetime.now(UTC).date(),
     ) -> None:
         self._policy, self._connection, self._store = policy, connection, store
         self._leaves, self._log, self._today = leaves, log, today
-        self._counts = counts
-        self._replies = OwnReplies(connection.node_id, node_config)
+        self._counts, self._replies = counts, replies
         self._runs: dict[int, AdmittedRun] = {}
         self._asked: Any = None  # The run that was looked at last, admitted or not.
         self._waiting: OrderedDict[str, tuple[Message, RecordDict]] = OrderedDict()
@@ -169,6 +167,7 @@ class MessageGuard:
             content = _read_message(message, objects)
             self._check_told(message.metadata.run_id, content)
             self._note("in", message, message.metadata.message_id, objects.size)
+            self._replies.take(content)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
             self._refuse("in", message, error)
             return None
@@ -263,29 +262,23 @@ class MessageGuard:
             logger.warning("run %d: a reply to no message: not sent", message.metadata.run_id)
             return set(), ""
         asked, received = answered
-        noted = []  # What the app, or this guard, may have noted as sent.
+        facts, note_sent = asked.metadata, None
         try:
             if message.has_error():
                 reply = self._failure(message, asked)
             else:
-                facts = asked.metadata
-                noted.append(_read_content(tree, self._contents(tree)))
-                noted.append(
-                    self._leaves.check(received, noted[0], facts.run_id, facts.message_type)
-                )
-                self._replies.amend(received, *noted)
-                reply = Message(noted[1], reply_to=asked)
+                offered = _read_content(tree, self._contents(tree))
+                content = self._leaves.check(received, offered, facts.run_id, facts.message_type)
+                note_sent = self._replies.sign(received, content)
+                reply = Message(content, reply_to=asked)
             objects = _in_pieces(reply)
             self._note("out", asked, reply.metadata.message_id, objects.size)
         except Exception as error:  # whatever an app sends, the SuperNode goes on
             self._refuse("out", asked, error)
-            try:
-                for content in noted:
-                    self._replies.disown(received, content)
-            except StorageError as full:
-                logger.error("%s", full)
-        else:
-            self._push(reply, objects, seconds)
+            return set(), ""
+        if note_sent is not None:
+            note_sent()
+        self._push(reply, objects, seconds)
         return set(), ""
 
     def _failure(self, message: Message, asked: Message) -> Message:

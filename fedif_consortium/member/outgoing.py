@@ -69,8 +69,6 @@ class LeavesSettings(Settings):
             *("node.partition-id number", "node.attack text[40]", "preflight.time number"),
             *(f"preflight.{check} text[200]" for check in ("data", "training", "disk")),
             *("preflight.masking text[200]", "preflight.signing-key text[200]"),
-            *("signature.key bytes[160]", "signature.signature bytes[140]"),
-            *("signature.received bytes[32]", "signature.sent bytes[32]", "seen-head.size number"),
             *("statement.kept number", "statement.wanted number", "statement.reason text[200]"),
         ],
         "Values of ConfigRecords, each `RECORD.KEY FORMAT`: a `number` (or true, false), "

@@ -1,104 +1,105 @@
-"""What an app signs and notes of its replies, brought in line with what leaves.
+"""Signatures and receipts of what leaves: made here, where no app of the operator's runs.
 
-The app signs its update, and notes it for the member's receipts, before the policy judges it. Where
-the policy shortens, rounds, adds noise or refuses, both would be of a reply that nobody got.
+The member's key stays in this process. What is signed and noted is what the policy lets out, not
+what the app offered; other apps' replies stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Callable, Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
-from fedif_consortium.evidence.member_receipts import ReceiptKeeper
-from fedif_consortium.evidence.reply_signing import (
-    SIGNATURE_RECORD,
-    record_digest,
-    signed_reply,
-    signing_key,
-)
+from fedif_consortium.evidence.keys import SigningKey
+from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
+from fedif_consortium.evidence.receipt_messages import SEEN_RECORD
+from fedif_consortium.evidence.reply_signing import record_digest, sign_reply
 from fedif_flower.errors import ConfigError, EvidenceError, ReplyError
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
-from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.preflight import RECORD, Status
 from fedif_flower.messages.reply_arrays import model_arrays_of
 from fedif_flower.settings import Scalar
 
+RECEIPTS_DIR, SIGNING_KEY, KEEPER_KEY = "receipts-dir", "signing-key", "keeper-key"
+
+
+def app_config(node_config: Mapping[str, Scalar], key: str) -> dict[str, Scalar]:
+    """Return the node config that an app gets beside a guard.
+
+    Receipts are the guard's. An app is told of the member's key in masked runs alone, in which it
+    signs the box that its mask lies in.
+
+    Parameters
+    ----------
+    node_config : mapping of str to bool, int, float or str
+        The SuperNode's.
+    key : str
+        The file of the key that the SuperNode logs in with; empty: none.
+    """
+    config = {k: v for k, v in node_config.items() if k not in (RECEIPTS_DIR, SIGNING_KEY)}
+    boxes = node_config.get(SIGNING_KEY, key)
+    return config | ({SIGNING_KEY: boxes} if KEEPER_KEY in config and boxes else {})
+
 
 class OwnReplies:
-    """Signs and notes replies of this project's app anew; those of other apps stay as they are.
+    """Signs each update of this project's app as it leaves, and keeps the member's receipts.
 
     Parameters
     ----------
     node_id : int
         The member's.
     node_config : mapping of str to bool, int, float or str
-        As the app gets it: its key, and its folder of receipts.
+        The SuperNode's: it names the folder of receipts.
+    key : SigningKey, optional
+        Signs; ``None``: nothing is signed.
     """
 
-    def __init__(self, node_id: int, node_config: Mapping[str, Scalar]) -> None:
-        self._node_id, self._config = node_id, dict(node_config)
-        try:
-            self._key = signing_key(NodeConfig.from_node_config(node_config))
-        except ConfigError:  # Another app's, or this one says so itself.
-            self._key = None
+    def __init__(
+        self, node_id: int, node_config: Mapping[str, Scalar], key: SigningKey | None
+    ) -> None:
+        self._key = key
+        self._context = Context(0, node_id, dict(node_config), RecordDict(), {})
 
-    def amend(self, received: RecordDict, offered: RecordDict, leaving: RecordDict) -> None:
-        """Sign what leaves in place of what the app offered, and note it."""
-        model, settings, sent = received.get("arrays"), _settings(received), _arrays(leaving)
-        if settings is None or sent is None or not isinstance(model, ArrayRecord):
-            return
+    def take(self, received: RecordDict) -> None:
+        """Check and keep what a message tells of the server's records."""
+        if self._context.node_config.get(RECEIPTS_DIR):
+            take_receipts(received, self._context)
+
+    def sign(self, received: RecordDict, leaving: RecordDict) -> Callable[[], None]:
+        """Sign what leaves; return what notes it, to be called once it has left.
+
+        Raises
+        ------
+        ReplyError
+            If there are arrays that cannot be read.
+        """
+        found = leaving.get(RECORD)
+        if self._key is not None and isinstance(found, ConfigRecord):
+            found[SIGNING_KEY] = f"{Status.OK}: the guard signs"
+        settings, model = received.get("config"), received.get("arrays")
+        if not isinstance(settings, ConfigRecord) or not isinstance(model, ArrayRecord):
+            return _nothing
+        run, server_round = str(settings.get(RUN_ID_KEY, "")), settings.get(ROUND_KEY)
+        try:
+            arrays = model_arrays_of(leaving)
+        except ReplyError:
+            return _nothing
+        if not run or not isinstance(server_round, int):
+            return _nothing  # Another app's.
         signed = None
-        if self._key is not None and SIGNATURE_RECORD in leaving:
-            signed = signed_reply(leaving, model, settings, self._key, self._node_id)
-        digest = record_digest(sent)
-        if digest == _digest(offered) or (keeper := self._keeper(settings)) is None:
-            return
-        self.disown(received, offered)
-        keeper.note_sent(_round(settings), digest, signed)
-
-    def disown(self, received: RecordDict, offered: RecordDict) -> None:
-        """Take back the note of a reply that does not leave."""
-        settings, digest = _settings(received), _digest(offered)
-        if settings is None or digest is None or (keeper := self._keeper(settings)) is None:
-            return
-        keeper.forget_sent(_round(settings), digest)
-
-    def _keeper(self, settings: ConfigRecord) -> ReceiptKeeper | None:
-        """Return what notes replies; ``None``: the run has no receipts."""
-        if not settings.get(RECEIPTS_KEY):
-            return None
-        own = Context(0, self._node_id, dict(self._config), RecordDict(), {})
+        if self._key is not None:
+            about = {"server_round": server_round, "node_id": self._context.node_id}
+            signed = sign_reply(leaving, model, self._key, run=run, **about)
+        if not settings.get(RECEIPTS_KEY) or not self._context.node_config.get(RECEIPTS_DIR):
+            return _nothing
         try:
-            return ReceiptKeeper(own, str(settings.get(RUN_ID_KEY, "")))
+            keeper = ReceiptKeeper(self._context, run)
         except (ConfigError, EvidenceError):
-            return None
+            return _nothing
+        sent = signed.statement.sent if signed is not None else record_digest(arrays)
+        leaving[SEEN_RECORD] = ConfigRecord({"size": keeper.last_size})
+        return lambda: keeper.note_sent(server_round, sent, signed)
 
 
-def _settings(received: RecordDict) -> ConfigRecord | None:
-    """Return what the server tells clients of a round; ``None``: it is another app's."""
-    found = received.get("config")
-    if not isinstance(found, ConfigRecord) or not isinstance(found.get(ROUND_KEY), int):
-        return None
-    return found
-
-
-def _round(settings: ConfigRecord) -> int:
-    return cast(int, settings[ROUND_KEY])
-
-
-def _arrays(content: RecordDict) -> ArrayRecord | None:
-    """Return the arrays that the app signs; ``None``: it is no reply of this project's app."""
-    try:
-        return model_arrays_of(content)
-    except ReplyError:
-        return None
-
-
-def _digest(content: RecordDict) -> bytes | None:
-    """Return what the app noted; ``None``: it has no arrays that can be read."""
-    arrays = _arrays(content)
-    try:
-        return None if arrays is None else record_digest(arrays)
-    except (ReplyError, ValueError):
-        return None
+def _nothing() -> None:
+    """Note nothing."""

@@ -15,7 +15,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Settings, setting, take_section, unknown_key
 
-SECTIONS = ("apps", "runs", "leaves", "log", "sign")
+SECTIONS = ("apps", "runs", "leaves", "log")
 FILE = "member-policy.toml"
 _Rules = TypeVar("_Rules", bound=Settings)
 
@@ -27,16 +27,6 @@ class PolicySettings(Settings):
         "member-state",
         "Folder, relative to this file, in which the SuperNode writes: counts of rounds, bundles "
         "that it refused, its log; made if it is not there.",
-    )
-
-
-class SignRules(Settings):
-    """``[sign]``: with which key the app signs what it sends."""
-
-    with_node_key: bool = setting(
-        True,
-        "Whether the app is told of the key that the SuperNode logs in with, as `signing-key` of "
-        "its node config, unless that names one.",
     )
 
 
@@ -58,8 +48,6 @@ class MemberPolicy:
         ``[leaves]``: what of a reply leaves.
     log : LogSettings
         ``[log]``.
-    sign : SignRules
-        ``[sign]``.
     """
 
     state: Path
@@ -68,7 +56,6 @@ class MemberPolicy:
     config: Mapping[str, Accepted]
     leaves: LeavesSettings
     log: LogSettings
-    sign: SignRules
 
     @property
     def log_folder(self) -> Path:
@@ -92,7 +79,7 @@ def read_member_policy(path: Path) -> MemberPolicy:
     content = read_toml(path)
     beside = path.parent.absolute()
     try:
-        apps, runs, leaves, log, sign = (take_section(content, name) for name in SECTIONS)
+        apps, runs, leaves, log = (take_section(content, name) for name in SECTIONS)
         config = take_section(runs, "config", "runs.config")
         for key in content:
             if key not in PolicySettings.key_names():
@@ -105,7 +92,6 @@ def read_member_policy(path: Path) -> MemberPolicy:
             {key: Accepted.from_toml(key, value) for key, value in config.items()},
             _read(LeavesSettings, "leaves", leaves),
             _read(LogSettings, "log", log),
-            _read(SignRules, "sign", sign),
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

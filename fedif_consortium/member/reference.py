@@ -11,7 +11,7 @@ from pathlib import Path
 from fedif_consortium.member.app_rules import AppRules
 from fedif_consortium.member.node_log import LogSettings
 from fedif_consortium.member.outgoing import LeavesSettings
-from fedif_consortium.member.policy import PolicySettings, SignRules
+from fedif_consortium.member.policy import PolicySettings
 from fedif_consortium.member.run_rules import RunRules
 from fedif_flower.run.reference import tables_of, update
 from fedif_flower.settings import Settings
@@ -22,7 +22,6 @@ MEMBER_SECTIONS: dict[str, type[Settings]] = {
     "Keys of `[runs]`": RunRules,
     "Keys of `[leaves]`": LeavesSettings,
     "Keys of `[log]`": LogSettings,
-    "Keys of `[sign]`": SignRules,
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from fedif_consortium.evidence.keys import SigningKey, read_private_key
+from fedif_consortium.evidence.keys import SigningKey, read_key_file
 from fedif_flower.errors import ConfigError
 from fedif_flower.storage import config_folder, require_private, write_private
 
@@ -51,10 +51,6 @@ def load_key(path: Path) -> SigningKey:
     ConfigError
         If it is not there, no unencrypted key that signs, or others may read it.
     """
-    name = f"key = {str(path)!r}"
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
+    key = read_key_file(path, "key")
     require_private(path, "key")
-    return read_private_key(content, name)
+    return key

@@ -68,9 +68,9 @@ class NodeConfig(Settings):
     )
     signing_key: str | None = setting(
         None,
-        "file with this member's private key, with which it signs its updates: the one that the "
-        "SuperNode logs in with will do, and is the one that others have the public half of. With "
-        "`keeper-key`, the keeper has to know it",
+        "with `keeper-key`: file with the private key with which this member signs its boxes, and "
+        "which the keeper knows, such as the one that the SuperNode logs in with. Updates are "
+        "signed by the [guard](member-policy.md), never by the app",
         allowed="a string",
     )
     own_updates_dir: str | None = setting(
@@ -81,8 +81,7 @@ class NodeConfig(Settings):
     receipts_dir: str | None = setting(
         None,
         "folder in which this node keeps what it sent and its receipts, from which `fedif verify "
-        "--receipts` finds rewritten records; at most 100 runs; without: "
-        "they are checked as they come, and not kept",
+        "--receipts` finds rewritten records; at most 100 runs; without: none",
         allowed="a string",
     )
     gradients_dir: str | None = setting(

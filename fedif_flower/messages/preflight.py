@@ -25,7 +25,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         "with the server's",
         "training": "compare the shapes and classes of the data with what the model takes",
         "disk": "free some space, or name another folder in the node config",
-        "signing-key": "name a readable private key of an elliptic curve, with mode 0600",
+        "signing-key": "start the node with a policy, and with a key that its owner alone can read",
         "masking": "agree with the operator whether the run is masked, and set keeper-key",
         "clock": "let the host keep its time by a time server (NTP)",
         "certificate": "ask the operator for a certificate that is valid",

@@ -126,8 +126,8 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
     )
     require_signatures: bool = setting(
         False,
-        "a reply that its member did not sign is refused: each node needs `signing-key` "
-        "([receipts](consortium.md))",
+        "a reply that its member did not sign is refused: each node needs a "
+        "[guard](member-policy.md), which signs ([receipts](consortium.md))",
         is_new=True,
     )
     receipts: bool = setting(

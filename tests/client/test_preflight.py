@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedif_consortium.evidence.reply_signing import check_signing_key
 from fedif_consortium.masking.client_part import MASKING_KEY
 from fedif_consortium.masking.masked_reply import check_masking
 from fedif_consortium.parts import client_parts
@@ -103,23 +100,6 @@ def test_a_model_that_cannot_train_on_the_data_is_found(task, status, said):
     reply = ask(task)
     assert words(reply)["data"].startswith("6 examples")
     assert (statuses(reply)["training"], said in words(reply)["training"]) == (status, True)
-
-
-def test_the_signing_key_is_read(tmp_path):
-    path = tmp_path / "node.key"
-    node = NodeConfig(partition_id=0, signing_key=str(path))
-    assert "No such file" in tried("signing-key", lambda: check_signing_key(node)).words
-    path.write_text("no key")
-    assert "is no private key" in tried("signing-key", lambda: check_signing_key(node)).words
-    own = ec.generate_private_key(ec.SECP384R1())
-    path.write_bytes(own.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    path.chmod(0o644)
-    found = tried("signing-key", lambda: check_signing_key(node))
-    assert (found.status, "chmod 600" in found.words) == ("warning", True)
-    path.chmod(0o600)
-    assert tried("signing-key", lambda: check_signing_key(node)).status == "ok"
-    none = NodeConfig(partition_id=0)
-    assert tried("signing-key", lambda: check_signing_key(none)).words == "none is named"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedif_consortium.member.app_rules import AppRules
 from fedif_consortium.member.node_log import LogSettings
-from fedif_consortium.member.policy import SignRules, read_member_policy
+from fedif_consortium.member.policy import read_member_policy
 from fedif_consortium.member.run_rules import RunRules
 from fedif_flower.run.config import default_run_config
 
@@ -25,7 +25,6 @@ def test_the_member_s_example_has_every_key_and_every_default(tmp_path):
         }
         assert content[section] == defaults
         assert all(f"{key} = " in text for key in settings.key_names())
-    assert content["sign"] == SignRules().to_mapping()
     assert content["leaves"] == {}
 
 

@@ -64,7 +64,10 @@ def test_an_auditor_signs_without_a_policy_and_a_member_believes_it(call, tmp_pa
     [
         (["show", "none.fab"], "'none.fab' is no file, no folder, and the beginning of no digest"),
         (["approve", "member-policy.toml"], "member-policy.toml is no bundle of a Flower app"),
-        (["sign", "app.fab", "--key", "none.key"], "--key 'none.key': No such file"),
+        (
+            ["sign", "app.fab", "--key", "none.key"],
+            "--key = 'none.key' cannot be read: No such",
+        ),
     ],
 )
 def test_an_error_says_what_is_wrong(call, arguments, reason):

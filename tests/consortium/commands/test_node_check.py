@@ -40,14 +40,13 @@ def test_what_to_do_is_beside_what_is_not_well_and_the_status_says_so(images, tm
     policy = tmp_path / "member-policy.toml"
     policy.write_text("")
     result = check(
-        *("--node-config", f"partition-id=0 data-dir='{images}' signing-key='/no [b]'"),
+        *("--node-config", f"partition-id=0 data-dir='{images}'"),
         *("--policy", str(policy), "--server", "nowhere"),
     )
     assert result.exit_code == 1
     lines = result.output.splitlines()
     for name, status, said in (
         ("data", "failed", "put the data where data-dir"),
-        ("signing-key", "failed", "'/no [b]'"),
         ("app", "warning", "fedif app approve"),
         ("certificate", "failed", "allowed: HOST:PORT"),
     ):

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedif_consortium.member.guarded_supernode import install, main, with_signing_key
+from fedif_consortium.federation.invitation import make_node_key
+from fedif_consortium.member.guarded_supernode import install, main
 from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.policy import read_member_policy
+from fedif_flower.errors import ConfigError
 
 COMMAND = import_module("flwr.supernode.cli.flower_supernode")
 LOOP = import_module("flwr.supernode.start_client_internal")
@@ -24,7 +26,10 @@ def policy(tmp_path):
     return policy
 
 
-def test_flower_s_connection_goes_through_the_guard(policy, monkeypatch):
+def test_flower_s_connection_goes_through_a_guard_which_alone_has_the_key(
+    policy, monkeypatch, tmp_path
+):
+    (tmp_path / "node.key").write_bytes(make_node_key())
     started = {}
     connection = (7, *(f"part {i}" for i in range(7)))
 
@@ -36,11 +41,12 @@ def test_flower_s_connection_goes_through_the_guard(policy, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", "")  # put back at the end
     monkeypatch.setattr(COMMAND, "start_client_internal", lambda **given: started.update(given))
     monkeypatch.setattr(LOOP, "http_request_response", connect)
-    install(policy(), ["--auth-supernode-private-key=/keys/node"])
+    install(policy(), [f"--auth-supernode-private-key={tmp_path / 'node.key'}"])
     factory = SimpleNamespace(objectstore_factory=SimpleNamespace(store=lambda: "store"))
-    COMMAND.start_client_internal(state_factory=factory, node_config={"a": 1}, isolation="process")
+    own = {"a": 1, "signing-key": "/k", "receipts-dir": "/r"}
+    COMMAND.start_client_internal(state_factory=factory, node_config=own, isolation="process")
     assert started["isolation"] == "process"
-    assert started["node_config"] == {"signing-key": "/keys/node", "a": 1}
+    assert started["node_config"] == {"a": 1}
     with LOOP.http_request_response("host:1", False) as guarded:
         assert started["connected"] == ("host:1", False)
         assert guarded[0] == 7
@@ -63,17 +69,9 @@ def test_an_app_that_lies_in_flower_s_folder_already_never_runs(policy, monkeypa
     assert not unpacked.exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "node_config", "arguments", "expected"),
-    [
-        ("", {}, ["--auth-supernode-private-key", "/k"], {"signing-key": "/k"}),
-        ("", {"signing-key": "/own"}, ["--auth-supernode-private-key=/k"], {"signing-key": "/own"}),
-        ("", {"a": 1}, ["--insecure"], {"a": 1}),
-        ("[sign]\nwith-node-key = false", {}, ["--auth-supernode-private-key=/k"], {}),
-    ],
-)
-def test_the_app_is_told_of_the_node_s_key(policy, text, node_config, arguments, expected):
-    assert with_signing_key(node_config, policy(text), arguments) == expected
+def test_a_key_that_cannot_be_read_ends_it_before_anything_starts(policy, tmp_path):
+    with pytest.raises(ConfigError, match=r"--auth-supernode-private-key = .* cannot be read"):
+        install(policy(), ["--auth-supernode-private-key", str(tmp_path / "none")])
 
 
 @pytest.mark.parametrize("arguments", [[], ["--insecure"], ["--help"]])

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
-from fedif_consortium.member.host_check import check_server, own_findings
+from fedif_consortium.member.host_check import check_key, check_server, own_findings
+from fedif_flower.client.preflight import tried
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 
@@ -36,6 +37,23 @@ def test_images_of_one_s_own_are_checked_without_a_server(tmp_path):
     nowhere = NodeConfig(partition_id=0, data_dir=str(tmp_path / "nowhere"))
     found = {one.check: one for one in own_findings(CONFIG, nowhere, "off")}
     assert (found["data"].status, "nowhere" in found["data"].words) == ("failed", True)
+
+
+def test_the_key_that_the_guard_signs_with_is_read(tmp_path):
+    path = tmp_path / "node.key"
+
+    def found():
+        return tried("signing-key", lambda: check_key(path))
+
+    assert "No such file" in found().words
+    path.write_text("no key")
+    assert "is no private key" in found().words
+    own = ec.generate_private_key(ec.SECP384R1())
+    path.write_bytes(own.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    path.chmod(0o644)
+    assert (found().status, "chmod 600" in found().words) == ("warning", True)
+    path.chmod(0o600)
+    assert found().status == "ok"
 
 
 class Server:

@@ -26,6 +26,7 @@ from fedif_consortium.member import message_guard
 from fedif_consortium.member.app_bundle import bundle_digest, read_bundle
 from fedif_consortium.member.message_guard import REFUSED, Connection, MessageGuard
 from fedif_consortium.member.outgoing import OutgoingPolicy
+from fedif_consortium.member.own_replies import OwnReplies
 from fedif_consortium.member.policy import read_member_policy
 from fedif_consortium.member.round_counts import RoundCounts
 from fedif_flower.errors import ConfigError, StorageError
@@ -91,6 +92,7 @@ class Member:
             RoundCounts(self.policy.counts, self.policy.runs),
             leaves or OutgoingPolicy(self.policy.leaves),
             self.log,
+            OwnReplies(NODE, {}, None),
             today=lambda: self.today,
         ).guarded()
 

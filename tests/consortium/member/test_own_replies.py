@@ -1,4 +1,4 @@
-"""What was signed and noted is what left, though the policy changed what the app sent."""
+"""What leaves is signed and noted by the guard, whatever the app offered."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import json
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedif_consortium.evidence.member_receipts import note_sent
-from fedif_consortium.evidence.reply_signing import record_digest, signed_reply
+from fedif_consortium.evidence.client_part import SIGNATURES_KEY, TakenReceipts
+from fedif_consortium.evidence.reply_signing import record_digest
 from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
-from fedif_consortium.member.own_replies import OwnReplies
+from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_flower.errors import RefusedByMemberError
 from fedif_flower.messages.arrays import pack_array, view_array
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
+from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.preflight import read_findings, to_record
 
 NODE, RUN, ROUND = 7, "0f" * 16, 3
 KEY = ec.generate_private_key(ec.SECP384R1())
@@ -32,25 +33,15 @@ RECEIVED = RecordDict({"arrays": model(0.0, 0.0), "config": SETTINGS})
 
 
 @pytest.fixture
-def node_config(tmp_path):
-    path = tmp_path / "node.key"
-    pem = KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path.write_bytes(pem)
-    return {
-        "partition-id": 0,
-        "num-partitions": 2,
-        "signing-key": str(path),
-        "receipts-dir": str(tmp_path / "receipts"),
-    }
+def own(tmp_path) -> OwnReplies:
+    config = {"partition-id": 0, "num-partitions": 2, "receipts-dir": str(tmp_path / "receipts")}
+    return OwnReplies(NODE, config, KEY)
 
 
-def offered(node_config) -> RecordDict:
-    """What the app would send: an update of length 5, signed and noted."""
+def offered() -> RecordDict:
+    """What the app would send: an update of length 5."""
     metrics = MetricRecord({"num-examples": 123_456_789})
-    content = RecordDict({"metrics": metrics, "arrays": model(3.0, 4.0)})
-    signed = signed_reply(content, RECEIVED["arrays"], SETTINGS, KEY, NODE)
-    note_sent(content, SETTINGS, Context(1, NODE, node_config, RecordDict(), {}), signed)
-    return content
+    return RecordDict({"metrics": metrics, "arrays": model(3.0, 4.0)})
 
 
 def kept(tmp_path) -> list[str]:
@@ -69,25 +60,45 @@ def check_signature(content: RecordDict) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"clip_length": 2.5}, {"metric_digits": 2}, {}])
-def test_what_left_is_signed_and_noted_in_place_of_what_the_app_offered(
-    tmp_path, node_config, limits
-):
-    content = offered(node_config)
-    leaving = OutgoingPolicy(LeavesSettings(**limits)).check(RECEIVED, content)
-    OwnReplies(NODE, node_config).amend(RECEIVED, content, leaving)
+def test_what_leaves_is_signed_and_noted_once_it_has_left(tmp_path, own, limits):
+    leaving = OutgoingPolicy(LeavesSettings(**limits)).check(RECEIVED, offered())
+    note_sent = own.sign(RECEIVED, leaving)
     check_signature(leaving)
+    assert leaving["seen-head"]["size"] == 0
+    assert kept(tmp_path) == []
+    note_sent()
     assert kept(tmp_path) == [record_digest(leaving["arrays"]).hex()]
     if "clip_length" in limits:
         assert view_array(leaving["arrays"]["w"]).tolist() == [1.5, 2.0]
 
 
-def test_what_was_refused_is_not_noted(tmp_path, node_config):
-    content = offered(node_config)
-    assert len(kept(tmp_path)) == 1
+def test_an_app_cannot_offer_a_signature_of_its_own():
+    content = offered()
+    content["signature"] = ConfigRecord({"key": b"x", "signature": b"y"})
     with pytest.raises(RefusedByMemberError):
-        OutgoingPolicy(LeavesSettings(longest_update=4.0)).check(RECEIVED, content)
-    OwnReplies(NODE, node_config).disown(RECEIVED, content)
-    assert kept(tmp_path) == []
+        OutgoingPolicy(LeavesSettings()).check(RECEIVED, content)
+
+
+def test_a_member_without_a_guard_cannot_take_part_where_signatures_are_required(own):
+    found = [
+        TakenReceipts().checks(NodeConfig(partition_id=0), ConfigRecord({SIGNATURES_KEY: s}))
+        for s in (False, True)
+    ]
+    assert [one.status for (one,) in found] == ["ok", "failed"]
+    assert "has no guard that signs: fedif node start --policy" in found[1][0].words
+    answer = RecordDict({"preflight": to_record(found[1], 0.0)})
+    OwnReplies(NODE, {}, None).sign(RecordDict(), answer)
+    assert read_findings(answer)[0] == found[1]
+    own.sign(RecordDict(), answer)
+    assert [one.status for one in read_findings(answer)[0]] == ["ok"]
+
+
+def test_the_app_is_told_of_the_key_only_where_it_signs_a_box_of_a_mask():
+    mine = {"a": 1, "signing-key": "/own", "receipts-dir": "/r"}
+    assert app_config(mine, "/login") == {"a": 1}
+    masked = {"keeper-key": "09" * 32}
+    assert app_config(mine | masked, "/login") == {"a": 1, "signing-key": "/own"} | masked
+    assert app_config(masked, "/login") == {"signing-key": "/login"} | masked
 
 
 @pytest.mark.parametrize(
@@ -97,16 +108,13 @@ def test_what_was_refused_is_not_noted(tmp_path, node_config):
         RecordDict({"arrays": model(0.0, 0.0)}),
         RecordDict({"config": SETTINGS}),
         RecordDict({"config": ConfigRecord({ROUND_KEY: "x"}), "arrays": MetricRecord()}),
-        RecordDict(
-            {"config": ConfigRecord({ROUND_KEY: 1, RECEIPTS_KEY: True, RUN_ID_KEY: "../x"})}
-        ),
+        RecordDict({"arrays": model(0.0), "config": ConfigRecord({ROUND_KEY: 1})}),
     ],
 )
-def test_other_messages_and_other_apps_are_left_alone(tmp_path, node_config, received):
+def test_other_messages_and_other_apps_are_left_alone(tmp_path, own, received):
     content = RecordDict({"arrays": model(3.0, 4.0)})
-    for config in (node_config, {"another": "app's"}):
-        own = OwnReplies(NODE, config)
-        own.amend(received, content, content)
-        own.disown(received, content)
+    for one in (own, OwnReplies(NODE, {"another": "app's"}, KEY)):
+        one.take(received)
+        one.sign(received, content)()
     assert content == RecordDict({"arrays": model(3.0, 4.0)})
     assert list(tmp_path.glob("receipts/**/*.json")) == []

@@ -23,8 +23,7 @@ def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
     policy = read_member_policy(
         write(
             "state = '/var/lib/it'\n[apps]\napproved = 'here'\n[runs]\nnames = ['a/b']\n"
-            "first-day = 2026-01-31\nmost-rounds = 3\n[runs.config]\nrate = {most = 0.5}\n"
-            "[sign]\nwith-node-key = false"
+            "first-day = 2026-01-31\nmost-rounds = 3\n[runs.config]\nrate = {most = 0.5}"
         )
     )
     assert str(policy.log_folder) == "/var/lib/it/node-log"
@@ -33,7 +32,6 @@ def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
     assert (policy.runs.names, policy.runs.first_day) == (["a/b"], date(2026, 1, 31))
     assert policy.config["rate"].allows(0.5)
     assert not policy.config["rate"].allows(0.6)
-    assert not policy.sign.with_node_key
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,6 @@ def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
         ("[runs.config]\nrate = []", "[runs.config] rate = []; allowed: a value, a list"),
         ("[leaves]\nclip-lengths = 1", "[leaves] unknown key 'clip-lengths'; did you mean clip-le"),
         ("[leaves]\nnoise-multiplier = 1.0", "[leaves] clip-length = 0.0; allowed: more than 0"),
-        ("[sign]\nwith-node-key = 1", "[sign] with-node-key = 1; allowed: true, false"),
     ],
 )
 def test_an_error_names_the_file_and_the_key(write, text, reason):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +17,14 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+from flwr.app import Context, Message
 
 from client_app import app as client_app
+from fedif_consortium.evidence.keys import SigningKey, read_key_file
+from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.folder import Table
-from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.local_grid import ClientCall, LocalGrid
 
 NAMES = ("ada", "bob", "cyd")
 ROUNDS = 3
@@ -49,14 +53,29 @@ def write_keys(folder: Path) -> None:
         )
 
 
+def guarded(client: ClientCall, keys: Mapping[int, SigningKey]) -> ClientCall:
+    """Return a client whose guard signs at the nodes that have keys, by partition."""
+    guards: dict[int, OwnReplies] = {}
+
+    def answer(message: Message, context: Context) -> Message:
+        key = keys.get(int(context.node_config["partition-id"]))
+        if key is None:
+            return client(message, context)
+        config = dict(context.node_config)
+        own = guards.setdefault(context.node_id, OwnReplies(context.node_id, config, key))
+        own.take(message.content)
+        reply = client(message, replace(context, node_config=app_config(config, "")))
+        note_sent = own.sign(message.content, reply.content)
+        note_sent()
+        return reply
+
+    return answer
+
+
 def nodes(keys: Path, signing=NAMES, **more) -> NamedGrid:
-    configs = {
-        partition: {"signing-key": str(keys / name)} if name in signing else {}
-        for partition, name in enumerate(NAMES)
-    }
-    for partition, values in more.pop("configs", {}).items():
-        configs[partition] |= values
-    return NamedGrid(more.pop("client", client_app), len(NAMES), node_configs=configs, **more)
+    own = {i: read_key_file(keys / name, name) for i, name in enumerate(NAMES) if name in signing}
+    client = guarded(more.pop("client", client_app), own)
+    return NamedGrid(client, len(NAMES), node_configs=more.pop("configs", {}), **more)
 
 
 def config(output_dir: Path, **overrides) -> RunConfig:
