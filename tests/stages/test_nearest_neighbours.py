@@ -37,11 +37,6 @@ def test_a_round_is_mixed_and_weights_go_back_to_the_clients():
     assert float(step) == pytest.approx(0.5 * 0.5 + 0.25 * 0.5 + 0.25 * 2)
 
 
-def test_without_it_the_round_stays_as_it_is():
-    aggregation = Aggregation(weights=torch.ones(4))
-    assert a_round().unmixed(aggregation) is aggregation
-
-
 def test_updates_that_are_to_be_shortened_are_shortened_first():
     factors = torch.tensor([1.0, 1.0, 1.0, 0.03], dtype=torch.float64)
     shortened = replace(a_round(), factors=factors)

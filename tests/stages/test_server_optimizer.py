@@ -72,17 +72,6 @@ def test_looking_ahead_changes_nothing_and_what_was_taken_back_is_forgotten(make
 
 
 @OPTIMIZERS
-def test_a_new_beginning(make):
-    optimizer = make()
-    assert not optimizer.moves_on
-    go(optimizer, 0.0, 4.0)
-    assert optimizer.moves_on
-    optimizer.restart()
-    assert not optimizer.moves_on
-    assert go(optimizer, 2.0, 8.0) == go(make(), 2.0, 8.0)
-
-
-@OPTIMIZERS
 def test_goes_on_after_a_restart(make):
     first, second = make(), make()
     go(first, 0.0, 1.0, 2.0)

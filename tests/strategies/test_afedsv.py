@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedif_flower import AFedSV, FedIF, LeaveOneOut
-from fedif_flower.strategies import Setup, Weighting
+from fedif_flower.strategies import Setup
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.lines import (
     SHAPLEY,
@@ -45,19 +45,6 @@ def test_afedsv_smooths_over_rounds():
     first, second = (column(report, "weight_score") for report in reports)
     psi = column(reports[1], "normalized")
     assert second == pytest.approx([(a + b) / 2 for a, b in zip(first, psi, strict=True)])
-
-
-def test_afedsv_population_weights_by_hand():
-    # K = 6: three clients are never seen and count as 0.5 each.
-    strategy = AFedSV(
-        ShapleyValuation(threshold_validation(), estimator="exact"),
-        weighting=Weighting(initial=0.5, weight_scope="population", num_clients=6),
-        **BASE,
-    )
-    _, (report,) = play(strategy, Threshold(), Movers(STEPS))
-    omega = [0.65, 0.35 + 0.3 * 15 / 21, 0.35]
-    total = sum(omega) + 3 * 0.5
-    assert column(report, "weight") == pytest.approx([o / total * 6 / 3 for o in omega])
 
 
 def test_afedsv_and_fedif_differ_in_valuation_and_start_alone():

@@ -14,7 +14,6 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback, OnRound
 from fedif_flower.strategies.failures import MemberFailures
-from fedif_flower.strategies.sampling import sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
 
 
@@ -60,12 +59,6 @@ def test_two_fifths_that_only_err_do_not_end_a_long_run(kind):
     erring = sum(member < 10 for members in asked(reports) for member in members)
     assert erring < 0.25 * sum(len(members) for members in asked(reports))
     assert sum(report.failed for report in reports) == 0
-
-
-def test_nor_where_rounds_are_so_small_that_some_are_all_errors():
-    reports, _, error = run(4, 10, 40, fraction_train=0.2, setup=Setup(seed=1))
-    assert (error, len(reports)) == ("", 40)
-    assert sum(report.failed for report in reports) < 6
 
 
 def test_pauses_double():
@@ -136,14 +129,6 @@ def test_what_the_server_remembers_goes_on_after_a_restart():
         remembered = second.failures.available(nodes, server_round, 1)
         assert remembered == first.failures.available(nodes, server_round, 1)
         assert (nodes[0] in remembered) == (server_round > 7)
-
-
-def test_where_nobody_errs_the_draw_is_the_one_it_was():
-    reports, strategy, _ = run(0, 20, 5, fraction_train=0.3, setup=Setup(seed=4))
-    nodes = strategy.nodes.online(LocalGrid(Clients(), 20), 20)
-    for report in reports:
-        drawn = sample_clients(nodes, 0.3, 1, 4, report.server_round)
-        assert [client.node for client in report.clients] == drawn
 
 
 def test_too_few_free_members_means_that_all_may_be_asked():

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedif_flower import FedIF, Validation
 from fedif_flower.messages import screening
-from fedif_flower.strategies import Setup, Weighting
+from fedif_flower.strategies import Setup
 from tests.strategies.lines import Movers, column, play
 
 
@@ -49,10 +49,3 @@ def test_updates_that_do_not_fit_into_memory_lie_in_a_file(monkeypatch):
     in_file, _ = play(strategy, line(), Movers(movers), rounds=2)
     assert strategy.workspace.updates.untyped_storage().filename is not None
     assert torch.equal(in_file, in_memory)
-
-
-def test_population_weights_by_hand():
-    strategy = fedif(gamma=1.0, weighting=Weighting(weight_scope="population"))
-    params, _ = play(strategy, line(), Movers([[1.0], [-1.0]]))
-    # Omega = 1, 0; a = (1 / 1) * (2 / 2) = 1, 0.
-    assert params.item() == pytest.approx(1.0)

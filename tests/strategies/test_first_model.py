@@ -78,15 +78,6 @@ def test_a_model_of_other_shapes_is_refused_before_the_first_round(name):
     assert list(result.arrays) == ["weight", "bias"]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_an_array_that_the_model_does_not_have_is_refused_before_the_first_round(name):
-    arrays = {**model_arrays(net()), "scale": pack_array(np.ones(1, np.float32))}
-    with pytest.raises(ConfigError, match=f"{name} was given a model without 'scale'"):
-        STRATEGIES[name](net(), **BASE).start(
-            Nobody(Clients(), 3), ArrayRecord(arrays), num_rounds=1
-        )
-
-
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -101,11 +92,6 @@ def test_an_array_that_the_model_does_not_have_is_refused_before_the_first_round
 def test_flower_s_first_argument_in_place_of_what_judges(kind, name):
     with pytest.raises(ConfigError, match=rf"{kind.__name__}: {name}.*fraction_train=0\.5"):
         kind(0.5)
-
-
-def test_data_without_a_model_are_no_root_training():
-    with pytest.raises(ConfigError, match=r"model = 0\.5; allowed: a Module"):
-        RootTraining(0.5, ROWS, LABELS)
 
 
 @pytest.mark.parametrize("kind", [">f4", ">f8"])
@@ -223,28 +209,3 @@ def test_every_kind_of_strategy_takes_a_model_in_bfloat16(name):
 
 def model_params() -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net().bfloat16().parameters()])
-
-
-def test_a_model_in_bfloat16_goes_through_a_run():
-    """Flower's own record does not take it; ours has its numbers in float32, all of them."""
-    model = net().bfloat16()
-    sent = model_arrays(model)
-    assert {str(array.numpy().dtype) for array in sent.values()} == {"float32"}
-
-    def client(message: Message, context: Context) -> Message:
-        own = net().bfloat16()
-        own.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        assert own.weight.dtype is torch.bfloat16
-        with torch.no_grad():
-            own.bias += 1.0
-        content = {"arrays": model_arrays(own), "metrics": MetricRecord({"num-examples": 10})}
-        return Message(RecordDict(content), reply_to=message)
-
-    validation = Validation(model, ROWS.bfloat16(), LABELS, device="cpu")
-    strategy = FedIF(validation, stages=(), **BASE)
-    result = strategy.start(LocalGrid(client, 3), sent, num_rounds=2)
-    assert [report.num_accepted for report in strategy.history.rounds] == [3, 3]
-    back = net().bfloat16()
-    back.load_state_dict(result.arrays.to_torch_state_dict())
-    assert torch.equal(back.weight, model.weight)
-    assert torch.allclose(back.bias, model.bias + 2.0, atol=2**-5)  # Two steps, rounded twice.

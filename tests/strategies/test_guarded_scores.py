@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fedif_flower import FedIF, Validation
-from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.strategies import Setup, Weighting
 from fedif_flower.valuation.score_guard import ScoreGuard
 from tests.strategies.lines import Movers, column, play, point
@@ -49,11 +48,3 @@ def test_harm_is_remembered_over_rounds_and_in_checkpoints():
     play(strategy, point(), MOVERS, rounds=2)
     assert strategy.state_dict()["guard"]["harmful"][1003] == [1, 1]
     assert "guard" not in fedif(None).state_dict()
-
-
-def test_the_options_are_keys_of_a_run():
-    config = RunConfig.from_run_config(default_run_config())
-    assert not {"fedif.anchored", "fedif.least-length", "fedif.harm-memory"} & set(
-        config.identity()
-    )
-    assert config.replace(**{"fedif.harm-memory": 10}).digest() != config.digest()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from fedif_flower import FedIF
@@ -96,12 +93,3 @@ def test_a_round_in_which_a_callback_fails_does_not_end():
     with pytest.raises(RuntimeError, match="broken"):
         played(counting)
     assert counting.told == [(0, {}), 0, (1, {}), "end"]
-
-
-@pytest.mark.all
-def test_pandas_is_imported_by_to_pandas_alone():
-    program = (
-        "import sys; from fedif_flower.strategies.history import History; "
-        "assert 'pandas' not in sys.modules; History().to_pandas(); assert 'pandas' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

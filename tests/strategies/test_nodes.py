@@ -63,13 +63,6 @@ def test_who_never_says_is_asked_no_more_than_three_times():
     assert clients.asked.count(1) == 1
 
 
-def test_without_names_a_node_is_its_id_and_nobody_is_asked():
-    clients = Slow({})
-    nodes = NodeDirectory(None, timeout=1.0).online(LocalGrid(clients, 2), 2)
-    assert nodes == [ClientNode(UNKNOWN_PARTITION, 1000), ClientNode(UNKNOWN_PARTITION, 1001)]
-    assert clients.asked == []
-
-
 def claiming(answers: dict[int, object]):
     """Clients that say what is in ``answers`` of themselves, and else the truth."""
 
@@ -125,12 +118,6 @@ def test_names_go_on_after_a_restart():
     stranger = 12345678901234567890
     labels = {1000: "A", stranger: "node 12345678.."}
     assert first.labels([1000, stranger]) == second.labels([1000, stranger]) == labels
-
-
-def test_clients_of_one_name_are_told_apart():
-    directory = NodeDirectory(lambda grid, ids: [ClientNode(3, i) for i in ids], timeout=1.0)
-    directory.online(LocalGrid(claiming({}), 2), 2)
-    assert directory.labels([1000, 1001]) == {1000: "client 3 (1000)", 1001: "client 3 (1001)"}
 
 
 class Registered(LocalGrid):
@@ -191,15 +178,6 @@ def test_a_wait_is_told_at_once_and_every_ten_seconds_and_ends_with_both_ways_ou
     assert clock.now < 26
 
 
-def test_a_wait_names_who_is_there_and_who_is_missing(clock, caplog):
-    known = [ClientNode(0, 1000, name="hospital-2"), ClientNode(5, 77, name="hospital-7")]
-    with pytest.raises(TrainingFailedError):
-        wait_for_nodes(Registered(Clients(), 2), 3, 1.0, "num-clients", known)
-    (told,) = caplog.messages
-    who = "hospital-2 (node 1000); missing: hospital-7 (node 77)"
-    assert told == f"2 of 3 nodes are online: {who}; waiting for more, 1 s at most"
-
-
 def test_a_wait_ends_with_the_nodes_that_come(clock, caplog):
     class Coming(LocalGrid):
         def get_node_ids(self):
@@ -216,13 +194,6 @@ def test_simulated_nodes_are_counted_once_one_has_answered():
     grid = LateGrid(Clients(), 7)
     assert simulated_nodes(grid) == [*range(1000, 1007)]
     assert grid.questions == 1
-
-
-def test_any_answer_will_do():
-    def failing(message: Message, context) -> Message:
-        raise ValueError("there is no function for queries")
-
-    assert simulated_nodes(LateGrid(failing, 3)) == [1000, 1001, 1002]
 
 
 def test_nobody_waits_for_nodes_that_are_not_simulated(clock, caplog):
@@ -243,10 +214,3 @@ def test_a_simulation_without_an_answer_is_an_error(clock):
     mute.send_and_receive = lambda messages, timeout: []
     with pytest.raises(TrainingFailedError, match="no simulated node answered within 5 s"):
         simulated_nodes(mute, 5.0)
-
-
-def test_enough_simulated_nodes_are_not_asked_anything():
-    grid = LateGrid(Clients(), 7)
-    grid.looks = 3
-    assert wait_for_nodes(grid, 4, 5.0, "num-clients") == [1000, 1001, 1002, 1003]
-    assert grid.questions == 0

@@ -8,15 +8,13 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
-from fedif_flower import FedAvg, FedIF, Krum, PathAttribution, RobustRule
+from fedif_flower import FedAvg, Krum, PathAttribution, RobustRule
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.run.config import RunConfig
 from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Pace, Setup
 from fedif_flower.strategies.callbacks import OnRound
-from fedif_flower.strategies.config import configured_pace
 from fedif_flower.strategies.nodes import identify_clients
 from tests.strategies.attributing import ROUNDING, validation
 from tests.strategies.lines import Movers, point
@@ -72,12 +70,6 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     assert weight == pytest.approx([2.0 + 0.5 + shortened, 2.0 + shortened], rel=1e-6)
 
 
-def test_who_came_late_is_asked_in_the_next_round():
-    _, reports, _ = run(PATIENT, 6)
-    # Asked at 9.5 together with partition 0; partition 1 is at work since 8.
-    assert statuses(reports[5]) == {0: "accepted", 1: "accepted", 2: "late"}
-
-
 def test_beyond_its_rounds_a_late_reply_is_lost_and_its_member_asked_anew():
     _, reports, _ = run(Pace(quorum=2, late_rounds=1), 3)
     assert statuses(reports[0]) == {0: "accepted", 1: "accepted", 2: "late"}
@@ -92,17 +84,6 @@ def test_contributions_add_up_with_late_replies():
     assert sum(attribution.contributions.values()) == pytest.approx(gained, rel=10 * ROUNDING)
     late = attribution.rounds[4].clients[-1]
     assert late.contribution != 0.0
-
-
-def test_fedif_scores_a_late_update_against_todays_gradient():
-    def fedif(**base):
-        return FedIF(validation(), **base, stages=())
-
-    _, reports, _ = run(PATIENT, 5, make=fedif)
-    late = next(c for c in reports[4].clients if c.node.partition_id == 2)
-    # Its direction is (1, 1) / sqrt 2, whatever it counts for.
-    assert late.score is not None
-    assert late.score > 0
 
 
 class Nonsense(Movers):
@@ -162,22 +143,3 @@ def test_where_late_replies_cannot_be_used_the_setting_is_refused(setup, make, w
     grid = LocalGrid(Movers(STEPS), 3) if simulated else ClockedGrid(Movers(STEPS), 3, lambda _: 1)
     with pytest.raises(ConfigError, match=words):
         make(setup=setup).start(grid, model_arrays(point()), num_rounds=1)
-
-
-def test_a_quorum_works_in_any_simulation():
-    reports = []
-    strategy = FedAvg(
-        fraction_evaluate=0.0,
-        callbacks=[OnRound(reports.append)],
-        setup=Setup(device="cpu", pace=Pace(quorum=2), identify=identify_clients),
-    )
-    strategy.start(LocalGrid(Movers(STEPS), 3), model_arrays(point()), num_rounds=2)
-    assert [statuses(report)[2] for report in reports] == ["late", "late"]
-
-
-def test_the_run_config_has_them():
-    config = RunConfig(
-        **{"round-quorum": 0.8, "round-grace": 5.0, "ask-more": 1.3, "late-rounds": 3}
-    )
-    assert configured_pace(config) == Pace(quorum=0.8, grace=5.0, ask_more=1.3, late_rounds=3)
-    assert configured_pace(RunConfig()) == Pace()

@@ -11,7 +11,6 @@ from fedif_flower.strategies.callbacks import Callback, admitted
 from fedif_flower.strategies.quarantine import (
     FIRST_PAUSE,
     LEAST_LOOKS,
-    LEAST_MEMBERS,
     Quarantine,
     bad_of,
     chance_of,
@@ -127,19 +126,6 @@ def test_who_is_bad_in_some_rounds_of_eight_is_left_out(bad_of_eight):
     assert "far worse than others'" in first.reason
     # By chance: three of 6 rounds 1.5e-4, four of 8 1e-5; four of 16 2.5e-4, five of 20 4e-5.
     assert first.server_round == {2: 20, 4: 8}[bad_of_eight] + 2
-
-
-def test_who_is_bad_once_in_a_while_stays():
-    seldom = [steady(t, of_last=-0.3 if t % 12 == 0 else 0.1) for t in range(1, 61)]
-    policy = quarantine(seldom)
-    for t in range(1, 63):
-        assert policy.admit(NODES, t) == NODES
-
-
-def test_too_few_members_cannot_show_what_is_usual():
-    few = dict.fromkeys(range(LEAST_MEMBERS - 2), 0.1) | {LEAST_MEMBERS - 2: -0.5}
-    policy = quarantine([attributed(t, few) for t in range(1, 20)])
-    assert policy.admit(NODES, 21) == NODES
 
 
 def test_a_federation_is_not_left_without_members():

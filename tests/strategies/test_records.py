@@ -141,39 +141,6 @@ def test_what_no_base_takes_is_refused():
         strategies.FedIF(threshold_validation(), fraction_trian=0.5)
 
 
-def test_evaluation_does_not_ask_those_who_trained():
-    """With equal shares, the same draw would ask exactly them."""
-    trained, evaluated = [], []
-
-    def clients(message, context):
-        seen = {"train": trained, "evaluate": evaluated}[message.metadata.message_type]
-        server_round = message.content.config_records["config"]["server-round"]
-        seen.append((server_round, context.node_id))
-        return Clients()(message, context)
-
-    settings = {"fraction_train": 0.3, "fraction_evaluate": 0.3, "min_train_nodes": 1}
-    run(clients, num_nodes=20, rounds=3, min_evaluate_nodes=1, **settings)
-    assert len(trained) == len(evaluated) == 18
-    for server_round in (1, 2, 3):
-        of_round = [{n for r, n in seen if r == server_round} for seen in (trained, evaluated)]
-        assert of_round[0] != of_round[1]
-    again = list(evaluated)
-    evaluated.clear()
-    run(clients, num_nodes=20, rounds=3, min_evaluate_nodes=1, **settings)
-    assert evaluated == again
-
-
-def test_only_who_was_asked_evaluates_and_once():
-    class Stuffed(LocalGrid):
-        def pull_messages(self, message_ids):
-            replies = super().pull_messages(message_ids)
-            return [*replies, replies[0], replies[0]]
-
-    strategy = FedAvg(setup=Setup(device="cpu"))
-    result = strategy.start(Stuffed(Clients(), 3), zeros(), num_rounds=1)
-    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(1.0)
-
-
 class Growing(LocalGrid):
     """One more node is online each time that somebody looks."""
 
@@ -184,19 +151,6 @@ class Growing(LocalGrid):
     def get_node_ids(self):
         self.looks += 1
         return super().get_node_ids()[: self.looks]
-
-
-def test_the_first_round_waits_for_min_train_nodes_too():
-    reports = []
-    strategy = FedAvg(
-        fraction_evaluate=0.0,
-        min_available_nodes=1,
-        min_train_nodes=4,
-        callbacks=[OnRound(reports.append)],
-        setup=Setup(device="cpu"),
-    )
-    strategy.start(Growing(Clients(), 6), zeros(), num_rounds=1)
-    assert len(reports[0].clients) == 4
 
 
 def test_the_first_round_waits_for_min_available_nodes_though_the_model_was_evaluated():

@@ -7,7 +7,6 @@ import logging
 import pytest
 import torch
 
-from fedif_flower.strategies.config import default_clipping
 from fedif_flower.strategies.registry import STRATEGIES
 from tests.strategies.named import Spoiler, config, run
 
@@ -21,7 +20,6 @@ MOST_EVALUATIONS = {
     "s-fedavg": 32,
     "leave-one-out": 6,
 }
-BOUNDED = {*MOST_EVALUATIONS, "shapfed"}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -70,10 +68,6 @@ def test_who_destroys_the_model_has_the_least_weight(tmp_path, strategy, most):
     weights = {row["partition_id"]: float(row["weight"]) for row in clients}
     assert weights["1"] == min(weights.values())
     assert weights["1"] <= most
-
-
-def test_contribution_strategies_bound_lengths_by_default():
-    assert {name for name in STRATEGIES if default_clipping(name)} == BOUNDED
 
 
 def test_krum_is_told_the_assumed_share(tmp_path, caplog):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
-import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
 from fedif_flower import FedAvg
-from fedif_flower.errors import StorageError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
@@ -32,14 +28,6 @@ def start(*callbacks: Callback, rounds: int = 3, completed: int = 0, **started):
     strategy.completed_rounds = completed
     clients = Clients(dict.fromkeys(range(3), lambda message, _: step_reply(message, 1.0)))
     return strategy.start(LocalGrid(clients, 3), zero(), num_rounds=rounds, **started)
-
-
-def test_flower_s_log_names_the_strategy_and_counts_rounds_of_earlier_processes(caplog):
-    caplog.set_level(logging.INFO, "flwr")
-    start(rounds=2, completed=13)
-    assert "Starting FedAvg strategy:" in caplog.messages
-    assert [m for m in caplog.messages if "[ROUND" in m] == ["[ROUND 14/15]", "[ROUND 15/15]"]
-    assert logging.getLogger("flwr").filters == []
 
 
 class Watching(Callback):
@@ -125,16 +113,6 @@ def test_an_evaluation_that_always_fails_ends_nothing_and_blames_nobody():
     assert value(start(rounds=3, evaluate_fn=evaluate).arrays) == 3.0
 
 
-@pytest.mark.parametrize(("at", "error"), [(0, IndexError), (2, StorageError)])
-def test_errors_before_the_first_round_and_those_of_this_package_are_errors(at, error):
-    def evaluate(server_round: int, arrays: ArrayRecord) -> None:
-        if server_round == at:
-            raise error("no")
-
-    with pytest.raises(error):
-        start(rounds=3, evaluate_fn=evaluate)
-
-
 def test_a_model_that_was_taken_back_stays_so():
     model = GlobalModel()
     first = zero()
@@ -148,10 +126,3 @@ def test_a_model_that_was_taken_back_stays_so():
     assert model.take_back() is first
     assert model.receive(second).params.tolist() == [0.0]
     assert model.current(second) is first
-
-
-def test_before_the_first_model_there_is_none():
-    with pytest.raises(RuntimeError, match="no global model"):
-        GlobalModel().record  # noqa: B018
-    with pytest.raises(RuntimeError, match="layout"):
-        GlobalModel().layout  # noqa: B018

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 import torch
@@ -64,21 +63,6 @@ def validation() -> Validation:
 )
 def test_a_strategy_tells_how_its_scores_come_about(build, expected):
     assert build().scoring == expected
-
-
-@pytest.mark.parametrize(
-    ("scores", "words"),
-    [
-        (Scoring(0.3, 0.0, False, True), "begins at 0, .* by gamma = 0.3 .* two members"),
-        (Scoring(0.3, 0.5, False, False), r"begins at 0.5, .* was sent\.$"),
-        (Scoring(0.25, 1 / 7, False, False), "begins at 0.143, "),
-        (Scoring(0.3, 0.0, True, False), r"is the mean .* \(gamma = 0.3\)\.$"),
-        (Scoring(1.0, 0.5, False, True), "^It is that of the round alone.* two members"),
-    ],
-)
-def test_words(scores, words):
-    assert re.search(words, scores.words())
-    assert ("two members" in scores.words()) == scores.min_max
 
 
 def test_a_record_gives_the_same_again():

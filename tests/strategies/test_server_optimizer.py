@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF
@@ -16,7 +15,7 @@ from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import OnRound
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.lines import Movers, Threshold, play, threshold_validation
-from tests.strategies.named import config, run
+from tests.strategies.named import config
 from tests.strategies.test_take_back import HUGE, SilentInRound, line, one_more, validation
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
@@ -65,17 +64,6 @@ def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alo
     nn.utils.vector_to_parameters(params, goes_on.parameters())
     play(strategy, goes_on, Movers([[1.0], [1.0]]), rounds=1)
     assert momentum.shares == [0.5]
-
-
-@pytest.mark.parametrize("optimizer", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
-def test_off_is_as_before_and_on_is_not(tmp_path, optimizer):
-    settings = {"num-server-rounds": 1}
-    plain = config(tmp_path, "fedif", **settings)
-    assert "server-optimizer" not in plain.identity()
-    off = run(plain)[1]
-    moved = config(tmp_path / "on", "fedif", **settings, **{"server-optimizer": optimizer})
-    on = run(moved)[1]
-    assert not all(torch.equal(off[name], on[name]) for name in off)
 
 
 def test_what_moves_each_parameter_by_itself_cannot_be_attributed(tmp_path):

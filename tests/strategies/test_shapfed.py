@@ -29,13 +29,6 @@ def test_shapfed_looks_at_the_last_layer_alone():
     assert column(report, "weight") == pytest.approx([0.5, 0.5, 0.0])
 
 
-def test_shapfed_weighs_the_aggregate_by_examples():
-    rest = [0.0] * 6
-    movers = Movers([[*rest, 1, 0, 0, 0], [*rest, 0, 1, 0, 0]], examples=[30, 10])
-    _, (report,) = play(ShapFed(layers(), **BASE), layers(), movers)
-    assert column(report, "score") == pytest.approx([3 / 10**0.5, 1 / 10**0.5])
-
-
 def test_shapfed_goes_by_trainable_layers():
     model = layers()
     model[1].requires_grad_(False)

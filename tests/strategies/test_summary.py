@@ -13,7 +13,7 @@ from torch import nn
 import fedif_flower.strategies as strategies
 from fedif_flower.strategies import DescentSettings, RootTraining, Setup, Weighting
 from fedif_flower.strategies.screened import ScreenedStrategy
-from fedif_flower.strategies.summary import given_settings, shown_setting
+from fedif_flower.strategies.summary import given_settings
 from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.lines import threshold_validation
 
@@ -65,16 +65,6 @@ def test_an_argument_that_a_class_fixes_is_told_as_it_is(caplog):
     assert "gamma = 0.5" in shapfed
 
 
-def test_values_are_those_in_force(caplog):
-    fedif = strategies.FedIF(threshold_validation(), gamma=0.7, setup=Setup(seed=9, device="cpu"))
-    lines = told(fedif, caplog)
-    assert {"gamma = 0.7", "seed = 9", "device = cpu"} <= set(lines)
-    assert any(
-        line.startswith("validation = Validation(Threshold with 1 parameters") for line in lines
-    )
-    assert "trainable_keys = ['weight']" in lines
-
-
 def test_positional_arguments_and_those_of_a_users_own_subclass():
     class Own(strategies.FedProx):
         def __init__(self, first, second=2, **base):
@@ -85,21 +75,6 @@ def test_positional_arguments_and_those_of_a_users_own_subclass():
     settings = given_settings(Own, (1,), {"proximal_mu": 0.5})
     assert settings.values.items() >= {"first": 1, "second": 2, "proximal_mu": 0.5}.items()
     assert settings.given == {"first": 1, "proximal_mu": 0.5}
-
-
-def test_a_rule_is_told_with_its_settings(caplog):
-    lines = told(
-        strategies.RobustRule(strategies.DnC(iterations=3), setup=Setup(device="cpu")), caplog
-    )
-    assert "rule = DnC(malicious_fraction=0.2, iterations=3)" in lines
-
-
-def test_data_and_models_are_told_by_their_kind():
-    assert shown_setting(torch.zeros(4, 2)) == "float32 [4, 2]"
-    assert shown_setting(nn.Linear(100, 100)) == "Linear"
-    assert shown_setting(parts) == "parts"
-    assert len(shown_setting(["name"] * 1000)) == 100
-    assert shown_setting([nn.ReLU(), "name", 2]) == "[ReLU, 'name', 2]"
 
 
 def test_a_strategy_names_what_it_was_called_with():

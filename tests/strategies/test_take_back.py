@@ -9,13 +9,12 @@ from torch import nn
 
 from fedif_flower import FedAvg, FedIF, Validation
 from fedif_flower.errors import TrainingFailedError
-from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
-from tests.strategies.hostile import Clients, honest_parts, spoiled_reply, step_reply
+from tests.strategies.hostile import Clients, honest_parts, step_reply
 
 HUGE = 5e14  # Let in by the screening; the product of two such layers leaves float32.
 
@@ -146,35 +145,6 @@ def test_a_first_model_that_is_bad_has_nothing_to_go_back_to():
     clients = Clients(dict.fromkeys(range(3), lambda m, _: step_reply(m, float("nan"))))
     with pytest.raises(TrainingFailedError, match="3 rounds in a row"):
         run(strategy, clients, rounds=5)
-
-
-def test_negative_variances_are_refused():
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-
-    def negative(arrays, metrics):
-        variances = arrays["1.running_var"].numpy().copy()
-        variances[1] = -1e-3
-        arrays["1.running_var"] = pack_array(variances)
-
-    clients = Clients({1: lambda message, _: spoiled_reply(message, negative)})
-    reports: list[RoundReport] = []
-    held_out = Validation(model, torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
-    for strategy in (
-        FedIF(
-            held_out,
-            fraction_evaluate=0.0,
-            callbacks=[OnRound(reports.append)],
-            setup=Setup(device="cpu"),
-        ),
-        FedAvg(
-            fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], setup=Setup(device="cpu")
-        ),
-    ):
-        strategy.start(LocalGrid(clients, 3), model_arrays(model), num_rounds=1)
-    for report in reports:
-        (refused,) = (client for client in report.clients if client.rejection)
-        assert refused.node.node_id == 1001
-        assert refused.rejection == "array '1.running_var' has negative variances"
 
 
 def test_an_error_out_of_the_users_loss_fails_the_round_and_not_the_run():

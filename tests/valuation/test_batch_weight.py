@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.devices import torch_threads
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.batch_weight import BatchSize, ClassMean, class_mean
-from fedif_flower.valuation.classes import class_validations, missing_classes
+from fedif_flower.valuation.classes import missing_classes
 from tests.tolerance import rounding
 
 CLASSES, PAD = 3, -100
@@ -97,15 +96,6 @@ def test_a_mean_over_tokens_is_over_those_that_are_not_ignored(loss_fn):
     assert validation.num_examples == 9
 
 
-def test_probabilities_count_alike():
-    probabilities = torch.rand(40, CLASSES, generator=torch.Generator().manual_seed(3)).softmax(1)
-    module, loss_fn = model(), nn.CrossEntropyLoss(weight=WEIGHTS)
-    validation = Validation(
-        module, ROWS, probabilities, loss_fn=loss_fn, device="cpu", batch_size=7
-    )
-    same(validation, *whole(module, loss_fn, ROWS, probabilities), module)
-
-
 def test_sizes_by_hand():
     mean = ClassMean(PAD, WEIGHTS)
     assert mean.size(torch.tensor([0, 1, PAD, 1])) == BatchSize(3, 9.0)
@@ -152,15 +142,6 @@ def test_a_batch_of_ignored_targets_says_nothing():
     assert missing_classes(validation) == sorted({0, 1, 2} - set(SOME[kept].tolist()))
 
 
-def test_an_ignored_class_is_never_right():
-    module, loss_fn = model(), nn.CrossEntropyLoss(ignore_index=1)
-    with torch.no_grad():
-        module.bias.copy_(torch.tensor([0.0, 100.0, 0.0]))  # Always says 1.
-    validation = Validation(module, ROWS, LABELS, loss_fn=loss_fn, device="cpu", batch_size=7)
-    assert validation.accuracy(flat(module)) == 0.0
-    assert validation.num_examples == int((LABELS != 1).sum())
-
-
 def test_where_every_target_is_ignored_there_is_nothing_to_judge_by():
     with pytest.raises(ValuationError, match="counts none of its targets"):
         Validation(model(), ROWS, torch.full((40,), PAD), device="cpu")
@@ -178,18 +159,6 @@ def test_a_class_of_weight_0_counts_for_accuracy_alone():
     assert validation.accuracy(flat(module)) == right
 
 
-def test_classes_add_up_by_their_weights():
-    loss_fn, module = nn.CrossEntropyLoss(weight=WEIGHTS), model()
-    validation = Validation(module, ROWS, LABELS, loss_fn=loss_fn, device="cpu", batch_size=7)
-    parts = class_validations(validation)
-    params = flat(module)
-    shares = [part.total_weight / validation.total_weight for part in parts]
-    assert sum(shares) == pytest.approx(1.0)
-    total = sum(share * part.gradient(params) for share, part in zip(shares, parts, strict=True))
-    expected = validation.gradient(params)
-    assert (total - expected).norm() <= rounding(torch.float32) * expected.norm()
-
-
 def test_a_sample_of_ignored_targets_alone_is_not_taken():
     targets = torch.full((40,), PAD)
     targets[-1] = 0
@@ -197,14 +166,6 @@ def test_a_sample_of_ignored_targets_alone_is_not_taken():
     for seed in range(20):
         sample = validation.sample(2, torch.Generator().manual_seed(seed))
         assert sample.loss(flat(model())) == pytest.approx(validation.loss(flat(model())))
-
-
-def test_threads_share_weighed_batches(monkeypatch):
-    monkeypatch.setattr("fedif_flower.valuation.parallel._WORTH_SHARING", 0)
-    module, loss_fn = model(), nn.CrossEntropyLoss(weight=WEIGHTS)
-    with torch_threads(3):
-        validation = Validation(module, ROWS, SOME, loss_fn=loss_fn, device="cpu", batch_size=4)
-        same(validation, *whole(module, loss_fn, ROWS, SOME), module)
 
 
 # -- losses of the user's own -------------------------------------------------------------------
@@ -243,19 +204,6 @@ def test_a_loss_that_is_no_mean_is_refused_at_construction(name, batch_size):
         )
 
 
-def test_what_is_refused_goes_with_sizes_of_its_own():
-    def batch_loss(module, batch):
-        inputs, targets = batch
-        return of_weights(module(inputs), targets), WEIGHTS[targets].sum()
-
-    module = model()
-    validation = Validation(
-        module, ROWS, LABELS.clone(), batch_loss=batch_loss, device="cpu", batch_size=7
-    )
-    assert validation.total_weight == pytest.approx(WEIGHTS[LABELS].sum().item())
-    same(validation, *whole(module, of_weights, ROWS, LABELS), module)
-
-
 def smooth(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, label_smoothing=0.1)
 
@@ -284,11 +232,6 @@ def test_a_mean_is_taken_for_one(loss_fn, dtype, seed, count, batch_size, size):
     Validation(
         model().to(dtype), rows, labels, loss_fn=loss_fn, device="cpu", batch_size=batch_size
     )
-
-
-def test_half_precision_is_no_excuse():
-    with pytest.raises(ConfigError, match="loss_fn gives"):
-        Validation(model().bfloat16(), ROWS.bfloat16(), LABELS, loss_fn=in_all, device="cpu")
 
 
 def test_nan_is_said_where_the_loss_tells_its_own_size():

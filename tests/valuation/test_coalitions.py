@@ -113,19 +113,6 @@ def test_agrees_with_a_plain_loop(threads, budget, batch_size):
     assert accuracies.dtype == losses.dtype == torch.float64
 
 
-def test_every_coalition_is_told_apart():
-    assert len(set(LOSSES.tolist())) == 2**M
-    assert len(set(ACCURACIES.tolist())) > M
-
-
-def test_a_team_answers_as_one_does(threads):
-    judge = validation()
-    alone = validation()
-    alone.side_by_side = lambda at_most: None  # type: ignore[method-assign]
-    answers = [coalition_loss(v, PARAMS, MASKS, flat(GLOBAL)) for v in (judge, alone)]
-    torch.testing.assert_close(*answers, rtol=1e-6, atol=1e-7)
-
-
 def test_what_is_left_out_stays_as_it_was_last(threads):
     judge = validation()
     mask = torch.ones(3, M, dtype=torch.bool)
@@ -163,12 +150,6 @@ def test_means_by_hand():
     torch.testing.assert_close(means, torch.tensor([[4.5, 45.0], [-1.0, -2.0], [4.0, 40.0]]))
 
 
-def test_no_coalitions_no_answers():
-    answer = coalition_accuracy(validation(), PARAMS, MASKS[:0], flat(GLOBAL))
-    assert answer.tolist() == []
-    assert answer.dtype == torch.float64
-
-
 def test_without_class_labels_there_is_no_accuracy_but_a_loss():
     line = nn.Linear(1, 1)
     judge = Validation(
@@ -194,9 +175,3 @@ def test_without_class_labels_there_is_no_accuracy_but_a_loss():
 def test_shapes_that_do_not_fit_are_named(arguments, message):
     with pytest.raises(ValuationError, match=message):
         coalition_accuracy(validation(), *arguments)
-
-
-def test_buffers_that_do_not_fit_are_named():
-    few = {"1.running_mean": BUFFERS["1.running_mean"][1:]}
-    with pytest.raises(ValuationError, match=r"'1.running_mean' has 3 rows for 4 clients"):
-        coalition_accuracy(validation(), PARAMS, MASKS, flat(GLOBAL), client_buffers=few)

@@ -18,11 +18,6 @@ LABELS = torch.tensor([0, 1, 1, 0, 1])
 ROWS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
 
 
-class TwoInputs(nn.Linear):
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return super().forward(left + 2 * right)
-
-
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
@@ -97,14 +92,6 @@ def test_batches_that_are_dictionaries(data):
     assert validation.metrics == {"loss", "score"}
 
 
-def test_batches_of_several_inputs():
-    model = build(TwoInputs, 3, 2)
-    triples = [(x, -x / 4, y) for x, y in zip(ROWS, LABELS, strict=True)]
-    found = Validation(model, DataLoader(triples, batch_size=3), device="cpu")
-    expected = functional.cross_entropy(model(ROWS, -ROWS / 4), LABELS)
-    assert found.loss(flat(model)) == pytest.approx(expected.item())
-
-
 def test_inputs_and_targets_of_any_structure():
     class Pair(NamedTuple):
         left: Tensor
@@ -129,19 +116,6 @@ def test_inputs_and_targets_of_any_structure():
     expected = functional.cross_entropy(nn.Linear.forward(model, 2 * ROWS), LABELS)
     assert found.loss(flat(model)) == pytest.approx(expected.item())
     assert found.num_examples == 5
-
-
-def test_a_length_shared_by_chance_does_not_count_examples():
-    class TimeFirst(nn.Linear):
-        def forward(self, sequences: Tensor) -> Tensor:  # [time, n, features]
-            return super().forward(sequences.sum(0))
-
-    sequences = torch.randn(5, 5, 3)  # as long as there are examples
-    model = build(TimeFirst, 3, 2)
-    found = Validation(model, iter([(sequences, LABELS)]), device="cpu")
-    assert found.loss(flat(model)) == pytest.approx(
-        functional.cross_entropy(model(sequences), LABELS).item()
-    )
 
 
 def test_sizes_of_the_user_s_own_weigh_the_batches():

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.devices import torch_threads
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import coalition_scores
 from tests.tolerance import rounding
@@ -69,21 +68,6 @@ def test_a_small_share_does_not_vanish():
     )
     found = validation.gradient(flat(model)).item()
     assert found == pytest.approx(2.0**-14, rel=rounding(torch.float32))
-
-
-def test_threads_give_the_same(case, monkeypatch):
-    monkeypatch.setattr("fedif_flower.valuation.parallel._WORTH_SHARING", 0)
-    model, rows, labels = case
-    loss, gradient = in_single(model, rows, labels)
-    with torch_threads(2):
-        validation = Validation(model, rows, labels, device="cpu")
-        found = validation.loss_and_gradient(flat(model))
-    one_step = torch.finfo(rows.dtype).eps
-    assert found.loss == pytest.approx(loss, rel=one_step)
-    assert (found.gradient - gradient).norm() <= one_step * gradient.norm()
-    # Unlike the last call's: the vector of gradients is used again.
-    other = validation.gradient(torch.zeros(validation.num_params))
-    assert (other - found.gradient).norm() > one_step * gradient.norm()
 
 
 def test_single_precision_sums_losses_in_double():

@@ -16,21 +16,6 @@ from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 LABELS = torch.tensor([0, 1, 1, 0, 1])
 ROWS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
-IMAGES = torch.randn(5, 3, 6, 6, generator=torch.Generator().manual_seed(2))
-
-
-class QuickstartNet(nn.Module):
-    """The shape of Flower's quickstart model: ``view`` after convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.pool = nn.MaxPool2d(2, 2)
-        self.fc = nn.Linear(4 * 2 * 2, 2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps = self.pool(functional.relu(self.conv(images)))
-        return self.fc(maps.view(-1, 4 * 2 * 2))
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -44,21 +29,6 @@ def plain_gradient(model: nn.Module, loss: Tensor) -> Tensor:
 def build(constructor, *arguments) -> nn.Module:
     torch.manual_seed(0)
     return constructor(*arguments)
-
-
-def test_a_model_that_views_its_feature_maps():
-    model = build(QuickstartNet)
-    validation = Validation(model, IMAGES, LABELS, device="cpu", batch_size=2)
-    expected = plain_gradient(model, functional.cross_entropy(model(IMAGES), LABELS))
-    torch.testing.assert_close(validation.gradient(flat(model)), expected)
-    right = (model(IMAGES).argmax(1) == LABELS).double().mean().item()
-    assert validation.evaluate(flat(model)).accuracy == pytest.approx(right)
-    grand = torch.ones(1, 2, dtype=torch.bool)
-    params = flat(model)
-    scores = coalition_scores(
-        validation, torch.stack([params, params]), grand, params, metric="accuracy"
-    )
-    assert scores.tolist() == pytest.approx([right])
 
 
 @pytest.mark.parametrize("recurrent", [nn.RNN, nn.GRU, nn.LSTM])

@@ -73,15 +73,6 @@ def test_a_shared_pass_gives_what_one_thread_gives():
         THREADS.clear()
 
 
-def test_buffers_left_out_stay_as_they_were():
-    validation = judge()
-    params = validation.params()
-    validation.loss(params, {"1.running_mean": torch.full((6,), 2.0)})
-    assert validation.loss(params) == pytest.approx(
-        in_one_thread(lambda: validation.loss(params)), rel=1e-5
-    )
-
-
 def test_the_same_number_of_threads_gives_the_same_bits():
     validation, other = judge(), judge()
     params = validation.params()
@@ -156,14 +147,6 @@ def test_an_error_in_a_thread_is_raised():
 # -- the pool itself ---------------------------------------------------------------------------
 
 
-def test_answers_come_in_the_order_of_the_items():
-    def work(member: str, item: int) -> str:
-        sleep(0.01 * (item % 3))
-        return f"{item}"
-
-    assert ReplicaPool(["a", "b", "c"]).map(work, range(9)) == [str(item) for item in range(9)]
-
-
 def test_nobody_works_twice_at_a_time():
     busy, lock = set(), threading.Lock()
 
@@ -177,18 +160,6 @@ def test_nobody_works_twice_at_a_time():
         return member
 
     assert set(ReplicaPool(["a", "b"]).map(work, range(20))) == {"a", "b"}
-
-
-def test_a_member_has_one_core_and_others_keep_theirs():
-    pool = ReplicaPool(["a", "b"])
-    assert pool.size == 2
-    assert pool.map(lambda replica, _: torch.get_num_threads(), range(4)) == [1] * 4
-    assert torch.get_num_threads() == 3
-    seen: list[int] = []
-    newcomer = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    newcomer.start()
-    newcomer.join()
-    assert seen == [3]
 
 
 def test_errors_are_raised_and_the_pool_goes_on():

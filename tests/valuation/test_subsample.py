@@ -34,16 +34,6 @@ def test_every_example_has_the_same_chance():
     assert bool(((counts - 300).abs() < 4 * 13.1).all()), counts
 
 
-def test_batches_of_any_structure_are_joined():
-    batches = [({"x": torch.arange(4) + 4 * k, "y": -torch.arange(4)},) for k in range(5)]
-    found = draw_batches(batches, 10, generator(0))
-    assert [len(batch["x"]) for (batch,) in found] != []
-    assert len(found) == 3  # Two batches' halves make a batch of about four.
-    drawn = torch.cat([batch["x"] for (batch,) in found])
-    assert len(drawn) == 10
-    assert torch.equal(torch.cat([batch["y"] for (batch,) in found]), -(drawn % 4))
-
-
 @pytest.mark.parametrize(
     "batches",
     [
@@ -80,11 +70,3 @@ def test_the_mean_over_samples_is_the_whole():
     apart = (torch.stack(gradients).mean(dim=0) - gradient).norm()
     assert apart < 4 * torch.stack(gradients).std(dim=0).norm() / 20
     assert whole.num_examples == 40
-
-
-def test_the_same_seed_gives_the_same_sample_and_a_large_one_is_the_whole():
-    whole = held_out()
-    params = whole.params()
-    one, other = (whole.sample(10, generator(3)).loss(params) for _ in range(2))
-    assert one == other != whole.sample(10, generator(4)).loss(params)
-    assert whole.sample(40, generator(0)) is whole

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.modules import trainable_names
@@ -44,26 +43,6 @@ def test_gradient_is_the_exact_mean_over_chunks(batch_size):
     torch.testing.assert_close(validation.gradient(flat(model)), plain_gradient(model))
 
 
-def test_gradient_does_not_add_up_over_calls():
-    model = small_model()
-    validation = Validation(model, INPUTS, TARGETS, device="cpu")
-    first = validation.gradient(flat(model))
-    assert torch.equal(validation.gradient(flat(model)), first)
-
-
-def test_other_parameters_are_loaded_and_the_model_left_alone():
-    model, other = small_model(), small_model()
-    before = flat(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(0.5)
-    validation = Validation(model, INPUTS, TARGETS, device="cpu")
-    torch.testing.assert_close(validation.gradient(flat(other)), plain_gradient(other))
-    assert torch.equal(flat(model), before)
-    assert model.training
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 def test_buffers_are_loaded():
     model, other = small_model(), small_model()
     other[1].running_mean += 1.0
@@ -81,16 +60,6 @@ def test_loss_and_accuracy_by_hand():
     assert validation.loss(params) == pytest.approx(torch.log(torch.tensor(2.0)).item())
     assert validation.accuracy(torch.tensor([5.0, 0.0])) == pytest.approx(2 / 3)
     assert validation.num_params == 2
-
-
-def test_data_set_and_loader_give_the_same():
-    model = small_model()
-    expected = Validation(model, INPUTS, TARGETS, device="cpu").gradient(flat(model))
-    data = TensorDataset(INPUTS, TARGETS)
-    for source in (data, DataLoader(data, batch_size=2)):
-        torch.testing.assert_close(
-            Validation(model, source, device="cpu").gradient(flat(model)), expected
-        )
 
 
 def test_frozen_parameters_are_not_part_of_the_vector():
@@ -129,9 +98,3 @@ def test_errors():
         validation.gradient(flat(model), {"nonsense": torch.zeros(1)})
     with pytest.raises(ValuationError, match="not finite"):
         validation.gradient(torch.full_like(flat(model), float("inf")))
-
-
-def test_what_a_validation_says_of_itself():
-    validation = Validation(small_model(), INPUTS, TARGETS, device="cpu")
-    expected = "Validation(Sequential with 51 parameters, 7 examples, accuracy, loss, cpu)"
-    assert repr(validation) == expected

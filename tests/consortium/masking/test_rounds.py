@@ -52,7 +52,7 @@ from fedif_flower.strategies import Setup, Weighting
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.valuation.credit import CreditBounds
 from fedif_flower.valuation.score_guard import ScoreGuard
-from tests.strategies.masked import (
+from tests.consortium.masking.masked import (
     MEMBERS,
     Members,
     content_of,

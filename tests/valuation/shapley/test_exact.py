@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.valuation.shapley import Utility, exact_shapley
-from fedif_flower.valuation.shapley.exact import all_coalitions
 
 
 def game(table: list[float]) -> Utility:
@@ -23,10 +22,6 @@ def game(table: list[float]) -> Utility:
     return utility
 
 
-def voting(quota: float, votes: list[float]) -> Utility:
-    return lambda masks: masks.double() @ torch.tensor(votes, dtype=torch.float64) >= quota
-
-
 def assert_values(utility: Utility, expected: list[float]) -> None:
     estimate = exact_shapley(utility, len(expected))
     torch.testing.assert_close(
@@ -37,10 +32,6 @@ def assert_values(utility: Utility, expected: list[float]) -> None:
 tables = st.integers(1, 5).flatmap(
     lambda m: st.lists(st.floats(-10, 10), min_size=2**m, max_size=2**m)
 )
-
-
-def test_all_coalitions_has_each_once() -> None:
-    assert all_coalitions(2).long().tolist() == [[0, 0], [1, 0], [0, 1], [1, 1]]
 
 
 def test_two_clients_by_hand() -> None:
@@ -59,28 +50,6 @@ def test_airport_game() -> None:
     assert_values(
         lambda masks: (masks * costs).amax(dim=1), [1 / 3, 1 / 3 + 1 / 2, 1 / 3 + 1 / 2 + 1]
     )
-
-
-@pytest.mark.parametrize(
-    ("quota", "votes", "expected"),
-    [
-        (51, [49, 49, 2], [1 / 3, 1 / 3, 1 / 3]),
-        (51, [50, 49, 1], [2 / 3, 1 / 6, 1 / 6]),
-        (51, [51, 25, 24], [1.0, 0.0, 0.0]),
-    ],
-)
-def test_weighted_voting(quota: float, votes: list[float], expected: list[float]) -> None:
-    assert_values(voting(quota, votes), expected)
-
-
-def test_security_council() -> None:
-    # Five permanent members with a veto, ten others, nine votes to win.
-    assert_values(voting(39, [7] * 5 + [1] * 10), [421 / 2145] * 5 + [4 / 2145] * 10)
-
-
-def test_additive_game_gives_each_its_own_worth() -> None:
-    worth = torch.tensor([0.5, -1.0, 0.0, 7.25], dtype=torch.float64)
-    assert_values(lambda masks: 3.0 + masks.double() @ worth, worth.tolist())
 
 
 def test_counts_and_asks_everything_in_one_call() -> None:

@@ -94,21 +94,6 @@ def test_draws_depend_on_seed_and_round_alone(estimator):
     assert score(3, 7) != score(3, 8)
 
 
-def test_as_many_evaluations_as_distinct_coalitions():
-    judge = validation()
-    steps = torch.linspace(-2.0, 6.0, 10).tolist()
-    exact = ShapleyValuation(judge, estimator="exact").score(round_of(*steps))
-    assert exact.evaluations == 1024
-    sampled = ShapleyValuation(judge, num_samples=50).score(round_of(*steps))
-    assert 300 < sampled.evaluations < 600  # of 950 asked for
-    # 50 samples per stratum give the big picture.
-    assert torch.corrcoef(torch.stack([exact.values, sampled.values]))[0, 1] > 0.9
-
-
-def test_parameter_names_are_the_models():
-    assert ShapleyValuation(validation()).parameter_names == ["weight"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -18,8 +18,8 @@ from fedif_consortium.masking.terms import VECTOR
 from fedif_consortium.masking.trial_keeper import TRIAL_POLICY
 from fedif_flower import FedIF, Validation
 from fedif_flower.strategies.callbacks import Callback
-from tests.strategies import masked
-from tests.strategies.masked import Members, play
+from tests.consortium.masking import masked
+from tests.consortium.masking.masked import Members, play
 
 IMAGES = load_digits().data.astype(np.float32) / 16 + 0.1  # [n, 64]
 DIGITS = load_digits().target
