@@ -103,22 +103,16 @@ def run(
 
 
 @cli.command("list")
-def list_names(
-    every: Annotated[
-        bool, typer.Option("--all", help="the probes of this package's own credit as well")
-    ] = False,
-) -> None:
+def list_names() -> None:
     """List the tasks, attacks and strategies there are, and where they come from."""
     from fedif_flower.listing import listing
     from fedif_flower.tables import print_whole
 
     console = Console()
-    for table in listing(probes=every):
+    for table in listing():
         print_whole(table, console)
     console.print(
-        "Besides: module:object, out of any package that is installed here"
-        + ("." if every else "; --all: attacks that only try to farm credit."),
-        highlight=False,
+        "Besides: module:object, out of any package that is installed here.", highlight=False
     )
 
 

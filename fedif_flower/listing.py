@@ -22,18 +22,13 @@ _SIGNS = {
 }
 
 
-def listing(*, probes: bool = False) -> Iterator[Table]:
-    """Yield a table for each key of the run config that names something.
-
-    ``probes``: also those attacks that only try this package's own credit for farming.
-    """
+def listing() -> Iterator[Table]:
+    """Yield a table for each key of the run config that names something."""
     for registry in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES):
         table = Table(title=f'{registry.key}="..."', title_justify="left")
         for column in (registry.key, "what it is", "from"):
             table.add_column(column)
         for found in registry.found():
-            if getattr(registry.built_in.get(found.name), "is_probe", False) and not probes:
-                continue
             table.add_row(found.name, line_of(registry, found), found.source)
         yield table
 

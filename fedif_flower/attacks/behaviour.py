@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,6 @@ class Behaviour:
     Every hook returns its input or a new tensor and never writes to its arguments. Randomness
     comes from the given generator (on the CPU), so that it does not depend on the process.
     """
-
-    is_probe: ClassVar[bool] = False  # Whether it tries this package's own credit for farming.
 
     def misfit(self, task: Task) -> str:  # noqa: ARG002
         """Return what this behaviour needs that a task does not have; empty: it fits.

@@ -12,21 +12,12 @@ from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.alie import Alie
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Behaviour, Colluder
-from fedif_flower.attacks.borrowed_steps import (
-    AlternatingStep,
-    BorrowedStep,
-    NoisyStep,
-    OlderStep,
-    SharedNoise,
-    UndoneStep,
-)
 from fedif_flower.attacks.descending_backdoor import DescendingBackdoor
 from fedif_flower.attacks.distributed_trigger import DistributedTrigger
 from fedif_flower.attacks.edge_case import EdgeCase
 from fedif_flower.attacks.fang import Fang
 from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
 from fedif_flower.attacks.gradient_noise import GradientNoise
-from fedif_flower.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
 from fedif_flower.attacks.hidden_backdoor import HiddenBackdoor
 from fedif_flower.attacks.ipm import InnerProductManipulation
 from fedif_flower.attacks.label_noise import LabelNoise
@@ -35,16 +26,13 @@ from fedif_flower.attacks.min_max import MinMax
 from fedif_flower.attacks.min_sum import MinSum
 from fedif_flower.attacks.model_replacement import ModelReplacement
 from fedif_flower.attacks.neurotoxin import Neurotoxin
-from fedif_flower.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_flower.attacks.pixel_trigger import PixelTrigger
 from fedif_flower.attacks.poisoned_fl import PoisonedFL
-from fedif_flower.attacks.predicted_step import PredictedStep
 from fedif_flower.attacks.random_update import RandomUpdate
 from fedif_flower.attacks.scaling import HonestScaling, Scaling
 from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.attacks.sign_flip import SignFlip
 from fedif_flower.attacks.sybils import Sybils
-from fedif_flower.attacks.trust_then_harm import TrustThenHarm
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings, make
@@ -80,18 +68,6 @@ _BUILT_IN: Mapping[str, Callable[..., Behaviour]] = MappingProxyType(
         "mimic": Mimic,
         "sybils": Sybils,
         "poisoned-fl": PoisonedFL,
-        "trust-then-harm": TrustThenHarm,
-        "borrowed-step": BorrowedStep,
-        "alternating-step": AlternatingStep,
-        "noisy-step": NoisyStep,
-        "older-step": OlderStep,
-        "shared-noise": SharedNoise,
-        "undone-step": UndoneStep,
-        "predicted-step": PredictedStep,
-        "harm-and-repair": HarmAndRepair,
-        "harm-for-repair": HarmForRepair,
-        "opposed-updates": OpposedUpdates,
-        "opposed-steps": OpposedSteps,
     }
 )
 

@@ -25,8 +25,6 @@ class HonestScaling(Behaviour):
         c > 0.
     """
 
-    is_probe = True
-
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the update is sent", gt=0)] = 10.0
     ) -> None:

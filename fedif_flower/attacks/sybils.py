@@ -23,8 +23,6 @@ class Sybils(Colluder):
         c >= 0: the length of noise that hides the copies, in lengths of the update.
     """
 
-    is_probe = True
-
     def __init__(
         self,
         noise: Annotated[

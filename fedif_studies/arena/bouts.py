@@ -56,7 +56,7 @@ ATTACKS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
         "PoisonedFL": {"attack": "poisoned-fl", "poisoned-fl.patience": 10},
         "mimic": {"attack": "mimic"},
         "Sybils": {"attack": "sybils"},
-        "trust then harm": {"attack": "trust-then-harm"},
+        "trust then harm": {"attack": "fedif_studies.attacks.trust_then_harm:TrustThenHarm"},
         "returns the model": {"attack": "free-rider"},
         "pixel trigger": {"attack": "pixel-trigger"},
         "distributed trigger": {"attack": "distributed-trigger"},

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from fedif_flower.attacks import Behaviour
-from fedif_flower.attacks.borrowed_steps import (
+from fedif_flower.attacks.free_riders import RepeatStep
+from fedif_flower.attacks.label_noise import flip_labels
+from fedif_flower.attacks.scaling import HonestScaling
+from fedif_flower.seeding import torch_generator
+from fedif_flower.tasks.data import to_pixels
+from fedif_studies.attacks.borrowed_steps import (
     AlternatingStep,
     BorrowedStep,
     NoisyStep,
@@ -19,14 +24,9 @@ from fedif_flower.attacks.borrowed_steps import (
     SharedNoise,
     UndoneStep,
 )
-from fedif_flower.attacks.free_riders import RepeatStep
-from fedif_flower.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
-from fedif_flower.attacks.label_noise import flip_labels
-from fedif_flower.attacks.opposed import OpposedSteps, OpposedUpdates
-from fedif_flower.attacks.predicted_step import PredictedStep
-from fedif_flower.attacks.scaling import HonestScaling
-from fedif_flower.seeding import torch_generator
-from fedif_flower.tasks.data import to_pixels
+from fedif_studies.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
+from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
+from fedif_studies.attacks.predicted_step import PredictedStep
 from fedif_studies.audit.members import AuditTask, Member
 
 WRONG_LABELS = "all labels wrong"

@@ -16,7 +16,7 @@ def test_every_rule_meets_every_attack_at_every_share_with_bounds_and_without():
     assert len(set(wanted)) == len(wanted)
     assert len(wanted) == 2 * 2 * len(RULES) * (1 + len(ATTACKS) * len(SHARES))
     assert {rule["rule.weights"] for rule in RULES.values()} <= set(STRATEGIES)
-    assert {attack["attack"] for attack in ATTACKS.values()} <= set(REGISTERED_ATTACKS)
+    assert all(REGISTERED_ATTACKS[str(attack["attack"])] for attack in ATTACKS.values())
     assert {bout["bounds"] for bout in bouts("Digits", [0], "median")} == {"none", "length"}
 
 

@@ -24,8 +24,6 @@ class BorrowedStep(Behaviour):
         c > 0.
     """
 
-    is_probe = True
-
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the sum is sent", gt=0)] = 2.0
     ) -> None:
@@ -44,8 +42,6 @@ class AlternatingStep(Behaviour):
     factor : float
         c > 0.
     """
-
-    is_probe = True
 
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 4.0
@@ -66,8 +62,6 @@ class UndoneStep(Behaviour):
     factor : float
         c > 0.
     """
-
-    is_probe = True
 
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the step is undone", gt=0)] = 3.0
@@ -95,8 +89,6 @@ class NoisyStep(Behaviour):
         c > 0.
     """
 
-    is_probe = True
-
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
     ) -> None:
@@ -119,8 +111,6 @@ class OlderStep(Behaviour):
     back : int
         k >= 2; 2: the step before the last one.
     """
-
-    is_probe = True
 
     def __init__(
         self,
@@ -149,8 +139,6 @@ class SharedNoise(Colluder):
     factor : float
         c > 0: of both.
     """
-
-    is_probe = True
 
     def __init__(
         self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedif_flower.attacks import Behaviour, ClientRound
-from fedif_flower.attacks.borrowed_steps import (
+from fedif_studies.attacks.borrowed_steps import (
     AlternatingStep,
     BorrowedStep,
     NoisyStep,

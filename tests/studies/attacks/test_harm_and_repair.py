@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedif_flower.attacks import ClientRound
-from fedif_flower.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
+from fedif_studies.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
 
 UPDATES = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
 

@@ -28,8 +28,6 @@ class OpposedUpdates(Colluder):
         They do so in every so many rounds, >= 1, and are honest in the others.
     """
 
-    is_probe = True
-
     def __init__(
         self,
         factor: Annotated[

@@ -38,8 +38,6 @@ class PredictedStep(Behaviour):
     prediction that goes astray would show, and cosines do not see lengths.
     """
 
-    is_probe = True
-
     def __init__(
         self,
         factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0,

@@ -22,8 +22,6 @@ class HarmAndRepair(Behaviour):
         c > 0.
     """
 
-    is_probe = True
-
     def __init__(
         self,
         factor: Annotated[
@@ -53,8 +51,6 @@ class HarmForRepair(Colluder):
     factor : float
         c > 0.
     """
-
-    is_probe = True
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedif_flower.attacks.opposed import OpposedSteps, OpposedUpdates
+from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
 
 UPDATES = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
 AT_ZERO, DRAW = torch.zeros(2), torch.Generator()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedif_flower.attacks import ClientRound
-from fedif_flower.attacks.predicted_step import PredictedStep, curvature_product
+from fedif_studies.attacks.predicted_step import PredictedStep, curvature_product
 
 
 def sent(acting: PredictedStep, models: list[list[float]], every: int = 1) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from fedif_flower.attacks.trust_then_harm import TrustThenHarm
+from fedif_studies.attacks.trust_then_harm import TrustThenHarm
 
 
 def test_weight_is_earned_and_then_spent():
