@@ -29,16 +29,12 @@ def app() -> None:
 
 
 @app_cli.command()
-def show(
-    app: App,
-    policy: Policy = _POLICY,
-    against: Annotated[
-        str | None,
-        typer.Option(help="compare with this one; default: the app of its name approved last"),
-    ] = None,
-) -> None:
-    """Show an app's files, its digest, who signed it, and what changed since the approved one."""
-    from fedif_consortium.member.app_bundle import MANIFEST, bundle_digest, compare
+def show(app: App, policy: Policy = _POLICY) -> None:
+    """Show an app's files with their digests, its own digest, and who signed it.
+
+    What changed between two: diff <(fedif app show ONE) <(fedif app show OTHER).
+    """
+    from fedif_consortium.member.app_bundle import MANIFEST, bundle_digest
     from fedif_flower.messages.text import printable
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -54,16 +50,6 @@ def show(
             f"signers  {', '.join(apps.signers_of(bundle.digest)) or 'nobody on your list'}"
         )
         console.print(f"here     {apps.approval(bundle.digest) or 'not approved: it does not run'}")
-    older = _older(bundle, against, apps)
-    if older is None:
-        return
-    found = compare(older, bundle)
-    console.print(f"compared with {printable(older.name)} {older.digest[:16]}:")
-    for what in ("added", "removed", "changed"):
-        for path in getattr(found, what):
-            console.print(f"{what:8} {printable(path)}")
-    if not (found.added or found.removed or found.changed):
-        console.print("the same files")
 
 
 @app_cli.command()
@@ -122,9 +108,3 @@ def _find(app: str, apps: MemberApps | None) -> AppBundle:
     if apps is None:
         raise ConfigError(f"{app!r} is no file and no folder; for a digest, name --policy as well")
     return apps.find(app)
-
-
-def _older(bundle: AppBundle, against: str | None, apps: MemberApps | None) -> AppBundle | None:
-    if against is not None:
-        return _find(against, apps)
-    return None if apps is None else apps.last_approved(bundle.name, but=bundle.digest)

@@ -58,15 +58,6 @@ class AppBundle:
     version: str
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What differs between two bundles: paths, in order."""
-
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    changed: tuple[str, ...]
-
-
 def bundle_digest(content: bytes) -> str:
     """Return the SHA-256 by which Flower names a bundle."""
     return hashlib.sha256(content).hexdigest()
@@ -107,18 +98,6 @@ def read_bundle(content: bytes, name: str) -> AppBundle:
             raise
         raise ConfigError(f"{name} is no bundle of a Flower app: {error!r}") from error
     return AppBundle(content, bundle_digest(content), files, app, version)
-
-
-def compare(old: AppBundle, new: AppBundle) -> Changes:
-    """Return which files of a bundle differ from those of an older one."""
-    before, after = (dict(bundle.files) for bundle in (old, new))
-    for files in (before, after):
-        files.pop(MANIFEST, None)
-    return Changes(
-        added=tuple(sorted(after.keys() - before.keys())),
-        removed=tuple(sorted(before.keys() - after.keys())),
-        changed=tuple(sorted(p for p in before.keys() & after.keys() if before[p] != after[p])),
-    )
 
 
 def sign_bundle(digest: str, key: SigningKey) -> tuple[str, str]:

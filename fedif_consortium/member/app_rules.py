@@ -156,15 +156,6 @@ class MemberApps:
             )
         return read_bundle(paths[0].read_bytes(), str(paths[0]))
 
-    def last_approved(self, name: str, but: str) -> AppBundle | None:
-        """Return the app of a name that was approved last, other than the bundle ``but``."""
-        paths = sorted(self.approved.glob("*.fab"), key=lambda path: path.stat().st_mtime)
-        for path in reversed(paths):
-            bundle = read_bundle(path.read_bytes(), str(path))
-            if bundle.name == name and bundle.digest != but:
-                return bundle
-        return None
-
 
 def _path(folder: Path, digest: str) -> Path:
     return folder / f"{digest}.fab"

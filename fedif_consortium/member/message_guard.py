@@ -346,7 +346,7 @@ class MessageGuard:
         is_known = run is not None and run.run_id == run_id
         self._log.append(
             direction=direction,
-            run_id=run_id,
+            run=run_id,
             app=f"{run.fab_id} {run.fab_hash}" if is_known else "",
             kind=asked.metadata.message_type,
             bytes=size,

@@ -20,7 +20,6 @@ from filelock import FileLock, Timeout
 from fedif_consortium.evidence.chained_log import START, ChainedLog, verified
 from fedif_flower.errors import EvidenceError, StorageError
 from fedif_flower.messages.text import printable
-from fedif_flower.settings import Settings, setting
 from fedif_flower.storage import append_line, cut_torn_line, make_folder
 
 logger = logging.getLogger(__name__)
@@ -29,16 +28,7 @@ PRIVACY = "privacy"  # The kind of a line that says what noise has cost so far.
 FILE = "log.txt"
 
 Direction = Literal["in", "out"]
-Decision = Literal["passed", "refused"]
 Entry = Mapping[str, object]
-
-
-class LogSettings(Settings):
-    """``[log]`` of a member's policy."""
-
-    folder: str = setting(
-        "node-log", "Folder of the log, in the policy's `state` folder; made if it is not there."
-    )
 
 
 class NodeLog:
@@ -83,62 +73,24 @@ class NodeLog:
         """The last line's hash."""
         return self._chain.head
 
-    def append(
-        self,
-        *,
-        direction: Direction,
-        run_id: int,
-        app: str,
-        kind: str,
-        bytes: int,
-        digest: str,
-        decision: Decision,
-        reason: str = "",
-        **more: object,
-    ) -> None:
+    def append(self, **entry: object) -> None:
         """Add a line; it is on the disk when this returns.
 
         Parameters
         ----------
-        direction : str
-            ``"in"`` or ``"out"``.
-        run_id : int
-            Flower's id of the run.
-        app : str
-            The app, with its hash where it is known.
-        kind : str
-            Flower's type of message: ``"train"``, ``"query"`` and so on.
-        bytes : int
-            Length of the message's content.
-        digest : str
-            SHA-256 of the content, in hex.
-        decision : str
-            ``"passed"`` or ``"refused"``.
-        reason : str
-            Why it was refused.
-        **more : object
-            Further figures of the line, which JSON can write.
+        **entry : object
+            What it says beside the time, which JSON can write. Texts, which a server or an app may
+            have chosen, are cut and made printable.
 
         Raises
         ------
         StorageError
             If it cannot be written; then the message must not pass.
         """
-        entry = {
-            "time": self._now().astimezone(UTC).isoformat(timespec="seconds"),
-            "direction": direction,
-            "run": run_id,
-            # What a server or an app wrote.
-            "app": printable(app),
-            "kind": printable(kind),
-            "bytes": bytes,
-            "digest": digest,
-            "decision": decision,
-            "reason": printable(reason, 1000),
-            **more,
-        }
+        time = self._now().astimezone(UTC).isoformat(timespec="seconds")
+        told = {k: printable(v, 1000) if isinstance(v, str) else v for k, v in entry.items()}
         with self._threads:
-            self._chain.append(entry)
+            self._chain.append({"time": time, **told})
 
     def close(self) -> None:
         """Let another process have the log."""

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from types import UnionType
 from typing import Any, NoReturn, Self
 
@@ -35,6 +34,7 @@ _VALUE = re.compile(r"(\S+) (number|(?:text|bytes)\[(\d+)\])")
 _MODEL = "arrays"  # The record that is the model, in messages and replies.
 _BLOCK = 1 << 20
 _LARGEST_INTEGER = 2**63 - 1
+_COUNTS = 10**7  # Whole numbers below leave as they are: examples, for a weighted mean.
 _KINDS: Mapping[str, type | UnionType] = {"number": int | float, "text": str, "bytes": bytes}
 
 
@@ -46,11 +46,10 @@ class LeavesSettings(Settings):
         "Rows of numbers beside the model's arrays, each `RECORD.NAME DTYPE`.",
         allowed='a list such as ["arrays.masked-update uint64"]',
     )
-    buffers: list[str] = setting(
-        [],
-        "Integer arrays and batch norm's statistics that training may change: names or patterns "
-        "such as `*.running_mean`. All others come back as they were sent.",
-        allowed="a list of names or patterns",
+    buffers: bool = setting(
+        False,
+        "Whether training may change integer arrays and batch norm's statistics; else they come "
+        "back as they were sent.",
     )
     metrics: list[str] = setting(
         ["metrics.num-examples", "metrics.train-loss", "metrics.train-seconds"],
@@ -60,10 +59,6 @@ class LeavesSettings(Settings):
     metric_digits: int = setting(
         4, "Significant digits of a metric; the rest is rounded away.", ge=1, le=15
     )
-    count_digits: int = setting(
-        7, "A whole number of at most so many digits leaves as it is.", ge=0, le=15
-    )
-    longest_list: int = setting(1, "Numbers in one metric.", ge=1)
     config: list[str] = setting(
         [
             *("node.partition-id number", "node.attack text[40]", "preflight.time number"),
@@ -78,7 +73,6 @@ class LeavesSettings(Settings):
     longest_error: int = setting(
         0, "Characters of an app's error message that leave; 0: only that there was one.", ge=0
     )
-    most_bytes: int = setting(0, "Bytes of a reply; 0: any.", ge=0)
     longest_update: float = setting(
         0.0, "A longer update, in L2, is refused; 0: none is.", ge=0, allowed="a number >= 0"
     )
@@ -123,7 +117,7 @@ class LeavesSettings(Settings):
         for name in ("arrays", "buffers"):
             if getattr(self, name):
                 raise RefusedValueError(
-                    name, "an empty list where noise_multiplier > 0: they would leave without noise"
+                    name, "none where noise_multiplier > 0: they would leave without noise"
                 )
         if self.longest_update:
             raise RefusedValueError(
@@ -233,12 +227,6 @@ class OutgoingPolicy:
                 leaving[name] = MetricRecord(dict(self._metrics(name, record)))
             else:
                 leaving[name] = ConfigRecord(dict(self._config(name, record, is_answer)))
-        size = sum(map(_record_size, leaving.values()))
-        size += sum(values.nbytes for model in models for values in model.returned.values())
-        if 0 < self.settings.most_bytes < size:
-            _refuse(
-                "the reply is too large", f"{size} bytes; most-bytes: {self.settings.most_bytes}"
-            )
         factor = self._shortening(models)
         std = self.settings.noise_multiplier * self.settings.clip_length
         if std and any(model.moved for model in models):
@@ -283,7 +271,7 @@ class OutgoingPolicy:
             if _is_parameter(name, came):
                 moved.append(name)
             elif own.tobytes() != came.tobytes():
-                if not any(fnmatchcase(path, pattern) for pattern in self.settings.buffers):
+                if not self.settings.buffers:
                     _refuse("an array that is no parameter has changed", f"{path}; see buffers")
                 if own.dtype.kind == "f" and not np.isfinite(own).all():
                     _refuse("an array is not finite", path)
@@ -305,36 +293,21 @@ class OutgoingPolicy:
         assert self._budget is not None  # the constructor has seen to it
         assert self._log is not None
         spent = self._budget.charge(run_id)
-        self._log.append(
-            direction="out",
-            run_id=run_id,
-            app="",
-            kind=PRIVACY,
-            bytes=0,
-            digest="",
-            decision="passed",
-            **spent._asdict(),
-        )
+        self._log.append(direction="out", run=run_id, kind=PRIVACY, **spent._asdict())
 
-    def _metrics(
-        self, record: str, metrics: MetricRecord
-    ) -> Iterator[tuple[str, float | list[float]]]:
+    def _metrics(self, record: str, metrics: MetricRecord) -> Iterator[tuple[str, float]]:
         for name in sorted(metrics):
             path, value = f"{record}.{name}", metrics[name]
             if path not in self.settings.metrics:
                 _refuse("a metric is not on the list", path)
-            if not isinstance(value, list):
-                yield name, self._rounded(path, value)
-            elif len(value) > self.settings.longest_list:
-                _refuse("a metric is too long a list", f"{path}, of {len(value)}")
-            else:
-                yield name, [self._rounded(path, number) for number in value]
+            if isinstance(value, list):
+                _refuse("a metric is no single number", path)
+            yield name, self._rounded(path, value)
 
     def _rounded(self, path: str, value: float) -> float:
-        limits = self.settings
-        if (isinstance(value, int) or value.is_integer()) and abs(value) < 10**limits.count_digits:
+        if (isinstance(value, int) or value.is_integer()) and abs(value) < _COUNTS:
             return value + 0  # -0 becomes 0.
-        found = rounded(value, limits.metric_digits)
+        found = rounded(value, self.settings.metric_digits)
         if not math.isfinite(found) or (isinstance(found, int) and abs(found) > _LARGEST_INTEGER):
             _refuse("a metric is not finite", path)
         return found
@@ -351,8 +324,9 @@ class OutgoingPolicy:
                 _refuse("a value of a ConfigRecord is of another kind than the list says", path)
             if kind == "text" and not is_answer:
                 _refuse("a text leaves in the answer to a query alone", path)
-            if (size := _size(value)) > most:
-                _refuse("a value of a ConfigRecord is too long", f"{path}, of {size} bytes")
+            held = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+            if isinstance(held, bytes) and len(held) > most:
+                _refuse("a value of a ConfigRecord is too long", f"{path}, of {len(held)} bytes")
             yield name, value
 
 
@@ -425,20 +399,6 @@ def _moved(came: Values, returned: Values, factor: float, std: float) -> Values:
         shortened = factor * update
         moved[where] = before + (add_noise(shortened, std) if std else shortened)
     return moved.reshape(came.shape)
-
-
-def _record_size(record: Mapping[str, object]) -> int:
-    """Return the bytes of a record's names and values; Flower's count refuses an empty text."""
-    return sum(_size(name) + _size(value) for name, value in record.items())
-
-
-def _size(value: object) -> int:
-    """Return the bytes of a MetricRecord's or ConfigRecord's value."""
-    if isinstance(value, list):
-        return sum(map(_size, value))
-    if isinstance(value, str):
-        return len(value.encode(errors="surrogatepass"))
-    return len(value) if isinstance(value, bytes) else 8
 
 
 def _refuse(told: str, detail: str = "") -> NoReturn:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedif_consortium.member.app_rules import AppRules, MemberApps
-from fedif_consortium.member.node_log import LogSettings
 from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_consortium.member.run_rules import Accepted, RunRules
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Settings, setting, take_section, unknown_key
 
-SECTIONS = ("apps", "runs", "leaves", "log")
+SECTIONS = ("apps", "runs", "leaves")
 FILE = "member-policy.toml"
 _Rules = TypeVar("_Rules", bound=Settings)
 
@@ -46,8 +45,6 @@ class MemberPolicy:
         ``[runs.config]``.
     leaves : LeavesSettings
         ``[leaves]``: what of a reply leaves.
-    log : LogSettings
-        ``[log]``.
     """
 
     state: Path
@@ -55,12 +52,11 @@ class MemberPolicy:
     runs: RunRules
     config: Mapping[str, Accepted]
     leaves: LeavesSettings
-    log: LogSettings
 
     @property
     def log_folder(self) -> Path:
         """Where the log lies."""
-        return self.state / self.log.folder
+        return self.state / "node-log"
 
     @property
     def counts(self) -> Path:
@@ -79,7 +75,7 @@ def read_member_policy(path: Path) -> MemberPolicy:
     content = read_toml(path)
     beside = path.parent.absolute()
     try:
-        apps, runs, leaves, log = (take_section(content, name) for name in SECTIONS)
+        apps, runs, leaves = (take_section(content, name) for name in SECTIONS)
         config = take_section(runs, "config", "runs.config")
         for key in content:
             if key not in PolicySettings.key_names():
@@ -91,7 +87,6 @@ def read_member_policy(path: Path) -> MemberPolicy:
             _read(RunRules, "runs", runs),
             {key: Accepted.from_toml(key, value) for key, value in config.items()},
             _read(LeavesSettings, "leaves", leaves),
-            _read(LogSettings, "log", log),
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedif_consortium.member.app_rules import AppRules
-from fedif_consortium.member.node_log import LogSettings
 from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_consortium.member.policy import PolicySettings
 from fedif_consortium.member.run_rules import RunRules
@@ -21,7 +20,6 @@ MEMBER_SECTIONS: dict[str, type[Settings]] = {
     "Keys of `[apps]`": AppRules,
     "Keys of `[runs]`": RunRules,
     "Keys of `[leaves]`": LeavesSettings,
-    "Keys of `[log]`": LogSettings,
 }
 
 

@@ -5,7 +5,6 @@ import tomllib
 from pathlib import Path
 
 from fedif_consortium.member.app_rules import AppRules
-from fedif_consortium.member.node_log import LogSettings
 from fedif_consortium.member.policy import read_member_policy
 from fedif_consortium.member.run_rules import RunRules
 from fedif_flower.run.config import default_run_config
@@ -19,7 +18,7 @@ def test_the_member_s_example_has_every_key_and_every_default(tmp_path):
     assert read_member_policy(tmp_path / "policy.toml").config == {}
     content = tomllib.loads(text)
     assert content["runs"].pop("config") == {}
-    for section, settings in (("apps", AppRules), ("runs", RunRules), ("log", LogSettings)):
+    for section, settings in (("apps", AppRules), ("runs", RunRules)):
         defaults = {
             key: value for key, value in settings().to_mapping().items() if value is not None
         }

@@ -13,7 +13,7 @@ def test_a_log_is_shown_line_by_line(tmp_path):
         for run_id in (17, 18):
             log.append(
                 direction="in",
-                run_id=run_id,
+                run=run_id,
                 kind="train",
                 app="9f" * 32,
                 digest="ab" * 32,

@@ -19,7 +19,7 @@ def opened(folder) -> NodeLog:
 
 def add(log: NodeLog, run: int, **other) -> None:
     line = {"direction": "in", "app": "a/b", "kind": "train", "bytes": 9, "digest": "00ff"}
-    log.append(**(line | {"run_id": run, "decision": "passed"} | other))
+    log.append(**(line | {"run": run, "decision": "passed"} | other))
 
 
 def written(folder, lines=12):
@@ -138,15 +138,15 @@ from fedif_flower.errors import StorageError
 from fedif_consortium.member.node_log import NodeLog
 line = dict(direction="in", app="a", kind="train", bytes=9, digest="00ff", decision="passed")
 log = NodeLog(Path(sys.argv[1]))
-log.append(run_id=0, **line)
+log.append(run=0, **line)
 size = (log.folder / "log.txt").stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, resource.RLIM_INFINITY))
 try:
-    log.append(run_id=1, **line)
+    log.append(run=1, **line)
 except StorageError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-log.append(run_id=2, **line)
+log.append(run=2, **line)
 """
 
 

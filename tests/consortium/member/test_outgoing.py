@@ -22,7 +22,6 @@ MODEL = {
     "norm.num_batches_tracked": np.array(7),
     "mask": np.array([0.0, -np.inf], np.float32),
 }
-STATISTICS = ["*.running_mean", "*.num_batches_tracked"]
 
 
 def arrays(**changes) -> ArrayRecord:
@@ -64,7 +63,6 @@ def f32(*values: float) -> np.ndarray:
     [
         ({"metric-digit": 3}, "unknown key 'metric-digit'; did you mean metric-digits?"),
         ({"metrics": "num-examples"}, "metrics = 'num-examples'; allowed: a list of names"),
-        ({"metrics": [3]}, "metrics = 3; allowed: a list of names"),
         ({"metric-digits": 0}, "metric-digits = 0; allowed: an integer >= 1 and <= 15"),
         ({"arrays": ["arrays.extra"]}, r"arrays = \['arrays.extra'\]; allowed: a list such as"),
         ({"arrays": ["arrays.extra nofloat"]}, "arrays = "),
@@ -74,8 +72,8 @@ def f32(*values: float) -> np.ndarray:
         ({"noise-multiplier": 1.0}, "clip-length = 0.0; allowed: more than 0 where noise-mult"),
         ({"noise-multiplier": 0.001, "clip-length": 1.0}, "noise-multiplier = 0.001"),
         (
-            {"noise-multiplier": 1.0, "clip-length": 1.0, "buffers": ["*"]},
-            "buffers = .* allowed: an empty list where noise-multiplier > 0",
+            {"noise-multiplier": 1.0, "clip-length": 1.0, "buffers": True},
+            "buffers = True; allowed: none where noise-multiplier > 0",
         ),
         (
             {"noise-multiplier": 1.0, "clip-length": 1.0, "longest-update": 2.0},
@@ -175,16 +173,16 @@ def test_a_listed_array_leaves_as_a_row_of_its_type():
         assert refusal(reply, **listed).told == "an array is not as the list has it"
 
 
-def test_a_listed_buffer_may_change():
+def test_buffers_may_change_where_the_policy_says_so():
     reply = content(
         arrays=arrays(
             norm__running_mean=np.array([3.5], np.float32), norm__num_batches_tracked=np.array(8)
         )
     )
-    found = left(reply, buffers=STATISTICS)
+    found = left(reply, buffers=True)
     assert (found["norm.running_mean"].item(), found["norm.num_batches_tracked"].item()) == (3.5, 8)
     broken = content(arrays=arrays(norm__running_mean=np.array([np.nan], np.float32)))
-    assert refusal(broken, buffers=STATISTICS).told == "an array is not finite"
+    assert refusal(broken, buffers=True).told == "an array is not finite"
 
 
 def test_nothing_leaves_by_an_order_a_header_or_a_record_without_content():
@@ -245,14 +243,6 @@ def test_the_vector_of_a_local_method_leaves_where_it_is_listed_and_no_length_is
             policy(**listed, **{limit: 1000.0}).check(received, reply)
 
 
-def test_a_large_reply_is_refused():
-    reply = content(arrays=arrays(), metrics=MetricRecord({"num-examples": 3}))
-    held = sum(value.nbytes for value in MODEL.values())  # 32
-    size = held + len("num-examples") + 8
-    assert policy(most_bytes=size).check(RECEIVED, reply)
-    assert f"{size} bytes" in str(refusal(reply, most_bytes=size - 1))
-
-
 # Metrics and texts.
 
 
@@ -263,15 +253,12 @@ def metrics_left(values: dict, **keys) -> dict:
 
 
 def test_metrics_are_rounded_to_significant_digits():
-    values = {"loss": 0.123456, "seconds": 98765.4, "num": 123456, "sum": 123456.0, "none": 0.0}
-    for digits, count in ((5, 123000), (6, 123456)):
-        found = metrics_left(values, metric_digits=3, count_digits=digits)
-        assert found == {"loss": 0.123, "none": 0, "num": count, "seconds": 98800, "sum": count}
-        assert [type(found[name]) for name in ("num", "sum")] == [int, float]
+    values = {"loss": 0.123456, "seconds": 98765.4, "none": 0.0, "num": 123456, "sum": 123456.0}
+    found = metrics_left(values | {"large": 12345678}, metric_digits=3)
+    rounded_away = {"loss": 0.123, "none": 0, "seconds": 98800, "large": 12300000}
+    assert found == values | rounded_away
+    assert [type(found[name]) for name in ("num", "large", "sum")] == [int, int, float]
     assert math.copysign(1, metrics_left({"loss": -0.0})["loss"]) == 1
-    assert metrics_left({"per-class": [0.126, 34.2]}, metric_digits=2, longest_list=2) == {
-        "per-class": [0.13, 34.0]
-    }
 
 
 @pytest.mark.parametrize(
@@ -279,10 +266,9 @@ def test_metrics_are_rounded_to_significant_digits():
     [
         ({"loss": 1.0}, {"metrics": ["metrics.los", "other.loss"]}, "a metric is not on the list"),
         ({"loss": math.nan}, {}, "a metric is not finite"),
-        ({"loss": -math.inf}, {}, "a metric is not finite"),
         ({"loss": 1.79e308}, {"metric_digits": 2}, "a metric is not finite"),
         ({"num": 2**63 - 1}, {"metric_digits": 5}, "a metric is not finite"),
-        ({"loss": [1.0, 2.0]}, {}, "a metric is too long a list"),
+        ({"loss": [1.0, 2.0]}, {}, "a metric is no single number"),
     ],
 )
 def test_other_metrics_are_refused(values, keys, told):
@@ -381,10 +367,7 @@ def test_what_leaves_is_what_the_policy_says(records):
         elif name == "metrics" and isinstance(record, MetricRecord):
             assert set(record) <= {"num-examples", "loss"}
             for value in record.values():
-                if not isinstance(value, list):
-                    assert rounded(value, 4) == value or value == int(value) in range(
-                        -(10**7), 10**7
-                    )
+                assert rounded(value, 4) == value or value == int(value) in range(-(10**7), 10**7)
         else:
             assert (name, set(record)) == ("node", {"weight"})
             assert isinstance(record, ConfigRecord)
