@@ -8,7 +8,8 @@ influence descent with their default bounds. ``--write`` puts the
 tables into ``docs/methods/path-attribution.md``.
 
 The players are members of the middle, by what they are due when all are honest. A line gives the
-players' share of all that is paid, and what they have without the game.
+players' share of all that is paid, and what they have without the game. ``--open`` plays those
+games alone that bounds stop least, and ``--table`` prints their table, which stands on the page.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from fedif_flower.valuation.credit import CreditBounds
 from fedif_studies.audit.cases import HONEST
 from fedif_studies.audit.federation import STRATEGIES, Watcher, federate
 from fedif_studies.audit.findings import CORRELATIONS
-from fedif_studies.audit.games import GAMES
+from fedif_studies.audit.games import GAMES, OPEN
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.valuations import EXACT, WATCHERS, PaidPath
-from fedif_studies.rows import RESULTS, append_rows, put_tables
+from fedif_studies.rows import RESULTS, append_rows, committed_revision, machine, put_tables
 
 CSV = RESULTS / "games.csv"
 PAGE = RESULTS.parent / "methods" / "path-attribution.md"
 MEMBERS, ROUNDS = 20, 30
+PAYS = 1.25  # What stands out in the table.
 FEW = 10  # Members whose exact Shapley values are within reach.
 TODAY, BOUNDED, SECRET = "today", "bounded", "bounded, secret data"
 _UNBOUNDED_SECRET = "secret data"
@@ -109,7 +111,10 @@ def play(
     players: Sequence[int],
     accounts: Mapping[str, Callable[[], Watcher]] = ACCOUNTS,
 ) -> tuple[dict[str, Tensor], float]:
-    """Return every account's values ``[m]``, and the accuracy that the model ends with."""
+    """Return every account's values ``[m]``, and the accuracy that the model ends with.
+
+    Members that a player adds come last.
+    """
     task = task_of(epochs)
     members = GAMES[game].members(task, players) if game != HONEST else list(task.members)
     watchers = {name: build() for name, build in accounts.items()}
@@ -124,9 +129,11 @@ def play(
     return values, task.server.test.evaluate(params).accuracy
 
 
-def lines(epochs: int, strategy: str, seed: int, known: set[str]) -> Iterator[list[Line]]:
-    """Yield the lines of each game that is not known."""
-    if not {HONEST, *GAMES} - known:
+def lines(
+    epochs: int, strategy: str, seed: int, known: set[str], wanted: Sequence[str] = tuple(GAMES)
+) -> Iterator[list[Line]]:
+    """Yield the lines of each wanted game that is not known."""
+    if not {HONEST, *wanted} - known:
         return
     honest, accuracy = play(epochs, strategy, seed, HONEST, ())
     if HONEST not in known:
@@ -136,15 +143,17 @@ def lines(epochs: int, strategy: str, seed: int, known: set[str]) -> Iterator[li
             Line(epochs, strategy, seed, HONEST, account, share, share, accuracy)
             for account, share in shares.items()
         ]
-    for name, game in GAMES.items():
+    for name in wanted:
         if name in known:
             continue
-        players = game.players(honest[TODAY])
+        players = GAMES[name].players(honest[TODAY])
         values, accuracy = play(epochs, strategy, seed, name, players)
+        added = range(MEMBERS, len(values[TODAY]))
         yield [
             Line(
                 *(epochs, strategy, seed, name, account),
-                *(_share(values, account, players), _share(honest, account, players)),
+                _share(values, account, [*players, *added]),
+                _share(honest, account, players),
                 accuracy,
             )
             for account in ACCOUNTS
@@ -259,6 +268,24 @@ def table(epochs: int) -> list[str]:
     return text
 
 
+def open_table() -> list[str]:
+    """Return what games bring that bounds stop least, in honest shares within bounds."""
+    found = gains(read_rows(CSV))
+    names = [name for name in STRATEGIES if "relative" not in name]
+    heads = [f"{name}, E = {epochs}" for name in names for epochs in (1, 5)]
+    text = [f"| game | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for game in OPEN:
+        cells = []
+        for name in names:
+            for epochs in (1, 5):
+                own = found.get((epochs, name, game, BOUNDED))
+                shown = f"{statistics.fmean(own):.2f}" if own else "-"
+                shown = f"**{shown}**" if own and statistics.fmean(own) > PAYS else shown
+                cells.append(f"{shown} ({min(own):.2f} to {max(own):.2f})" if own else shown)
+        text.append(f"| {game} | {' | '.join(cells)} |")
+    return text
+
+
 def honest_table() -> list[str]:
     """Return what bounds change where all members are honest: means over seeds."""
     found: dict[tuple[str, str, str], list[float]] = {}
@@ -297,7 +324,7 @@ def write_page(epochs: Sequence[int]) -> None:
         seeds = {row["seed"] for row in read_rows(CSV) if row["epochs"] == str(number)}
         if seeds:
             games += [f"Local epochs: {number}; seeds: {len(seeds)}.", "", *table(number), ""]
-    put_tables(PAGE, {"games": games[:-1], "honest": honest_table()})
+    put_tables(PAGE, {"games": games[:-1], "honest": honest_table(), "open": open_table()})
 
 
 def main() -> None:
@@ -306,11 +333,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--play", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--open", action="store_true", help="the games that bounds stop least")
+    parser.add_argument("--table", action="store_true", help="print their table, play nothing")
     parser.add_argument("--write", action="store_true", help="put the tables into the page")
     parser.add_argument("--limits", action="store_true", help="two games that bounds do not stop")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("fedif_flower").setLevel(logging.ERROR)
+    if options.table:
+        print(*open_table(), sep="\n")
+        return
     if options.limits:
         print(*(tighter_bound(bound) for bound in (1.6, 1.0)), sep="\n")
         for epochs in options.epochs:
@@ -318,14 +350,22 @@ def main() -> None:
                 print(beside_secret(epochs, strategy), flush=True)
         return
     agreement = CSV.with_name("games-agreement.csv")
+    wanted = OPEN if options.open else tuple(GAMES)
+    columns = (*Line._fields, "revision", "processor")
+    measured = (committed_revision(), machine()["processor"]) if options.play else ()
     for seed in range(options.seeds if options.play else 0):
         for epochs in options.epochs:
             for strategy in STRATEGIES:
+                if options.open and "relative" in strategy:
+                    continue
                 key = (str(epochs), strategy, str(seed))
                 there = read_rows(CSV)
                 known = {r["game"] for r in there if (r["epochs"], r["strategy"], r["seed"]) == key}
-                for found in lines(epochs, strategy, seed, known):
-                    append_rows(CSV, Line._fields, found, digits=6)
+                for found in lines(epochs, strategy, seed, known, wanted):
+                    rows = [(*line, *measured) for line in found]
+                    append_rows(CSV, columns, rows, digits=6)
+                if options.open:
+                    continue
                 done = read_rows(agreement)
                 if key not in {(r["epochs"], r["strategy"], r["seed"]) for r in done}:
                     own = agreements(epochs, strategy, seed)

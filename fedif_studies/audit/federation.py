@@ -191,7 +191,11 @@ def federate(
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
     past = PastSteps()
     for server_round in range(1, config.num_server_rounds + 1) if trainers else ():
-        drawn = _drawn(len(members), per_round, seed, server_round)
+        drawn = tuple(
+            index
+            for index in _drawn(len(members), per_round, seed, server_round)
+            if server_round <= (members[index].rounds or server_round)
+        )
         rows = torch.stack([trainers[index].update(params, server_round) for index in drawn])
         acting = [members[index] for index in drawn]
         collude(acting, params, rows, torch_generator("audit-collusion", seed, server_round))

@@ -28,6 +28,7 @@ from fedif_studies.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
 from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_studies.attacks.predicted_step import PredictedStep
 from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.audit.play import GradientAndLastStep, MoreOfLastSteps, NoisyUpdate
 
 WRONG_LABELS = "all labels wrong"
 ACE = "all labels wrong, predicted step (ACE)"
@@ -44,7 +45,7 @@ class Game:
     kind : {"alone", "pair", "group"}
         How many play it: 1, 2 or 4.
     play : callable
-        ``(task, own members)`` -> what they are instead.
+        ``(task, own members)`` -> what they are instead: as many, or more.
     has_data : bool
         Whether the players train on data of their own.
     """
@@ -68,7 +69,9 @@ class Game:
         """Return all members of a federation in which it is played."""
         members = list(task.members)
         playing = self.play(task, [members[i] for i in players])
-        for index, member in zip(players, playing, strict=True):
+        places = [*players, *range(len(members), len(members) + len(playing) - len(players))]
+        members += playing[len(players) :]
+        for index, member in zip(places, playing, strict=True):
             members[index] = replace(member, is_marked=True)
         return members
 
@@ -83,11 +86,36 @@ def _all(build: Callable[[], Behaviour]) -> Callable[[AuditTask, Sequence[Member
     return play
 
 
-def _claim(task: AuditTask, own: Sequence[Member]) -> list[Member]:
-    """Claim ten times the examples, at most ten times the median as strategies bound it."""
-    sizes = torch.tensor([member.claimed for member in task.members])
-    most = 10.0 * float(sizes.median())
-    return [replace(member, claimed=min(10.0 * member.claimed, most)) for member in own]
+def _claim(factor: float) -> Callable[..., list[Member]]:
+    """Claim so many times the examples, at most ten times the median as strategies bound it."""
+
+    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+        sizes = torch.tensor([member.claimed for member in task.members])
+        most = 10.0 * float(sizes.median())
+        return [replace(member, claimed=min(factor * member.claimed, most)) for member in own]
+
+    return play
+
+
+def _first_rounds(count: int, claim: float = 1.0, length: float = 1.0) -> Game:
+    """Take part in the first rounds only, claim more there and send longer updates."""
+
+    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+        return [
+            replace(member, rounds=count, behaviour=HonestScaling(length))
+            for member in _claim(claim)(task, own)
+        ]
+
+    return Game("alone", play)
+
+
+def _three_identities(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+    """Appear as three, each with all the data and noise of its own, half as long as its update."""
+    count = len(task.members)
+    return [
+        replace(own[0], identity=identity, behaviour=NoisyUpdate())
+        for identity in (own[0].identity, count, count + 1)
+    ]
 
 
 def _take_validation(task: AuditTask, own: Sequence[Member]) -> list[Member]:
@@ -164,8 +192,24 @@ GAMES: Mapping[str, Game] = {
     "update times 1.5": Game("alone", _all(lambda: HonestScaling(1.5))),
     "update times 4": Game("alone", _all(lambda: HonestScaling(4.0))),
     "harm and repair": Game("alone", _all(HarmAndRepair)),
-    "claims ten times its examples": Game("alone", _claim),
+    "claims ten times its examples": Game("alone", _claim(10.0)),
+    "claims twice its examples": Game("alone", _claim(2.0)),
+    "three identities, same data, noise": Game("alone", _three_identities),
+    "first 5 rounds": _first_rounds(5),
+    "first 10 rounds, claims twice, update times 1.2": _first_rounds(10, 2.0, 1.2),
+    "twice its part of the last steps": Game("alone", _all(MoreOfLastSteps)),
+    "own gradient and last step": Game("alone", _all(GradientAndLastStep)),
     "trains on the validation split": Game("alone", _take_validation),
     WRONG_LABELS: Game("alone", _mislabelled(Behaviour)),
     ACE: Game("alone", _mislabelled(PredictedStep)),
 }
+# Those that bounds stop least: what the page's table shows, over several seeds.
+OPEN = (
+    "three identities, same data, noise",
+    "first 5 rounds",
+    "first 10 rounds, claims twice, update times 1.2",
+    "claims twice its examples",
+    "twice its part of the last steps",
+    "own gradient and last step",
+    "trains on the validation split",
+)

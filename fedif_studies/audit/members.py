@@ -42,6 +42,8 @@ class Member:
         What it does.
     is_marked : bool
         Whether a valuation should find it: malicious, a free rider, or with few examples.
+    rounds : int, optional
+        It takes part in the first so many only. Default: in all.
     """
 
     identity: int
@@ -50,6 +52,7 @@ class Member:
     claimed: float
     behaviour: Behaviour = field(default_factory=Behaviour)
     is_marked: bool = False
+    rounds: int | None = None
 
 
 class AuditTask:
