@@ -15,7 +15,7 @@ from fedif_flower.errors import ConfigError, RefusedByPolicyError, require
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
 
 logger = logging.getLogger(__name__)
 

@@ -60,7 +60,7 @@ from fedif_flower.messages.reply_arrays import arrays_of
 from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace
 from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.round import ModelVectors, RoundUpdates
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
 
 # Of what is free, the masked vectors of a round; beyond that they lie in a file.
 SHARE_OF_MEMORY = 0.25

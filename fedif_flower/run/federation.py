@@ -41,8 +41,8 @@ from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.strategy import build_strategy, malicious_marker
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.attribution import PathAttribution
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.tasks.task import Task
 
 logger = logging.getLogger(__name__)

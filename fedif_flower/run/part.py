@@ -15,8 +15,8 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.rows import RoundRow
 from fedif_flower.settings import Scalar
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.screened import ScreenedStrategy
 
 Wire = Callable[[Grid], Grid]
 _T = TypeVar("_T")

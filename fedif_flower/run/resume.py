@@ -20,8 +20,8 @@ from fedif_flower.run.part import Kept
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.settings import AUTO, Scalar
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.screened import ScreenedStrategy
 
 # A door's command, given what is added to its run config.
 Again = Callable[[Mapping[str, Scalar]], str]

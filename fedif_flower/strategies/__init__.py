@@ -16,6 +16,7 @@ from fedif_flower.aggregators import (
 )
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.auto_bant import AutoBant, TrialSettings
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
@@ -28,7 +29,6 @@ from fedif_flower.strategies.pace import Pace
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting
-from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.strategies.shapfed import ShapFed
 

@@ -36,7 +36,7 @@ class AFedSV(ScoredStrategy):
     weighting : Weighting, optional
         How scores become weights; a client never seen begins at 0.5.
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
     made_of = MappingProxyType(

@@ -16,7 +16,7 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments, naming
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.setup import require_kind
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.auto_bant import auto_bant_weights
@@ -73,7 +73,7 @@ class AutoBant(ScreenedStrategy):
     trial : TrialSettings
         How far and on what a round descends.
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`. By default lengths and
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`. By default lengths and
         steps are bounded as for influence descent, which the paper does not do.
 
     References

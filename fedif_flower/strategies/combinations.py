@@ -9,8 +9,7 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import require
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.strategies.callbacks import RunningStrategy
-from fedif_flower.strategies.local_guide import LocalGuide
-from fedif_flower.strategies.local_vector import LocalVector
+from fedif_flower.strategies.local_part import LocalPart
 from fedif_flower.strategies.setup import Setup
 
 
@@ -18,8 +17,7 @@ class CombinedStrategy(RunningStrategy, Protocol):
     """What is looked at of a strategy; ``ScreenedStrategy`` says what each part means."""
 
     setup: Setup
-    local_guide: LocalGuide
-    local_vector: LocalVector
+    local: LocalPart
     keep_arrays: bool
 
 
@@ -30,9 +28,9 @@ def require_late(strategy: CombinedStrategy, grid: Grid) -> None:
         obstacle = "in a simulation, whose replies come in their round or never"
     elif strategy.keep_arrays:
         obstacle = f"with {type(strategy).__name__}, which takes whole models over"
-    elif strategy.local_vector.travels:
+    elif strategy.local.has_vector:
         obstacle = "with a local method that sends a vector beside the model"
-    elif strategy.local_guide.guides:
+    elif strategy.local.guides:
         obstacle = "with a local method whose clients report in the round that they are asked"
     require(not obstacle, "late_rounds", late, f"0 {obstacle}")
 
@@ -41,7 +39,7 @@ def require_coefficients(strategy: CombinedStrategy) -> None:
     """Raise ConfigError where a local method needs coefficients and there are none."""
     require(
         (strategy.combines_updates and not strategy.stages.make_groups)
-        or not strategy.local_guide.weighs,
+        or not strategy.local.weighs,
         "local_method",
         strategy.setup.local_method,
         f"with {type(strategy).__name__}, which gives no client a coefficient: one that changes no "

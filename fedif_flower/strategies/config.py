@@ -24,9 +24,9 @@ from fedif_flower.stages import (
     Stage,
     TriggerScreen,
 )
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.pace import Pace
 from fedif_flower.strategies.registry import STRATEGIES, WITHOUT_COEFFICIENTS
-from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.valuation import Validation
 

@@ -27,7 +27,7 @@ class FedIF(ScoredStrategy):
     weighting : Weighting, optional
         How scores become weights (see :class:`~fedif_flower.strategies.scored.Weighting`).
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
 
     Examples
     --------

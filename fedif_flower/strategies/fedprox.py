@@ -27,7 +27,7 @@ class FedProx(FedAvg):
     proximal_mu : float
         :math:`\mu`, >= 0; at 0 this is FedAvg.
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
     def __init__(

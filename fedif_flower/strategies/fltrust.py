@@ -16,7 +16,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.arguments import BaseArguments, naming
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.setup import require_kind
 from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
@@ -115,7 +115,7 @@ class FLTrust(ScreenedStrategy):
     root : RootTraining
         The server's own training: model, root data, loss.
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"root": root_training})

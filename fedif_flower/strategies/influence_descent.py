@@ -16,7 +16,7 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments, naming
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.setup import require_kind
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
@@ -98,7 +98,7 @@ class InfluenceDescent(ScreenedStrategy):
     gamma : float
         Rate of the weight scores' smooth update, in (0, 1].
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"descent": DescentSettings})

@@ -10,7 +10,7 @@ import torch
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
 
 
 class OracleExclusion(ScreenedStrategy):
@@ -26,7 +26,7 @@ class OracleExclusion(ScreenedStrategy):
     is_malicious : callable
         Tells of a client whether it misbehaves.
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.screening import Asked, Screening
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
+from fedif_flower.strategies.callbacks import Callback
 
 
 def inverse_root(rounds: int) -> float:
@@ -103,20 +104,20 @@ class Pace:
 DEFAULT_PACE = Pace()
 
 
-class Outstanding:
-    """The members whose replies to earlier rounds are still waited for.
+class LateReplies(Callback):
+    """Lets replies to earlier rounds count in the round in which they come.
 
     Parameters
     ----------
     pace : Pace
-        For how long.
+        For how long, and for how much.
     """
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._asked: dict[int, Asked] = {}
 
-    def in_round(self, server_round: int) -> dict[int, Asked]:
+    def awaited(self, server_round: int) -> dict[int, Asked]:
         """Return, by node, whose replies still count in a round, and for how much."""
         self._asked = {
             node_id: one
@@ -128,7 +129,7 @@ class Outstanding:
             for node_id, one in self._asked.items()
         }
 
-    def update(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
+    def on_screened(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
         """Take in a round: who answered is free, who was asked and did not is waited for."""
         for accepted in screening.accepted:
             self._asked.pop(accepted.node.node_id, None)

@@ -30,6 +30,7 @@ from fedif_flower.sections import make
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.auto_bant import AutoBant
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.fedprox import FedProx
@@ -40,7 +41,6 @@ from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.oracle import OracleExclusion
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg
-from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.shapfed import ShapFed
 from fedif_flower.strategies.summary import constructor_signature
 from fedif_flower.tasks.config import TrainingConfig

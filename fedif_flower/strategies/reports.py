@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
@@ -18,6 +17,7 @@ from fedif_flower.messages.screening import AcceptedReply, Asked, Screening, Sta
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation
 from fedif_flower.strategies.presence import Change
+from fedif_flower.strategies.steps import Outcome
 
 RoundStatus = Literal["advanced", "kept", "failed"]
 """What a round made of the model: a new one; nothing, as the rule decided; or nothing."""
@@ -129,22 +129,19 @@ def round_line(report: RoundReport) -> dict[str, Any]:
 def round_report(
     server_round: int,
     screening: Screening,
-    aggregation: Aggregation | None,
+    outcome: Outcome,
     *,
-    reason: str = "",
-    kept: bool = False,
     round_seconds: float,
     aggregation_seconds: float,
-    asked: Mapping[int, Asked] = MappingProxyType({}),
-    num_online: int = 0,
-    changes: tuple[Change, ...] = (),
+    asked: Mapping[int, Asked],
+    num_online: int,
+    changes: tuple[Change, ...],
 ) -> RoundReport:
-    """Return the report of a round; ``reason`` says why the model stays, if it does.
-
-    ``kept`` says that this is the rule's answer, and no failure.
+    """Return the report of a round, and warn of refused replies and of what is odd about others.
 
     ``asked`` is what members were asked, by node, in earlier rounds too.
     """
+    aggregation, reason, kept = outcome.aggregation, outcome.reason, outcome.kept
     refused = [
         ClientReport(reply.node, reply.status, reply.reason, note=reply.node.note)
         for reply in screening.refused
@@ -154,6 +151,9 @@ def round_report(
         one = asked.get(client.node.node_id)
         if one is not None and one.server_round != server_round:
             clients[i] = replace(client, asked_in=one.server_round)
+    for client in clients:
+        for remark in filter(None, (client.rejection, client.note)):
+            logger.warning("round %d: %s: %s", server_round, client.node.label, remark)
     return RoundReport(
         server_round=server_round,
         clients=tuple(clients),
@@ -171,13 +171,6 @@ def round_report(
         changes=changes,
         kept=kept,
     )
-
-
-def log_remarks(report: RoundReport) -> None:
-    """Warn of every refused reply, and of what is odd about accepted ones."""
-    for client in report.clients:
-        for remark in filter(None, (client.rejection, client.note)):
-            logger.warning("round %d: %s: %s", report.server_round, client.node.label, remark)
 
 
 def accepted_reports(

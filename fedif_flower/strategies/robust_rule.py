@@ -20,7 +20,7 @@ from fedif_flower.round import (
     largest_counters,
 )
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.state import Stateful
 
 Rule = Callable[[RoundUpdates], Aggregation | Tensor]
@@ -42,7 +42,7 @@ class RobustRule(ScreenedStrategy):
         by an attribute ``knows_clients``. Where its ``takes_one_model`` is true, the
         parameters of the one model with a weight are taken over bit for bit.
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
 
     Examples
     --------

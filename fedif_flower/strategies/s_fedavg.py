@@ -11,7 +11,7 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments, naming
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.setup import DEFAULTS, require_kind
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
@@ -41,7 +41,7 @@ class SFedAvg(ScreenedStrategy):
     alpha : float
         Share of the old relevance that stays, in [0, 1).
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"validation": ShapleyValuation})

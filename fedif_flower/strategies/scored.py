@@ -15,8 +15,8 @@ from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments, naming
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scoring import Scoring
-from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import DEFAULTS
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation, Valuation
@@ -96,7 +96,7 @@ class ScoredStrategy(ScreenedStrategy):
     weighting : Weighting, optional
         How scores become weights. Default: :attr:`default_weighting`, the paper's.
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"weighting": Weighting})

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import torch
+from flwr.app import ArrayRecord
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LocalMethod
-from fedif_flower.messages.screening import Look
+from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.screening import Look, Workspace
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.intake import GivenIntake
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
 from fedif_flower.strategies.pace import DEFAULT_PACE, Pace
 
 PLAIN = LocalMethod()
+
+
+class GivenIntake(Protocol):
+    """Makes the intake of a strategy, which knows of it no more than this."""
+
+    def require(self, strategy: Any, initial_arrays: ArrayRecord) -> None:
+        """Raise ConfigError for a strategy or model that it is not for, before round 1."""
+        ...
+
+    def workspace(self, layout: ParameterLayout, max_length: float) -> Workspace:
+        """Return what takes in replies; no update may be longer than ``max_length``."""
+        ...
 
 
 @dataclass(frozen=True, repr=False)

@@ -79,7 +79,7 @@ class ShapFed(ScoredStrategy):
     gamma : float
         Rate of the smooth update, in (0, 1].
     stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.screened.ScreenedStrategy`.
+        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
     default_weighting = Weighting(round_normalization=False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+
+from fedif_flower.sections import require_settings
+from fedif_flower.stages import Stage
 
 _UNTOLD: tuple[object, ...] = (object.__repr__,)  # It shows an address and nothing else.
 # Flower's strategies tell their settings on its logger, which prints them in any program.
@@ -39,6 +42,42 @@ def constructor_signature(kind: type) -> inspect.Signature:
             if p.name not in names and p.default is not p.empty
         ]
     return inspect.Signature(named)
+
+
+class TellsSettings:
+    """Remembers what a constructor was called with, refuses what is out of range, tells it all."""
+
+    __signature__: inspect.Signature
+    settings: Settings  # What the constructor was called with.
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show the constructor's signature, not that of :meth:`__new__`."""
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = shown_signature(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remember what the constructor is called with, and refuse what is out of range."""
+        made = super().__new__(cls)
+        made.settings = given_settings(cls, args, kwargs)
+        require_settings(cls, made.settings.values)
+        return made
+
+    @classmethod
+    def default_stages(cls) -> list[Stage]:
+        """Return new stages for a strategy that is given none."""
+        return []
+
+    def __repr__(self) -> str:
+        """Name the class, the arguments that it was called with, and its default stages."""
+        given = self.settings.given
+        shown = [f"{name}={shown_setting(value)}" for name, value in given.items()]
+        if "stages" not in given and (stages := self.default_stages()):
+            shown.append(f"stages={shown_setting(stages)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def summary(self) -> None:
+        """Log every setting, as Flower's strategies do."""
+        log_settings(self)
 
 
 class _Shown(str):
@@ -79,12 +118,6 @@ def given_settings(kind: type, positional: Sequence[Any], named: Mapping[str, An
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
     given = {n: v for n, v in values.items() if n not in defaults or v is not defaults[n]}
     return Settings(values, given)
-
-
-def shown_settings(settings: Settings) -> Iterator[str]:
-    """Yield the arguments that are not their default, as they were written."""
-    for name, value in settings.given.items():
-        yield f"{name}={shown_setting(value)}"
 
 
 def log_settings(strategy: Any) -> None:

@@ -17,10 +17,10 @@ from fedif_flower.client.training import train_local
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, combine
 from fedif_flower.seeding import numpy_generator, torch_generator
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
-from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_names

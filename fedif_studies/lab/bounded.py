@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.stages.loss_bound import DESCENT_STEPS
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.registry import WITHOUT_COEFFICIENTS, StrategyParts, build_named
-from fedif_flower.strategies.screened import ScreenedStrategy
 
 RULE = f"{__name__}:rule"  # As a run config names it.
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.screened import ScreenedStrategy
 from fedif_flower.valuation import Validation
 
 STEPS = [[4.5], [2.5], [-3.7]]

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedif_flower.strategies as strategies
 from fedif_flower.strategies import DescentSettings, RootTraining, Setup, Weighting
-from fedif_flower.strategies.screened import ScreenedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.summary import given_settings
 from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.lines import threshold_validation

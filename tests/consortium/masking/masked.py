@@ -25,8 +25,8 @@ from fedif_flower import Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.screened import ScreenedStrategy
 
 MEMBERS = 6
 FEATURES, CLASSES = 100, 20  # d = 2,020: lengths are known to 31 %.

@@ -8,13 +8,12 @@ round.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -45,36 +44,23 @@ from fedif_flower.messages.screening import (
 )
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
-from fedif_flower.messages.vector_workspace import VectorWorkspace
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
-from fedif_flower.sections import require_settings
 from fedif_flower.stages import Stage, Stages
-from fedif_flower.strategies.callbacks import Callback, Question, admitted, tell
+from fedif_flower.strategies.callbacks import Callback, Question, tell
 from fedif_flower.strategies.combinations import require_coefficients, require_late
-from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
-from fedif_flower.strategies.local_guide import LocalGuide
-from fedif_flower.strategies.local_vector import LocalVector
-from fedif_flower.strategies.nodes import NodeDirectory
-from fedif_flower.strategies.pace import Outstanding
-from fedif_flower.strategies.presence import Change, RollCall
-from fedif_flower.strategies.reports import log_remarks, round_report
+from fedif_flower.strategies.local_part import LocalPart
+from fedif_flower.strategies.members import Members
+from fedif_flower.strategies.pace import LateReplies
+from fedif_flower.strategies.reports import round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import Outcome, Step
-from fedif_flower.strategies.summary import (
-    Settings,
-    constructor_signature,
-    given_settings,
-    log_settings,
-    shown_setting,
-    shown_settings,
-    shown_signature,
-)
+from fedif_flower.strategies.summary import TellsSettings
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
 
@@ -83,7 +69,7 @@ _OF_ONE_MODEL = ("stages", "rule")
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(FlowerFedAvg):
+class ScreenedStrategy(TellsSettings, FlowerFedAvg):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
@@ -110,8 +96,6 @@ class ScreenedStrategy(FlowerFedAvg):
     """
 
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
-    __signature__: inspect.Signature
-    settings: Settings  # What the constructor was called with.
     takes_groups = False  # Whether it may be given the means of groups for clients.
     can_mask = False  # Whether its weights need no more than products, lengths and examples.
     keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
@@ -155,59 +139,31 @@ class ScreenedStrategy(FlowerFedAvg):
         self.seed = setup.seed
         self.device = select_device(setup.device)
         self.model = GlobalModel(setup.trainable_keys, setup.tied_keys, self.stages)
-        self.nodes = NodeDirectory(setup.identify, setup.node_timeout)
+        self.members = Members(setup)
+        self.nodes, self.failures = self.members.nodes, self.members.failures
         self.limits = ReplyLimits(weighted_by_key, setup.max_num_examples, setup.max_examples_ratio)
-        self.local_vector = LocalVector(setup.local_method)
-        self.local_guide = LocalGuide(setup.local_method)
+        self.local = LocalPart(setup.local_method)
         self.history = History()
         self.callbacks = list(callbacks)
-        self.failures = MemberFailures(setup.max_failed_rounds, setup.max_paused_turns)
         self.completed_rounds = 0  # By earlier processes.
-        self.outstanding = Outstanding(setup.pace)
+        self._late = LateReplies(setup.pace)
         self._closing = setup.pace.closing(0, ())
-        self._roll = RollCall()
-        self._changes: tuple[Change, ...] = ()
-        self._online: list[ClientNode] = []
         self.asked: dict[int, Asked] = {}  # By node: whose replies count in the round.
         self._sampled: list[ClientNode] = []
         self._asked_to_evaluate: tuple[int, ...] = ()
         self._started = 0.0
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Show the constructor's signature, not that of :meth:`__new__`."""
-        super().__init_subclass__(**kwargs)
-        cls.__signature__ = shown_signature(cls)
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember what the constructor is called with, and refuse what is out of range."""
-        strategy = super().__new__(cls)
-        strategy.settings = given_settings(cls, args, kwargs)
-        require_settings(cls, strategy.settings.values)
-        return strategy
-
-    # -- what a strategy says of itself
-
-    def __repr__(self) -> str:
-        """Name the class, the arguments that it was called with, and its default stages."""
-        shown = list(shown_settings(self.settings))
-        if "stages" not in self.settings.given and (stages := self.default_stages()):
-            shown.append(f"stages={shown_setting(stages)}")
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def summary(self) -> None:
-        """Log every setting, as Flower's strategies do."""
-        log_settings(self)
-
     @cached_property
     def workspace(self) -> Workspace:
         """Room for the clients' updates."""
-        layout = self.model.layout
         if self.setup.intake is not None:
-            return self.setup.intake.workspace(layout, self.stages.max_length)
-        has_vector = self.local_vector.travels
-        if has_vector or self.local_guide.guides:
-            return VectorWorkspace(layout, has_vector=has_vector)
-        return Workspace(layout)
+            return self.setup.intake.workspace(self.model.layout, self.stages.max_length)
+        return self.local.workspace(self.model.layout)
+
+    @property
+    def told(self) -> tuple[Callback, ...]:
+        """Who is told of rounds: the strategy's own callbacks, then the user's."""
+        return (self.history, self._late, *self.callbacks)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients with which the round's models are combined."""
@@ -222,7 +178,7 @@ class ScreenedStrategy(FlowerFedAvg):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
-        guide = {"local-guide": self.local_guide} if self.local_guide.guides else {}
+        guide = {"local-guide": self.local} if self.local.guides else {}
         return {"nodes": self.nodes, "failures": self.failures, "stages": self.stages, **guide}
 
     @property
@@ -240,11 +196,6 @@ class ScreenedStrategy(FlowerFedAvg):
     def own_shapes(self) -> Mapping[str, Sequence[int]]:
         """The shapes of the strategy's own copy of the model, by name; empty: it has none."""
         return {} if self.judge is None else self.judge.shapes
-
-    @classmethod
-    def default_stages(cls) -> list[Stage]:
-        """Return new stages for a strategy that is given none."""
-        return []
 
     # -- what it remembers
 
@@ -280,8 +231,7 @@ class ScreenedStrategy(FlowerFedAvg):
         self.begin(initial_arrays)
         for callback in self.callbacks:
             callback.on_start(self)
-        callbacks = (self.history, *self.callbacks)
-        loop = RoundLoop(self, self.model, callbacks, self.completed_rounds, evaluate_fn)
+        loop = RoundLoop(self, self.model, self.told, self.completed_rounds, evaluate_fn)
         result = loop.run(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config)
         for remark in self.stages.remarks():
             logger.info("%s", remark)
@@ -304,7 +254,7 @@ class ScreenedStrategy(FlowerFedAvg):
             self.setup.intake.require(self, initial_arrays)
         self.stages.begin(self.judge)
         require_coefficients(self)
-        self.local_vector.restart()
+        self.local.restart()
         parts = self.stateful()
         self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
 
@@ -322,7 +272,7 @@ class ScreenedStrategy(FlowerFedAvg):
             self.seed,
             server_round,
             probabilities,
-            out_of=round(self.setup.pace.ask_more * max(len(self._online), len(nodes))),
+            out_of=round(self.setup.pace.ask_more * max(len(self.members.online), len(nodes))),
         )
 
     def configure_train(
@@ -332,36 +282,28 @@ class ScreenedStrategy(FlowerFedAvg):
         if self.fraction_train == 0.0:
             return []
         vectors = self.model.receive(arrays)  # What cannot be averaged is refused right here.
-        needed = max(self.min_train_nodes, 1)
-        begun = self.asked or self.completed_rounds
-        if begun or needed > self.min_available_nodes:
-            nodes = self.nodes.online(grid, needed, "min_train_nodes")
-        else:
-            nodes = self.nodes.online(grid, self.min_available_nodes)
-        self._online = nodes
-        late = self.outstanding.in_round(server_round)
-        free = self.failures.available(nodes, server_round, needed)
-        idle = [node for node in free if node.node_id not in late]
-        chosen = admitted(self.callbacks, idle, server_round, needed)
-        paused, barred = _without(nodes, free), _without(idle, chosen)
-        self._changes += self._roll.call(grid, self.nodes, nodes, paused=paused, barred=barred)
-        sampled = self.local_guide.sample(chosen, server_round, self.select)
-        self._sampled = sampled
+        late = {i: one for by in self.told for i, one in by.awaited(server_round).items()}
+        nodes = self.members.candidates(
+            grid,
+            server_round,
+            at_least=max(self.min_train_nodes, 1),
+            at_first=0 if self.asked or self.completed_rounds else self.min_available_nodes,
+            at_work=late,
+            callbacks=self.callbacks,
+        )
+        self._sampled = sampled = self.local.sample(nodes, server_round, self.select)
         self._closing = self.setup.pace.closing(len(sampled), late)
         if isinstance(grid, ScreenedGrid):
             grid.close_by(self._closing)
         self.prepare(vectors.params, self.model.named_buffers)
-        at_work = [one.node for one in late.values()]
-        resting = self.failures.paused(server_round)
-        question = Question(server_round, sampled, at_work, nodes, resting)
-        for callback in self.callbacks:
+        at_work, resting = [one.node for one in late.values()], self.failures.paused(server_round)
+        question = Question(server_round, sampled, at_work, self.members.online, resting)
+        for callback in self.told:
             callback.on_asked(question)
-        logger.debug("round %d: asking %d of %d nodes", server_round, len(sampled), len(nodes))
         config["server-round"] = server_round
         self.workspace.instruct(config, server_round)
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        self.local_vector.enclose(record, vectors.params)
-        self.local_guide.expect(self.workspace, server_round)
+        self.local.enclose(record, vectors.params, server_round)
         self._started = time.perf_counter()
         new = {n.node_id: Asked(n, vectors, self._started, server_round) for n in sampled}
         self.asked = {**new, **late}
@@ -373,7 +315,7 @@ class ScreenedStrategy(FlowerFedAvg):
     def _for(self, node: ClientNode, record: RecordDict, server_round: int) -> RecordDict:
         """Return a round's content with what is for one node alone."""
         own = {name: r for of in self.callbacks for name, r in of.enclose(node).items()}
-        own |= self.local_guide.enclose(node, server_round)
+        own |= self.local.told(node, server_round)
         return RecordDict({**record, **own}) if own else record
 
     def aggregate_train(
@@ -382,10 +324,10 @@ class ScreenedStrategy(FlowerFedAvg):
         """Screen the replies, weigh them, and combine them into the new model."""
         if not self.asked:
             return None, None
-        for callback in self.callbacks:
+        for callback in self.told:
             callback.on_replies(server_round)
         screening = screen_replies(
-            self._told(server_round, replies),
+            self._announced(server_round, replies),
             self.asked,
             self.workspace,
             self.limits,
@@ -395,39 +337,36 @@ class ScreenedStrategy(FlowerFedAvg):
             look=self.setup.look,
             server_round=server_round,
         )
-        self.outstanding.update(screening, self.asked)
-        started = time.perf_counter() - screening.seconds
+        for callback in self.told:
+            callback.on_screened(screening, self.asked)
+        screened = time.perf_counter() - screening.seconds
         # Most raise an error on the model just made, and did not before.
         newly = self.failures.first_errors(screening)
         blamed = not self.model.is_proven and 2 * newly > len(self._sampled)
-        outcome = self._aggregate(server_round, screening, blamed=blamed)
-        if not blamed:
-            self.local_guide.take(server_round, self.workspace, screening.accepted)
+        outcome = self._outcome(server_round, screening, blamed=blamed)
         report = round_report(
             server_round,
             screening,
-            outcome.aggregation,
-            reason=outcome.reason,
-            kept=outcome.kept,
-            round_seconds=started - self._started,
-            aggregation_seconds=time.perf_counter() - started,
+            outcome,
+            round_seconds=screened - self._started,
+            aggregation_seconds=time.perf_counter() - screened,
             asked=self.asked,
-            num_online=len(self._online),
-            changes=self._changes,
+            num_online=len(self.members.online),
+            changes=self.members.news(),
         )
-        self._changes = ()
-        log_remarks(report)
-        tell((self.history, *self.callbacks), outcome.step, report)
+        tell(self.told, outcome.step, report)
+        accepted = screening.accepted
         if not blamed:
-            enough = len(screening.accepted) >= self.setup.min_valid_replies
+            self.local.take(server_round, accepted)
+            enough = len(accepted) >= self.setup.min_valid_replies
             # A round whose replies lead nowhere is not counted: clients could end the run by such.
             failed = enough and outcome.aggregation is None
             self.failures.update(
-                server_round, screening, self._sampled, self._online, failed=failed
+                server_round, screening, self._sampled, self.members.online, failed=failed
             )
         if report.failed:
             return outcome.arrays, None
-        records = [reply.reported.records for reply in screening.accepted]
+        records = [reply.reported.records for reply in accepted]
         metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
         return outcome.arrays, metrics
 
@@ -462,7 +401,7 @@ class ScreenedStrategy(FlowerFedAvg):
         A subclass overrides it where weights do not tell all, else :meth:`weigh`. ``accepted`` are
         the replies as they came, in the order of ``updates``; any error fails the round.
         """
-        aggregation = self.local_guide.weighted(updates, self.weigh(updates))
+        aggregation = self.local.weighted(updates, self.weigh(updates))
         if updates.hidden is not None:
             weights = aggregation.weights
             factors = updates.hidden.cut(weights.cpu() * updates.shortening)
@@ -508,17 +447,17 @@ class ScreenedStrategy(FlowerFedAvg):
         records = screen_evaluations(replies, self._asked_to_evaluate, self.limits)
         return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
 
-    def _told(self, server_round: int, replies: Iterable[Message]) -> Iterator[Message]:
+    def _announced(self, server_round: int, replies: Iterable[Message]) -> Iterator[Message]:
         """Return replies as they come, and tell the callbacks of each by somebody who was asked."""
         for reply in replies:
             sender = reply.metadata.src_node_id
             if (one := self.asked.get(sender)) is not None:
-                for callback in self.callbacks:
+                for callback in self.told:
                     callback.on_reply(server_round, one.node, failed=reply.has_error())
             yield reply
             del reply  # It need not stay in memory until the next is there.
 
-    def _aggregate(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
+    def _outcome(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
         """Advance the global model by the accepted replies, if they allow it."""
         accepted = screening.accepted
         if blamed:
@@ -544,10 +483,8 @@ class ScreenedStrategy(FlowerFedAvg):
             logger.warning("round %d: %s; the model stays as it was", server_round, reason)
             return Outcome(self.model.record, aggregation, reason, kept=kept)
         before, arrays = self.model.vectors, self.model.advance(vectors)
-        shares = tuple(self.stages.shares)
-        members = len(self.nodes.known)
-        self.local_vector.advance(self.workspace, len(accepted), members)
-        nodes = [reply.node for reply in accepted]
+        self.local.advance(len(accepted), len(self.nodes.known))
+        nodes, shares = [reply.node for reply in accepted], tuple(self.stages.shares)
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
         return Outcome(arrays, aggregation, step=step)
 
@@ -559,19 +496,8 @@ class ScreenedStrategy(FlowerFedAvg):
         logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
         taken_back = self.model.take_back() if suspect else None
         if taken_back is not None:
-            self.local_vector.restart()
+            self.local.restart()
         return Outcome(taken_back, None, reason)
-
-
-ScreenedStrategy.__signature__ = constructor_signature(ScreenedStrategy)
-
-
-def _without(nodes: Sequence[ClientNode], kept: Sequence[ClientNode]) -> list[ClientNode]:
-    """Return the nodes that are not among others, which are some of them."""
-    if len(kept) == len(nodes):
-        return []
-    ids = {node.node_id for node in kept}
-    return [node for node in nodes if node.node_id not in ids]
 
 
 def _why_it_stands_still(updates: RoundUpdates, *, kept: bool) -> str:
