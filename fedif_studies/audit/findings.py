@@ -10,11 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedif_flower.valuation.shapley import exact_shapley
 from fedif_studies.audit.cases import HONEST, MANIPULATIONS, RETRAINED, THREATS
 from fedif_studies.audit.federation import RULES
 from fedif_studies.audit.measure import RetrainedLine, ValueLine, coalition_utilities
-from fedif_studies.audit.valuations import EXACT
+from fedif_studies.audit.valuations import EXACT, shapley_of
 
 CEILING = "another seed's retraining"
 RANDOM = "random order"
@@ -199,13 +198,6 @@ def _mean(question: str, case: str, valuation: str, scores: Sequence[float]) -> 
     if not defined:
         return []
     return [Finding(question, case, valuation, statistics.fmean(defined), len(defined))]
-
-
-def shapley_of(utilities: Tensor) -> Tensor:
-    """Return the Shapley values ``[m]`` from all coalitions' utilities ``[2**m]``."""
-    m = utilities.numel().bit_length() - 1
-    bits = 2 ** torch.arange(m)
-    return exact_shapley(lambda masks: utilities[(masks * bits).sum(dim=1)], m).values
 
 
 def _share(values: Tensor, chosen: Tensor) -> float:

@@ -23,7 +23,7 @@ from fedif_studies.audit.cases import CASES, HONEST, RETRAINED
 from fedif_studies.audit.federation import RULES, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.retraining import train_coalitions
-from fedif_studies.audit.valuations import EXACT, VALUATIONS, WATCHERS
+from fedif_studies.audit.valuations import ALL_COALITIONS, EXACT, VALUATIONS, WATCHERS
 from fedif_studies.rows import append_rows
 
 CONFIG, VALUES, RETRAINING = "config.json", "values.csv", "retraining.csv"
@@ -169,7 +169,7 @@ def _values(
     """Return all valuations' values of one federation's members."""
     members = CASES[case](task, seed)
     if len(members) > MOST_MEMBERS:
-        valuations = [name for name in valuations if name != EXACT]
+        valuations = [name for name in valuations if name not in ALL_COALITIONS]
     if not valuations:
         return []
     watchers = {name: WATCHERS[name]() for name in valuations}
