@@ -58,6 +58,7 @@ RUNS: Mapping[str, Mapping[str, object]] = {
     "influence-descent": {"strategy": "influence-descent", "attack": "label-noise"},
     "fltrust": {"strategy": "fltrust"},
     "multikrum": {"strategy": "tests.goldens:multi_krum"},  # A user's own rule, of steps.
+    "multikrum-weights": {"strategy": "multikrum"},
     "median-mixing": {"strategy": "median", "neighbour-mixing": True, "max-update-length": 0.5},
     "trimmed-mean-buckets": {"strategy": "trimmed-mean", "bucketing": 2},
     "flame": {"strategy": "flame", "fraction-train": 1.0},

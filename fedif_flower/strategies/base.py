@@ -62,7 +62,6 @@ from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import Outcome, Step
 from fedif_flower.strategies.summary import TellsSettings
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.ledger import ScoreLedger
 
 # Parts that are about one model, by name: lengths, losses, directions.
 _OF_ONE_MODEL = ("stages", "rule")
@@ -189,8 +188,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
     @property
     def scoring(self) -> Scoring | None:
         """How the scores come about that it reports as weight scores; ``None``: not smoothed."""
-        ledger = self.stateful().get("ledger")
-        return Scoring.of(ledger) if isinstance(ledger, ScoreLedger) else None
+        return None
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:

@@ -14,9 +14,8 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import require_fields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
-from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments, naming
-from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.scored import JudgedStrategy
 from fedif_flower.strategies.setup import require_kind
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
@@ -72,7 +71,7 @@ class DescentSettings:
 DEFAULT_DESCENT = DescentSettings()
 
 
-class InfluenceDescent(ScreenedStrategy):
+class InfluenceDescent(JudgedStrategy):
     r"""Descend the validation loss of the new model over the aggregation weights.
 
     .. math:: p = \frac{n_i}{\sum_j n_j}; \quad \text{repeat:} \quad
@@ -101,6 +100,7 @@ class InfluenceDescent(ScreenedStrategy):
         See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
+    validation: Validation
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"descent": DescentSettings})
 
     def __init__(
@@ -121,29 +121,12 @@ class InfluenceDescent(ScreenedStrategy):
         self.ledger = ScoreLedger(gamma, initial=1.0)
         _warn_of(validation)
 
-    @classmethod
-    def default_stages(cls) -> list[Stage]:
-        """Return bounds on lengths and on the validation loss."""
-        return [Clip(2.0), LossBound()]
-
-    @property
-    def judge(self) -> Validation:
-        """The held-out data behind the scores."""
-        return self.validation
-
     def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds: the weight scores too."""
+        """Return the parts that remember earlier rounds: the last model too."""
         relative: dict[str, Stateful] = {}
         if self.descent.relative:
             relative["last_model"] = self._last_model
-        return super().stateful() | {"ledger": self.ledger} | relative
-
-    @property
-    def weight_scores(self) -> dict[str, float]:
-        r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
-        scores = self.ledger.scores
-        labels = self.nodes.labels(scores)
-        return {labels[i]: score for i, score in scores.items()}
+        return super().stateful() | relative
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""

@@ -9,11 +9,9 @@ from typing import Annotated, Any, ClassVar, Unpack
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
-from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments, naming
-from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.scored import JudgedStrategy
 from fedif_flower.strategies.setup import DEFAULTS, require_kind
-from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -21,7 +19,7 @@ from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 _LEAST_CHANCE = 1e-12  # Of being drawn.
 
 
-class SFedAvg(ScreenedStrategy):
+class SFedAvg(JudgedStrategy):
     r"""S-FedAvg: draw clients by their relevance, average those drawn as FedAvg does.
 
     .. math:: \varphi_k \leftarrow \alpha \varphi_k + (1 - \alpha) s_k, \qquad
@@ -44,6 +42,7 @@ class SFedAvg(ScreenedStrategy):
         See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
     """
 
+    validation: Validation
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"validation": ShapleyValuation})
 
     def __init__(
@@ -65,20 +64,6 @@ class SFedAvg(ScreenedStrategy):
         self.valuation = validation
         self.validation = validation.validation
         self.ledger = ScoreLedger(1.0 - alpha)
-
-    @classmethod
-    def default_stages(cls) -> list[Stage]:
-        """Return bounds on lengths and on the validation loss."""
-        return [Clip(2.0), LossBound()]
-
-    @property
-    def judge(self) -> Validation:
-        """The held-out data behind the scores."""
-        return self.validation
-
-    def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds: the relevance too."""
-        return super().stateful() | {"ledger": self.ledger}
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
         """Draw clients with probability softmax(relevance)."""

@@ -79,7 +79,40 @@ class Weighting:
         require_fields(self)
 
 
-class ScoredStrategy(ScreenedStrategy):
+class JudgedStrategy(ScreenedStrategy):
+    """Judges updates and steps by held-out data, and keeps a weight score of each client."""
+
+    validation: Validation | None
+    ledger: ScoreLedger
+
+    @classmethod
+    def default_stages(cls) -> list[Stage]:
+        """Return bounds on lengths and on the validation loss."""
+        return [Clip(2.0), LossBound()]
+
+    @property
+    def judge(self) -> Validation | None:
+        """The held-out data behind the scores."""
+        return self.validation
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the parts that remember earlier rounds: the weight scores too."""
+        return super().stateful() | {"ledger": self.ledger}
+
+    @property
+    def weight_scores(self) -> dict[str, float]:
+        r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
+        scores = self.ledger.scores
+        labels = self.nodes.labels(scores)
+        return {labels[i]: score for i, score in scores.items()}
+
+    @property
+    def scoring(self) -> Scoring:
+        """How the weight scores come about."""
+        return Scoring.of(self.ledger)
+
+
+class ScoredStrategy(JudgedStrategy):
     r"""Score a round's clients, smooth the scores over rounds, aggregate by them.
 
     .. math:: \Psi = \mathrm{minmax}(\Phi), \quad
@@ -136,27 +169,10 @@ class ScoredStrategy(ScreenedStrategy):
             )
         return validation
 
-    @classmethod
-    def default_stages(cls) -> list[Stage]:
-        """Return bounds on lengths and on the validation loss."""
-        return [Clip(2.0), LossBound()]
-
-    @property
-    def judge(self) -> Validation | None:
-        """The held-out data behind the scores."""
-        return self.validation
-
     def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds: the weight scores too."""
+        """Return the parts that remember earlier rounds: a guard too."""
         guard: dict[str, Stateful] = {"guard": self.guard} if self.guard else {}
-        return super().stateful() | {"ledger": self.ledger} | guard
-
-    @property
-    def weight_scores(self) -> dict[str, float]:
-        r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
-        scores = self.ledger.scores
-        labels = self.nodes.labels(scores)
-        return {labels[i]: score for i, score in scores.items()}
+        return super().stateful() | guard
 
     @property
     def scoring(self) -> Scoring:
