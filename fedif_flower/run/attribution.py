@@ -13,9 +13,11 @@ from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, payi
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.quarantine import Quarantine
+from fedif_flower.valuation.blocks import BLOCKS
 from fedif_flower.valuation.credit import CreditBounds
 
 NAME = "attribution"  # In checkpoints.
+BLOCKS_KEY = "held_out_blocks"  # In the provenance.
 logger = logging.getLogger(__name__)
 
 
@@ -25,11 +27,25 @@ def credit_bounds(config: RunConfig) -> CreditBounds:
 
 
 class Attribution(RunPart):
-    """``attribution = "simpson"``: what each member's updates did to the held-out loss."""
+    """``attribution = "simpson"``: what each member's updates did to the held-out loss.
+
+    Contributions are split by blocks of held-out examples too, of which ``attribution.csv`` has a
+    column each: every choice of rounds has an interval then. The blocks' weights are in
+    ``provenance.json``.
+
+    Parameters
+    ----------
+    blocks : int
+        How many; 0: none.
+    """
+
+    def __init__(self, blocks: int = BLOCKS) -> None:
+        self.blocks = blocks
 
     def build(self, run: RunContext) -> Built:
         """Return the attribution, and the records of its rounds."""
-        config, paying, origin = run.config, run.loaded.validation, {}
+        config, paying = run.config, run.loaded.validation
+        origin: dict[str, Any] = {}
         if config.secret_validation:
             memory = (run.checkpoint and run.checkpoint.records.get(NAME)) or {}
             earlier = memory.get(NONCE)
@@ -43,9 +59,11 @@ class Attribution(RunPart):
             paying,
             config.attribution,
             per_class=config.attribution_per_class,
+            blocks=self.blocks,
             bounds=credit_bounds(config),
         )
         records = AttributionRecords(run.folder, attribution, origin.get(NONCE, ""))
+        origin[BLOCKS_KEY] = attribution.block_weights
         return Built(callbacks=[records, attribution], kept={NAME: records}, provenance=origin)
 
 
@@ -67,7 +85,8 @@ class AttributionRecords(Callback, Kept):
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Begin the tables with the rounds so far."""
-        self._folder.begin_attribution(self._attribution.num_classes)
+        told = self._attribution
+        self._folder.begin_attribution(told.num_classes, len(told.block_weights))
         for found in self._attribution.rounds:
             self._folder.add_attribution(found)
         self._attribution.on_attribution.insert(0, self._folder.add_attribution)

@@ -248,9 +248,10 @@ class RunFolder:
         there = [name for name in RESULT_FILES if (self.path / name).is_file()]
         return there + [path.relative_to(self.path).as_posix() for path in more]
 
-    def begin_attribution(self, num_classes: int) -> None:
-        """Begin both tables of the attribution, with a column for each class."""
-        self.attribution.begin(f"contribution_class_{c}" for c in range(num_classes))
+    def begin_attribution(self, num_classes: int, num_blocks: int = 0) -> None:
+        """Begin both tables of the attribution, with a column for each class and each block."""
+        classes = [f"contribution_class_{c}" for c in range(num_classes)]
+        self.attribution.begin([*classes, *(f"contribution_block_{k}" for k in range(num_blocks))])
         self.attributed_rounds.begin()
 
     def add_attribution(self, found: RoundAttribution) -> None:
@@ -264,6 +265,8 @@ class RunFolder:
                 **{name: getattr(client, name) for name in _ATTRIBUTION[1:]},
                 **vars(client.credit or MemberCredit(client.contribution)),
                 **{f"contribution_class_{c}": value for c, value in enumerate(client.classes)},
+                # Six digits: intervals need no more, and files of many members stay small.
+                **{f"contribution_block_{k}": f"{x:.6g}" for k, x in enumerate(client.blocks)},
             }
             for client in found.clients
         )

@@ -47,6 +47,10 @@ class ClientAttribution:
         The part of it that comes from each class's examples; they sum to ``contribution``.
     credit : MemberCredit, optional
         Where credit is bounded.
+    blocks : tuple of float
+        The part of it that comes from each block of held-out examples (see
+        :func:`~fedif_flower.valuation.path.block_contributions`); they sum to ``contribution``.
+        Empty in masked rounds.
     """
 
     partition_id: int
@@ -55,6 +59,7 @@ class ClientAttribution:
     contribution: float
     classes: tuple[float, ...] = ()
     credit: MemberCredit | None = None
+    blocks: tuple[float, ...] = ()
 
     @property
     def credited(self) -> float:
@@ -104,6 +109,7 @@ def taken_back(client: ClientAttribution) -> ClientAttribution:
         coefficient=-client.coefficient,
         contribution=-client.contribution,
         classes=tuple(-value for value in client.classes),
+        blocks=tuple(-value for value in client.blocks),
         credit=client.credit and replace(client.credit, credited=-client.credit.credited),
     )
 
@@ -121,6 +127,7 @@ def round_from(state: Mapping[str, Any]) -> RoundAttribution:
     clients = []
     for client in state["clients"]:
         credit = client["credit"] and MemberCredit(**client["credit"])
-        own = {**client, "classes": tuple(client["classes"]), "credit": credit}
+        split = {name: tuple(client[name]) for name in ("classes", "blocks")}
+        own = {**client, **split, "credit": credit}
         clients.append(ClientAttribution(**own))
     return RoundAttribution(**{**state, "clients": tuple(clients)})

@@ -26,6 +26,7 @@ from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.round_attribution import RoundAttributor, TakenRound
 from fedif_flower.strategies.steps import Step
+from fedif_flower.valuation.blocks import block_validations
 from fedif_flower.valuation.classes import class_validations
 from fedif_flower.valuation.credit import (
     Credit,
@@ -63,6 +64,11 @@ class PathAttribution(Callback):
     per_class : bool
         Also split each contribution by the validation examples' classes. It takes a backward pass
         over each class's examples at each node of the rule.
+    blocks : int
+        Also split each contribution by so many blocks of the examples, >= 2, from which intervals
+        follow (see :func:`~fedif_flower.valuation.blocks.block_validations`); it takes one more
+        pass over the examples a round. 0: do not. Masked rounds are not split: the keeper of
+        their masks answers one product a round.
     bounds : CreditBounds, optional
         Bounds what members are credited with, by lengths and cosines; ``None``: each is credited
         with its contribution.
@@ -94,6 +100,7 @@ class PathAttribution(Callback):
         rule: str = "simpson",
         *,
         per_class: bool = False,
+        blocks: int = 0,
         bounds: CreditBounds | None = None,
         on_attribution: OnAttribution | None = None,
     ) -> None:
@@ -104,6 +111,7 @@ class PathAttribution(Callback):
             validation,
             find_refinements(rule),
             class_validations(validation) if per_class else [],
+            block_validations(validation, blocks),
         )
         self.on_attribution = [] if on_attribution is None else [on_attribution]
         self._gradients = validation.gradients
@@ -122,6 +130,12 @@ class PathAttribution(Callback):
     def num_classes(self) -> int:
         """How many classes contributions are split by; 0: they are not."""
         return len(self._attributor.classes)
+
+    @property
+    def block_weights(self) -> list[float]:
+        """Each block's part of the held-out examples' weight; empty: there are no blocks."""
+        weights: list[float] = self._attributor.block_weights.tolist()
+        return weights
 
     @property
     def contributions(self) -> dict[str, float]:
@@ -195,6 +209,8 @@ class PathAttribution(Callback):
         if self.bounds is not None:
             self._past = self._past.after(step.after.params - step.before.params)
         hidden = step.updates.hidden
+        if hidden is not None and not self.rounds and self.block_weights:
+            logger.info("masked rounds: no intervals for another held-out set")
         self._attribute(
             step.updates.server_round, step.before, step.after, tuple(in_step), credit, hidden
         )
@@ -285,6 +301,7 @@ class PathAttribution(Callback):
         return {
             "rule": self.rule,
             "num_classes": self.num_classes,
+            "blocks": self.block_weights,
             **memory,
             "carried": memory["carried"].state(),
         }
@@ -303,6 +320,8 @@ class PathAttribution(Callback):
         if theirs != ours:
             said = [f"by {rule}, of {classes} classes" for rule, classes in (theirs, ours)]
             raise ValueError(f"its attribution is {said[0]}; this run's is {said[1]}")
+        if state["blocks"] != self.block_weights:
+            raise ValueError("its held-out examples are cut into other blocks than this run's")
         rounds = [round_from(found) for found in lines]
         if [found.server_round for found in rounds] != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")

@@ -18,7 +18,13 @@ from fedif_flower.strategies.attributed import ClientAttribution, MemberCredit, 
 from fedif_flower.strategies.carried import Member, Part
 from fedif_flower.valuation.credit import Credit, credited
 from fedif_flower.valuation.gradients import LossAndGradient
-from fedif_flower.valuation.path import Quadrature, contributions, is_settled, slopes
+from fedif_flower.valuation.path import (
+    Quadrature,
+    block_contributions,
+    contributions,
+    is_settled,
+    slopes,
+)
 from fedif_flower.valuation.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -46,7 +52,7 @@ class _Slopes(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A part's contributions ``[m, 1 + c]``, and those of what is returned ``[m]``."""
+    """A part's contributions ``[m, 1 + c + b]``, and those of what is returned ``[m]``."""
 
     contributions: Tensor
     returned: Tensor
@@ -64,11 +70,20 @@ class RoundAttributor:
         The rule, and what refines it.
     classes : sequence of Validation
         The held-out examples of each class; empty: contributions are not split by them.
+    blocks : sequence of Validation
+        Blocks of the held-out examples, likewise.
     """
 
     validation: Validation
     quadratures: Sequence[Quadrature]
     classes: Sequence[Validation] = ()
+    blocks: Sequence[Validation] = ()
+
+    @property
+    def block_weights(self) -> Tensor:
+        """Each block's part of the examples' weight ``[b]``, float64."""
+        weights = torch.tensor([block.total_weight for block in self.blocks], dtype=torch.float64)
+        return weights / weights.sum()
 
     def evaluate(self, taken: TakenRound) -> RoundAttribution:
         """Return a round's attribution; where the path leads out of what is finite, none."""
@@ -104,7 +119,8 @@ class RoundAttributor:
                 *member,
                 coefficients[member],
                 total,
-                tuple(classes),
+                tuple(rest[: len(self.classes)]),
+                blocks=tuple(rest[len(self.classes) :]),
                 credit=None
                 if taken.credit is None
                 else replace(
@@ -112,7 +128,7 @@ class RoundAttributor:
                 ),
             )
             for member in sorted(sums)
-            for total, *classes in [sums[member].tolist()]
+            for total, *rest in [sums[member].tolist()]
         )
 
     def _bounded(self, part: Part, found: _Found) -> Tensor:
@@ -157,7 +173,29 @@ class RoundAttributor:
             if is_settled(totals, coarser, decrease):
                 break
             coarser = totals
-        return found
+        if not self.blocks:
+            return found
+        return [
+            own._replace(contributions=torch.cat([own.contributions, blocks.T], dim=1))
+            for own, blocks in zip(found, self._by_block(taken, found), strict=True)
+        ]
+
+    def _by_block(self, taken: TakenRound, found: Sequence[_Found]) -> list[Tensor]:
+        """Return each part's contributions by block ``[b, m]``; one gradient is held at a time."""
+        middle = _between(taken, 0.5)
+        buffers = taken.names.named_buffers(middle)
+        norms = [torch.linalg.vector_norm(part.updates, dim=1) ** 2 for part in taken.parts]
+        along: list[list[Tensor]] = [[] for _ in taken.parts]  # [parts, b, m]
+        for block in self.blocks:
+            gradient = block.gradient(middle.params, buffers)
+            for own, part, squared in zip(along, taken.parts, norms, strict=True):
+                own.append(slopes(part.updates, gradient, squared))
+        return [
+            block_contributions(
+                torch.stack(own), part.applied, self.block_weights, known.contributions[:, 0]
+            )
+            for own, part, known in zip(along, taken.parts, found, strict=True)
+        ]
 
     def _hidden(self, taken: TakenRound, hidden: HiddenUpdates) -> _Found:
         """Return what masked updates contributed: one product, with the mean gradient."""

@@ -112,13 +112,45 @@ def path_attribution(
     return contributions(torch.stack(found), coefficients, quadrature)
 
 
-def slopes(client_updates: Tensor, gradient: Tensor) -> Tensor:
+def slopes(client_updates: Tensor, gradient: Tensor, squared_norms: Tensor | None = None) -> Tensor:
     """Return how fast the loss falls along each update ``[m, d]`` at one point: ``[m]``, float64.
 
-    ``gradient`` [d] is the loss's at that point.
+    ``gradient`` [d] is the loss's at that point; ``squared_norms`` [m] are the updates', where they
+    are known.
     """
-    inner = project_updates(client_updates, gradient.to(client_updates.device)).inner
-    return inner.cpu()
+    here = gradient.to(client_updates.device)
+    return project_updates(client_updates, here, squared_norms).inner.cpu()
+
+
+def block_contributions(
+    slopes: Tensor, coefficients: Tensor, weights: Tensor, contributed: Tensor
+) -> Tensor:
+    r"""Return what of each contribution comes from each block of held-out examples, ``[b, m]``.
+
+    .. math:: c_{ki} = W_k \big( c_i + h_{ki} - \bar h_i \big), \qquad
+              h_{ki} = -a_i \left\langle u_i, \nabla \ell(w_{t-1} + s / 2, D'_k) \right\rangle,
+              \qquad \bar h_i = \sum_k W_k h_{ki}
+
+    :math:`h_{ki}` is the contribution to block k's own loss by the midpoint rule, exact where that
+    is of degree 2 along the step. What the rule of the sum finds beyond :math:`\bar h_i` is no
+    block's own: each has its part of it, so that :math:`\sum_k c_{ki} = c_i`. This takes one pass
+    over the examples, whichever the rule: the gradients at the ends of the step, which rounds
+    share, are not taken apart.
+
+    Parameters
+    ----------
+    slopes : Tensor
+        ``[b, m]``: those of :func:`slopes` in the middle of the step, of blocks' mean losses.
+    coefficients : Tensor
+        ``[m]``: a_i.
+    weights : Tensor
+        ``[b]``: W_k, each block's part of the examples; they sum to 1.
+    contributed : Tensor
+        ``[m]``: c_i.
+    """
+    at_middle = slopes.double().cpu() * coefficients.double().cpu()  # [b, m]
+    shares = weights.double().cpu()[:, None]
+    return shares * (contributed.double().cpu() + at_middle - (shares * at_middle).sum(dim=0)) + 0.0
 
 
 def contributions(slopes: Tensor, coefficients: Tensor, quadrature: Quadrature) -> Tensor:

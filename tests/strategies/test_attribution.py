@@ -261,3 +261,32 @@ def test_neighbour_mixing_is_undone():
     (found,) = callback.rounds
     assert sum(c.coefficient for c in found.clients) == pytest.approx(1.0)
     assert found.attributed == pytest.approx(found.decrease, rel=ROUNDING)
+
+
+def test_blocks_add_up_and_change_nothing_else():
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(60, 2, generator=generator)
+    targets = inputs @ torch.tensor([[4.0], [2.0]]) + torch.randn(60, 1, generator=generator)
+    movers = [[1.0, 0.5], [0.5, -1.0], [0.0, 0.0]]
+    found = []
+    for blocks in (0, 20):
+        held_out = Validation(point(), inputs, targets, loss_fn=squared, device="cpu")
+        callback = PathAttribution(held_out, blocks=blocks)
+        strategy = fedavg(
+            held_out, callbacks=[callback], fraction_evaluate=0.0, setup=Setup(device="cpu")
+        )
+        strategy.start(LocalGrid(Movers(movers), 3), model_arrays(point()), num_rounds=3)
+        found.append(callback)
+    without, split = found
+    assert split.block_weights == pytest.approx([1 / 20] * 20)
+    for ours, theirs in zip(split.rounds, without.rounds, strict=True):
+        assert values(ours) == values(theirs)
+        for client in ours.clients:
+            assert sum(client.blocks) == pytest.approx(client.contribution, rel=1e-12, abs=1e-15)
+        assert set(ours.clients[2].blocks) == {0.0}  # It sent the model back.
+    lines = split.lines(0, 3)
+    other = PathAttribution(split.validation, blocks=20)
+    other.load_state_dict(split.state_dict(3), lines, 3)
+    assert other.rounds == split.rounds
+    with pytest.raises(ValueError, match="other blocks"):
+        PathAttribution(split.validation).load_state_dict(split.state_dict(3), lines, 3)

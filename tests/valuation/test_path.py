@@ -13,10 +13,12 @@ from fedif_flower.errors import ValuationError
 from fedif_flower.valuation.path import (
     ADAPTIVE,
     QUADRATURES,
+    block_contributions,
     composite_simpson,
     find_refinements,
     is_settled,
     path_attribution,
+    slopes,
 )
 from tests.tolerance import rounding
 
@@ -236,3 +238,31 @@ def test_what_does_not_fit_is_refused():
         path_attribution(torch.exp, one, torch.ones(1, 1), one, "midpoint")
     with pytest.raises(ValuationError, match=r"client_updates \[m, d\]"):
         path_attribution(lambda w: torch.ones(2), one, torch.ones(1, 1), one)
+
+
+@given(SEEDS)
+def test_blocks_contributions_are_those_to_their_own_losses_and_add_up(seed):
+    blocks, weights = [Polynomial(seed + 7 * k) for k in range(3)], torch.tensor([0.5, 0.25, 0.25])
+    model, updates, coefficients = game(seed)
+
+    def whole(x: Tensor) -> Tensor:
+        return sum(w * block.gradient(x) for w, block in zip(weights, blocks, strict=True))
+
+    middle = model + coefficients @ updates / 2
+    along = torch.stack([slopes(updates, block.gradient(middle)) for block in blocks])
+    total = path_attribution(whole, model, updates, coefficients)
+    found = block_contributions(along, coefficients, weights, total)
+    close(found.sum(dim=0), total)
+    for own, weight, block in zip(found, weights, blocks, strict=True):
+        close(own, weight * path_attribution(block.gradient, model, updates, coefficients))
+
+
+def test_what_the_rule_adds_is_shared_out_by_the_blocks_weights():
+    # At the middle: 2 and 6, mean 5 by weights 1/4 and 3/4; the rule finds 9, 4 more.
+    found = block_contributions(
+        torch.tensor([[4.0], [12.0]]),
+        torch.tensor([0.5]),
+        torch.tensor([0.25, 0.75]),
+        torch.tensor([9.0]),
+    )
+    assert found.tolist() == [[0.25 * (2 + 4)], [0.75 * (6 + 4)]]

@@ -1,0 +1,60 @@
+"""Blocks of held-out examples."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from fedif_flower import Validation
+from fedif_flower.valuation.blocks import block_validations
+
+
+def held_out(count: int, batch_size: int = 16) -> Validation:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, 3, generator=generator)
+    targets = torch.arange(count) % 4
+    torch.manual_seed(2)
+    return Validation(nn.Linear(3, 4), inputs, targets, device="cpu", batch_size=batch_size)
+
+
+@pytest.mark.parametrize(("count", "blocks"), [(100, 20), (47, 20), (30, 15), (20, 10)])
+def test_every_example_is_in_one_block(count, blocks):
+    whole = held_out(count)
+    found = block_validations(whole)
+    assert len(found) == blocks
+    assert {block.num_examples for block in found} <= {count // blocks, count // blocks + 1}
+    ours = torch.cat([batch.content[0] for block in found for batch in block.batches])
+    theirs = torch.cat([batch.content[0] for batch in whole.batches])
+    assert sorted(ours.tolist()) == sorted(theirs.tolist())
+    params = whole.params()
+    mean = sum(block.gradient(params) * block.total_weight / count for block in found)
+    torch.testing.assert_close(mean, whole.gradient(params))
+
+
+def test_the_same_examples_are_always_cut_alike():
+    first, second = (block_validations(held_out(60)) for _ in range(2))
+    for ours, theirs in zip(first, second, strict=True):
+        assert torch.equal(ours.batches[0].content[0], theirs.batches[0].content[0])
+
+
+@pytest.mark.parametrize(("count", "said"), [(19, "19 held-out examples"), (30, "15 blocks")])
+def test_fewer_blocks_or_none_are_said(count, said, caplog):
+    with caplog.at_level(logging.INFO):
+        found = block_validations(held_out(count))
+    assert (count >= 20) == bool(found)
+    assert said in caplog.text
+
+
+def test_batches_that_cannot_be_divided_give_none(caplog):
+    batches = [(torch.randn(3, 3), torch.zeros(3))] * 10
+
+    def loss(model, batch):
+        return model(batch[0]).square().mean(), len(batch[0])
+
+    uneven = [(*batch, torch.zeros(2)) for batch in batches]
+    whole = Validation(nn.Linear(3, 1), uneven, batch_loss=loss, device="cpu")
+    assert block_validations(whole) == []
+    assert "cannot be taken out" in caplog.text
