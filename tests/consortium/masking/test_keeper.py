@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from functools import partial
 
@@ -65,18 +66,88 @@ def test_the_same_request_gets_the_same_answer_and_counts_once():
     assert np.array_equal(*sums)
 
 
-def test_a_second_sum_is_refused():
-    server = opened(Parties(), UPDATES)
+PLACE = np.eye(1, 200, 7)
+LIMITS = KeeperPolicy(largest_known_share=9.0)
+
+
+def _asked_five(server: Server) -> None:
+    server.scores(UPDATES[:4])
+    server.scores(UPDATES[:4])  # The same again counts once.
+    server.scores(UPDATES[4:])
+
+
+def _beside(size: float):
+    """Ask for a vector, and for the same with one entry changed."""
+
+    def ask(server: Server) -> None:
+        cover = UPDATES[:1].astype(np.float64)
+        server.scores(cover)
+        server.scores(cover + size * PLACE)
+
+    return ask
+
+
+def _sketchs_sum_without_an_entry(server: Server) -> None:
+    sketch = server.lengths()[2]
+    row = np.array([sketch.of(unit)[0] for unit in np.eye(200, dtype=np.uint64)]).view(np.int64)
+    row[np.flatnonzero(row)[0]] = 0
+    server.scores(row[None].astype(float))
+
+
+def _multiple_modulo_the_ring(server: Server) -> None:
+    one, _ = encode_vectors(UPDATES[:1])
+    server.keeper.products(RUN, 1, one)
+    # Its product less 12345678901234567891 times the other one's would be one parameter.
+    server.keeper.products(RUN, 1, one * np.uint64(12345678901234567891) + PLACE.astype(np.uint64))
+
+
+def _two_sums(server: Server) -> None:
     server.step(np.ones(5))
-    with pytest.raises(RefusedByPolicyError, match="sums = 1; asked: 2 sums in the round"):
-        server.step(np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
+    server.step(np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
 
 
-def test_a_sum_of_one_is_refused():
-    server = opened(Parties(), UPDATES)
-    with pytest.raises(RefusedByPolicyError, match="least-members = 3; asked: 1 with weight"):
-        server.step(np.eye(5)[2])
-    server.step(np.ones(5))  # A refused one does not count.
+REFUSED = {
+    "one member's sum": (lambda s: s.step(np.eye(5)[2]), "least-members = 3; asked: 1 with weight"),
+    "a sum of hardly more than one": (
+        lambda s: s.step(np.array([1.0, 1e-3, 1e-3, 1e-3, 1e-3])),
+        "largest-share = 0.5; asked: 0.996 for member 0",
+    ),
+    "two sums, whose difference is one update": (_two_sums, "sums = 1; asked: 2 sums in the round"),
+    "many vectors": (_asked_five, "vectors = 4; asked: 5 vectors in the round"),
+    "a vector with one entry": (lambda s: s.scores(PLACE), "largest-entry = 0.25; asked: "),
+    "two vectors that differ in one entry": (_beside(10.0), "largest-entry = 0.25; asked: "),
+    "or in little": (_beside(1e-3), "largest-entry = 0.25; asked: "),
+    "or in less": (_beside(2e-7), "a combination of earlier ones by a millionth"),
+    "a sum of the sketch without one entry": (
+        _sketchs_sum_without_an_entry,
+        "largest-entry = 0.25",
+    ),
+    "a multiple modulo the ring": (_multiple_modulo_the_ring, "vectors have a length of 1 at most"),
+}
+
+
+@pytest.mark.parametrize("attack", REFUSED)
+def test_what_would_tell_one_members_update_is_refused_with_the_policys_line(attack):
+    ask, reason = REFUSED[attack]
+    with pytest.raises(RefusedByPolicyError, match=f"the keeper refuses: .*{re.escape(reason)}"):
+        ask(opened(Parties(policy=LIMITS), UPDATES))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda keeper: keeper.products(RUN, 1, np.zeros((1, 199), np.uint64)),
+        lambda keeper: keeper.products(RUN, 1, np.zeros(200, np.uint64)),
+        lambda keeper: keeper.products(RUN, 1, np.zeros((1, 200))),
+        lambda keeper: keeper.weighted_sum(RUN, 1, np.ones(4, np.uint64)),
+        lambda keeper: keeper.weighted_sum(RUN, 1, np.ones(5)),
+    ],
+)
+def test_arrays_of_another_shape_or_type_are_refused(ask):
+    parties = Parties()
+    opened(parties, UPDATES)
+    with pytest.raises(KeeperError, match=r"of shape .*; allowed: "):
+        ask(parties.keeper)
 
 
 @pytest.mark.parametrize("weights", [(2**24, 2**24, 2**24, 1), (2**23, 2**22, 2**22, 1)])
@@ -123,47 +194,6 @@ def test_a_run_asks_for_half_as_many_numbers_as_there_are_parameters_at_most():
 def alike(one, other) -> float:
     """Return the cosine of two vectors."""
     return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
-
-
-def test_vectors_are_counted_over_the_round():
-    server = opened(Parties(), UPDATES)
-    server.scores(UPDATES[:3])
-    server.scores(UPDATES[:4])  # One is new.
-    with pytest.raises(RefusedByPolicyError, match="vectors = 4; asked: 5 vectors"):
-        server.scores(UPDATES[4:])
-
-
-def test_basis_vectors_and_their_like_are_refused():
-    server = opened(Parties(policy=KeeperPolicy(largest_entry=0.5)), UPDATES)
-    place = np.eye(1, 200, 7)
-    with pytest.raises(RefusedByPolicyError, match=r"largest-entry = 0\.5; asked: .* in one"):
-        server.scores(place)
-    cover = UPDATES[:1].astype(np.float64)
-    server.scores(cover)
-    for size in (10.0, 1e-3):
-        with pytest.raises(RefusedByPolicyError, match=r"largest-entry = 0\.5; asked: .* in one"):
-            server.scores(cover + size * place)
-    with pytest.raises(RefusedByPolicyError, match="by a millionth"):
-        server.scores(cover + 2e-7 * place)
-
-
-def test_a_sum_of_the_sketch_and_a_vector_that_leaves_one_entry_out_of_it_are_refused():
-    server = opened(Parties(policy=KeeperPolicy()), UPDATES)
-    sketch = server.lengths()[2]
-    row = np.array([sketch.of(unit)[0] for unit in np.eye(200, dtype=np.uint64)]).view(np.int64)
-    row[np.flatnonzero(row)[0]] = 0
-    with pytest.raises(RefusedByPolicyError, match=r"largest-entry = 0\.25; asked: .* in one"):
-        server.scores(row[None].astype(float))
-
-
-def test_vectors_that_are_a_combination_of_others_modulo_the_ring_are_refused():
-    server = opened(Parties(policy=KeeperPolicy()), UPDATES)
-    one, _ = encode_vectors(UPDATES[:1])
-    server.keeper.products(RUN, 1, one)
-    # Its product less 12345678901234567891 times the other one's would be one parameter.
-    other = one * np.uint64(12345678901234567891) + np.eye(1, 200, 7, dtype=np.uint64)
-    with pytest.raises(RefusedByPolicyError, match="vectors have a length of 1 at most"):
-        server.keeper.products(RUN, 1, other)
 
 
 def test_nothing_counts_and_nothing_is_answered_where_it_cannot_be_saved():
@@ -285,23 +315,6 @@ def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
         check_step(step, weights, lengths)
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda keeper: keeper.products(RUN, 1, np.zeros((1, 199), np.uint64)),
-        lambda keeper: keeper.products(RUN, 1, np.zeros(200, np.uint64)),
-        lambda keeper: keeper.products(RUN, 1, np.zeros((1, 200))),
-        lambda keeper: keeper.weighted_sum(RUN, 1, np.ones(4, np.uint64)),
-        lambda keeper: keeper.weighted_sum(RUN, 1, np.ones(5)),
-    ],
-)
-def test_arrays_of_another_shape_or_type_are_refused(ask):
-    parties = Parties()
-    opened(parties, UPDATES)
-    with pytest.raises(KeeperError, match=r"of shape .*; allowed: "):
-        ask(parties.keeper)
-
-
 def test_old_rounds_are_forgotten_and_closed_ones_too():
     parties = Parties(policy=OPEN.replace(hours_kept=1.0))
     clock = [0.0]
@@ -330,21 +343,6 @@ def test_another_runs_round_takes_the_oldest_ones_place():
         parties.keeper.sketches(1, 1)
 
 
-def test_everything_counts_before_it_is_answered():
-    parties = Parties()
-    counted = []
-
-    def save(state):
-        counted.append((state.last_rounds.get(RUN), state.vectors.get(RUN, 0)))
-
-    parties.keeper = parties.keeper_with(save=save)
-    server = opened(parties, UPDATES)
-    server.scores(UPDATES[:2])
-    server.step(np.ones(5))
-    parties.keeper.close_round(RUN, 1)
-    assert counted == [(1, 0), (1, 2)]
-
-
 def test_each_answer_and_refusal_is_a_line_of_the_log():
     parties, lines = Parties(), []
     parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append), now=lambda: 12.0)
@@ -368,9 +366,3 @@ def test_each_answer_and_refusal_is_a_line_of_the_log():
     assert len(entries[4]["answer"]) == len(entries[2]["vectors"][0]) == 64
     seeds = [open_box(one.box, parties.key).hex() for one in masked.values()]
     assert not any(seed in line for line in lines for seed in seeds)
-
-
-def test_a_policys_default_hides_a_small_model_s_parameters():
-    parties = Parties(policy=KeeperPolicy())
-    server = opened(parties, UPDATES)
-    assert server.lengths()[1].values.shape == (5, 12)  # 200 / 16.

