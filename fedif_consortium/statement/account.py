@@ -30,10 +30,17 @@ from fedif_consortium.statement.twins import have_twins
 from fedif_consortium.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
 from fedif_flower.messages.client_node import all_different, called
 from fedif_flower.run.completeness import Completeness
-from fedif_flower.valuation.intervals import MIN_ROUNDS, intervals
+from fedif_flower.valuation.intervals import (
+    MIN_ROUNDS,
+    half_widths,
+    intervals,
+    share_half_widths,
+)
 
 NOTHING = Fraction(0)
 MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
+EXAMPLES, DRAW = "another held-out set of the same size", "another draw of members"
+ROUNDS = "other rounds"
 DECISIVE = 0.5  # Of what all rounds together moved.
 
 
@@ -61,7 +68,9 @@ class MemberAccount:
     equal_part : float
         What it would be if each round's were shared equally among those who took part.
     interval : tuple of float, optional
-        Its 95 % interval (see :func:`~fedif_flower.valuation.intervals.intervals`).
+        Its 95 % interval, about what :attr:`Account.about` says.
+    share_interval : tuple of float, optional
+        That of its share with another held-out set of the same size, in [0, 1].
     other_rounds : float, optional
         The contribution without the decisive round, where there is one.
     other_interval : tuple of float, optional
@@ -100,6 +109,7 @@ class MemberAccount:
     contribution: float
     equal_part: float
     interval: tuple[float, float] | None
+    share_interval: tuple[float, float] | None
     other_rounds: float | None
     other_interval: tuple[float, float] | None
     by_class: tuple[float, ...]
@@ -128,7 +138,8 @@ class Account:
     brought more than half of what was gained, which is ``decisive``. ``unpaid`` says why nobody
     has a share; it is empty where shares hold. ``uncredited`` is what of the contributions lies
     beyond the bounds, ``nobody_share`` and ``nobody_cents`` what is paid to nobody.
-    ``completeness`` is that of the whole run, whichever rounds count.
+    ``completeness`` is that of the whole run, whichever rounds count. ``about`` names what the
+    intervals are about; empty: there are none.
     """
 
     rounds: int
@@ -147,12 +158,25 @@ class Account:
     nobody_cents: int | None = None
     unpaid: str = ""
     completeness: Completeness | None = None
+    about: str = ""
     members: tuple[MemberAccount, ...] = field(default_factory=tuple)
 
     @property
     def last_round(self) -> int:
         """The last of the rounds that count."""
         return self.first_round + self.rounds - 1
+
+    @property
+    def widest_share(self) -> float | None:
+        """Half the width of the widest interval of a share, if shares have one."""
+        return max(
+            (
+                max(m.share_interval[1] - m.share, m.share - m.share_interval[0])
+                for m in self.members
+                if m.share_interval
+            ),
+            default=None,
+        )
 
     @property
     def has_signatures(self) -> bool:
@@ -194,7 +218,15 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
     cents: list[int] | list[None] = [None] * (len(shares) + 1)
     if budget_cents is not None:
         cents = share_out(budget_cents, [*shares, nobody])
-    between, other_between = _pairs(intervals(per_round)), _pairs(intervals(others))
+    by_block, credited = blocks_by_round(records)  # [T, b, n] each
+    other_blocks = by_block[:0] if decisive is None else np.delete(by_block, decisive, axis=0)
+    about = what_intervals_tell(records)
+    between = _intervals(per_round, by_block, records.block_weights, about)
+    other_between = _intervals(others, other_blocks, records.block_weights, about)
+    share_widths = None
+    if between and records.block_weights and any(shares):
+        weights = np.array(records.block_weights)
+        share_widths = share_half_widths(credited.sum(axis=0), by_block.sum(axis=0), weights)
     names, twins, equal = labels(records), have_twins(per_round), equal_parts(records)
     turns = {member.client_id: member for member in records.judged().members}
     replies: dict[int, list[Reply]] = {client_id: [] for client_id in records.members}
@@ -232,6 +264,12 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
             contribution=totals[i],
             equal_part=facts.equal_part,
             interval=interval,
+            share_interval=None
+            if share_widths is None
+            else (
+                max(float(shares[i]) - float(share_widths[i]), 0.0),
+                min(float(shares[i]) + float(share_widths[i]), 1.0),
+            ),
             other_rounds=None if decisive is None else math.fsum(others[:, i]) + 0.0,
             other_interval=other_between[i] if other_between else None,
             by_class=tuple(map(math.fsum, zip(*(p.by_class for p in parts), strict=True))),
@@ -262,6 +300,7 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         nobody_cents=cents[-1],
         unpaid=unpaid,
         completeness=records.completeness,
+        about=about if between else "",
         members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
     )
 
@@ -306,6 +345,54 @@ def contributions_by_round(records: RunRecords) -> NDArray[np.float64]:
     for part in records.parts:
         values[row[part.round], column[part.client_id]] += part.contribution
     return values
+
+
+def blocks_by_round(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return contributions by round, block and member ``[T, b, n]``, and what is credited of them.
+
+    Of a part of a contribution as much is credited as of the whole: bounds are those of the round.
+    """
+    column = {client_id: i for i, client_id in enumerate(records.members)}
+    row = {of_round.round: t for t, of_round in enumerate(records.rounds)}
+    values = np.zeros((len(row), len(records.block_weights), len(column)))
+    credited = np.zeros_like(values)
+    for part in records.parts if records.block_weights else ():
+        t, i = row[part.round], column[part.client_id]
+        kept = part.credited / part.contribution if part.contribution else 1.0
+        values[t, :, i] += part.by_block
+        credited[t, :, i] += kept * np.array(part.by_block)
+    return values, credited
+
+
+def what_intervals_tell(records: RunRecords) -> str:
+    """Return what intervals of this run are about.
+
+    Where members were drawn, or contributions are not split by held-out examples, they are about
+    rounds.
+    """
+    asked = [member.asked for member in records.judged().members]
+    drawn = min(asked, default=0) < max(asked, default=0)
+    if not records.block_weights:
+        return ROUNDS
+    return f"{EXAMPLES} and {DRAW}" if drawn else EXAMPLES
+
+
+def _intervals(
+    per_round: NDArray[np.float64],
+    by_block: NDArray[np.float64],
+    weights: Sequence[float],
+    about: str,
+) -> list[tuple[float, float]]:
+    """Return members' intervals; about two things, they are the root of the sum of squares."""
+    of_rounds = intervals(per_round)
+    if of_rounds is None:
+        return []
+    totals = per_round.sum(axis=0)[:, None]
+    if weights:
+        own = half_widths(by_block.sum(axis=0), np.array(weights))[:, None]
+        beside = np.hypot(own, 0.0 if about == EXAMPLES else of_rounds - totals)  # [n, 2]
+        of_rounds = totals + np.broadcast_to(beside, of_rounds.shape) * np.array([-1.0, 1.0])
+    return [(float(low), float(high)) for low, high in of_rounds]
 
 
 def decisive_row(attributed: Sequence[float]) -> int | None:
@@ -408,7 +495,3 @@ def labels(records: RunRecords) -> dict[int, str]:
     return all_different(
         {i: called(i, held, records.names.get(i, "")) for i, held in records.members.items()}
     )
-
-
-def _pairs(found: NDArray[np.float64] | None) -> list[tuple[float, float]]:
-    return [] if found is None else [(float(low), float(high)) for low, high in found]

@@ -196,15 +196,17 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
 
 def account_csv(account: Account) -> str:
     """Return the members' accounts as a table."""
-    elsewhere = ("interval", "other_interval", "by_class", "refusals", "verdict")
+    intervals = ("interval", "share_interval", "other_interval")
+    elsewhere = (*intervals, "by_class", "refusals", "verdict")
     columns = [f.name for f in fields(MemberAccount) if f.name not in elsewhere]
     columns[columns.index("cents")] = "amount"
-    rows: list[list[object]] = [[*columns, "low", "high", "verdict", "reason"]]
+    ends = ("low", "high", "share_low", "share_high")
+    rows: list[list[object]] = [[*columns, *ends, "verdict", "reason"]]
     for member in account.members:
         values = vars(member) | {"amount": "" if member.cents is None else amount(member.cents)}
-        low, high = member.interval or (None, None)
+        between = *(member.interval or (None, None)), *(member.share_interval or (None, None))
         verdict = member.verdict
-        rows.append([*(values[c] for c in columns), low, high, verdict.level, verdict.reason])
+        rows.append([*(values[c] for c in columns), *between, verdict.level, verdict.reason])
     return csv_text(rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.screening import Status
+from fedif_flower.run.attribution import BLOCKS_KEY
 from fedif_flower.run.completeness import Completeness, completeness, configured_rule
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
 from fedif_flower.run.rows import AttendanceRow
@@ -21,6 +22,7 @@ from fedif_flower.strategies.scoring import Scoring
 
 MAX_NAME = 80
 _CLASS = "contribution_class_"
+_BLOCK = "contribution_block_"
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
 # What a cell may hold: -0.0 is 0.0; a loss that diverged is NaN; an empty cell is nothing.
@@ -47,7 +49,7 @@ class RoundLoss:
 
 @dataclass(frozen=True)
 class Part:
-    """A line of ``attribution.csv``: what a client put into a round, in nats; and by class.
+    """A line of ``attribution.csv``: what a client put into a round, in nats; by class and block.
 
     ``credited`` is what it is credited with, at most the contribution. ``length``, ``weight`` and
     ``borrowed`` say how its update compares with what is usual, ``opposed`` how far it is turned
@@ -64,6 +66,7 @@ class Part:
     weight: _Finite
     borrowed: _Finite
     opposed: _Finite
+    by_block: tuple[_Finite, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class RunRecords:
         How many members were there, and who was not.
     completeness : Completeness
         Whether what the whole run asked for came.
+    block_weights : tuple of float
+        Each block's part of the held-out examples; empty: contributions are not split by them.
     signed : frozenset of (int, int)
         Round and client id of the replies that were signed.
     """
@@ -135,6 +140,7 @@ class RunRecords:
     lines: tuple[RoundLine, ...] = ()
     attendance: tuple[AttendanceRow, ...] = ()
     completeness: Completeness | None = None
+    block_weights: tuple[float, ...] = ()
 
     def judged(self) -> Completeness:
         """Return whether what was asked for in these rounds came."""
@@ -248,10 +254,12 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     ):
         if strange := of_rounds - set(numbers):
             raise ConfigError(f"{table.path}: this run has no round {min(strange)}")
+    provenance = folder.provenance.read()
     records = RunRecords(
         folder=folder,
         config=folder.config.read(),
-        provenance=folder.provenance.read(),
+        provenance=provenance,
+        block_weights=_weights(folder, provenance, parts),
         rounds=rounds,
         parts=parts,
         replies=replies,
@@ -323,7 +331,22 @@ def first_of(error: ValidationError) -> str:
 
 def _with_classes(row: Mapping[str, str]) -> object:
     by_class = tuple(value for key, value in row.items() if key.startswith(_CLASS))
-    return {**row, "by_class": by_class}
+    # Masked rounds are not split: their cells are empty.
+    by_block = tuple(value for key, value in row.items() if key.startswith(_BLOCK) and value)
+    return {**row, "by_class": by_class, "by_block": by_block}
+
+
+def _weights(folder: RunFolder, provenance: Mapping[str, Any], parts: Sequence[Part]) -> Any:
+    """Return the weights of blocks of held-out examples; none where a line is not split."""
+    weights = provenance.get(BLOCKS_KEY) or []
+    if not weights or any(not part.by_block for part in parts):
+        return ()
+    fits = isinstance(weights, list) and len(weights) > 1
+    if not fits or not all(isinstance(w, float) and 0 < w < 1 for w in weights):
+        raise ConfigError(f"{folder.provenance.path}: {BLOCKS_KEY} are no weights of blocks")
+    if any(len(part.by_block) != len(weights) for part in parts):
+        raise ConfigError(f"{folder.attribution.path}: a line has not {len(weights)} blocks")
+    return tuple(weights)
 
 
 def _with_failure(row: Mapping[str, str]) -> object:

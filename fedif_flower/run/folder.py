@@ -266,7 +266,10 @@ class RunFolder:
                 **vars(client.credit or MemberCredit(client.contribution)),
                 **{f"contribution_class_{c}": value for c, value in enumerate(client.classes)},
                 # Six digits: intervals need no more, and files of many members stay small.
-                **{f"contribution_block_{k}": f"{x:.6g}" for k, x in enumerate(client.blocks)},
+                **{
+                    f"contribution_block_{k}": float(f"{x:.6g}")
+                    for k, x in enumerate(client.blocks)
+                },
             }
             for client in found.clients
         )

@@ -55,13 +55,15 @@ def make_run(
     scoring: Mapping[str, object] | None = None,
     attendance: Sequence[Mapping[str, object]] = (),
     late: Mapping[tuple[int, int], int] | None = None,
+    blocks: Mapping[int, Sequence[float]] | None = None,
 ) -> Path:
     """Write a run: contributions by partition, a mapping for each round.
 
     ``rejections`` are reasons by round (from 1) and partition, ``statuses`` what became of those
     that were not refused, ``late`` the rounds in which they were asked. Omega is 0.5, examples are
     100 more than the partition. ``credited`` is the share of its contributions that a partition is
-    credited with, 1 where it is not said.
+    credited with, 1 where it is not said. ``blocks`` are the parts of a partition's contributions
+    that come from each of as many blocks of held-out examples, of equal weights.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     ids = node_ids or {}
@@ -82,6 +84,9 @@ def make_run(
                 | {"asked_in": (late or {}).get((number, partition), "")}
             )
             classes = {f"contribution_class_{k}": value / by_class for k in range(by_class)}
+            if blocks:
+                own = enumerate(blocks[partition])
+                classes |= {f"contribution_block_{k}": value * part for k, part in own}
             part = who | {"coefficient": 1 / len(values), "contribution": value} | classes
             part["credited"] = value * (credited or {}).get(partition, 1.0)
             parts.append(part | dict.fromkeys(USUAL, 0.0))
@@ -106,6 +111,8 @@ def make_run(
     write_rows(run_dir / "clients.csv", CLIENT_COLUMNS, clients)
     columns = ["round", "partition_id", "client_id", "coefficient", "contribution"]
     columns += ["credited", *USUAL, *(f"contribution_class_{k}" for k in range(by_class))]
+    num_blocks = len(next(iter(blocks.values()))) if blocks else 0
+    columns += [f"contribution_block_{k}" for k in range(num_blocks)]
     write_rows(run_dir / "attribution.csv", columns, parts)
     write_rows(run_dir / "attribution_rounds.csv", ROUND_COLUMNS, rounds)
     counts = dict.fromkeys(("accepted", "rejected", "failed", "round_failed", "online"), 0)
@@ -117,7 +124,8 @@ def make_run(
     (run_dir / "summary.json").write_text(json.dumps({"scoring": scoring}))
     (run_dir / "model.pt").write_bytes(b"a model")
     digests = {"settings_sha256": "aa", "validation_sha256": "bb", "code_sha256": "cc"}
-    provenance = {name: 32 * digest for name, digest in digests.items()}
+    provenance: dict[str, object] = {name: 32 * digest for name, digest in digests.items()}
+    provenance["held_out_blocks"] = [1 / num_blocks for _ in range(num_blocks)]
     (run_dir / "provenance.json").write_text(json.dumps(provenance))
     if names:
         rows = [{"client_id": key, "name": name} for key, name in names.items()]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from fractions import Fraction
 from itertools import pairwise
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t
 
 from fedif_consortium.statement.account import (
     decisive_row,
@@ -18,6 +20,7 @@ from fedif_consortium.statement.account import (
     withheld_shares,
 )
 from fedif_consortium.statement.records import read_run
+from fedif_flower.errors import ConfigError
 from tests.consortium.statement.runs import make_run
 
 NATS = st.floats(-10, 10, allow_nan=False)
@@ -285,3 +288,48 @@ def test_classes_are_summed_over_rounds(tmp_path):
     found = account(tmp_path, [{0: 0.5, 1: 0.25}, {0: 0.5}], by_class=2)
     assert by_name(found)["client 0"].by_class == (0.5, 0.5)
     assert by_name(found)["client 1"].by_class == (0.125, 0.125)
+
+
+def test_intervals_are_about_the_held_out_set_where_all_took_part(tmp_path):
+    # Sums 3 and 1. Without the first of two blocks, 2 * 2 = 4 and 2 * 0.75 = 1.5; without the
+    # other, 2 and 0.5: deviations of 1 and 0.5, variances 1 and 0.25.
+    blocks, quantile = {0: [1 / 3, 2 / 3], 1: [1 / 4, 3 / 4]}, t.ppf(0.975, 1)
+    found = account(tmp_path, [{0: 0.5, 1: 0.25}, *[{0: 0.625, 1: 0.1875}] * 4], blocks=blocks)
+    first, second = found.members
+    assert found.about == "another held-out set of the same size"
+    assert first.interval == pytest.approx((3 - quantile, 3 + quantile))
+    assert second.interval == pytest.approx((1 - quantile / 2, 1 + quantile / 2))
+    # Shares 3/4 and 1/4 of 4; in the first block d s = (1 - 3/4 * 5/4) / 4 = 1/64, a half counts.
+    assert first.share == 0.75
+    assert first.share_interval == pytest.approx((0.75 - quantile / 32, 1.0))
+    assert second.share_interval == pytest.approx((0.0, 0.25 + quantile / 32))
+    assert found.widest_share == pytest.approx(quantile / 32)
+
+
+def test_where_members_were_drawn_intervals_are_about_both(tmp_path):
+    rounds = [{0: 1.0, 1: 0.5}, {0: 1.0}, {0: 0.5, 1: 0.5}, {0: 1.0}, {0: 0.75, 1: 0.25}]
+    found = account(tmp_path, rounds, blocks={0: [0.4, 0.6], 1: [0.5, 0.5]})
+    assert found.about == "another held-out set of the same size and another draw of members"
+    of_rounds = intervals(np.array([[r.get(0, 0.0), r.get(1, 0.0)] for r in rounds]))
+    first, second = found.members
+    own = t.ppf(0.975, 1) * 4.25 * 0.2
+    expected = [
+        4.25 + sign * math.hypot(own, of_rounds[0, i] - 4.25) for i, sign in enumerate((-1, 1))
+    ]
+    assert first.interval == pytest.approx(expected)
+    assert second.interval == pytest.approx(tuple(of_rounds[1]))  # Its blocks are alike.
+
+
+def test_without_blocks_intervals_are_about_rounds(tmp_path):
+    found = account(tmp_path, [{0: 1.0}] * 5)
+    assert (found.about, found.widest_share) == ("other rounds", None)
+    assert account(tmp_path, [{0: 1.0}] * 4).about == ""
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.5, 0.5], [0.5, "x"], [1.0, 0.0], {"0": 1}])
+def test_weights_that_are_none_are_named(tmp_path, weights):
+    run_dir = make_run(tmp_path / "run", [{0: 1.0}] * 5, blocks={0: [0.5, 0.5]})
+    file = run_dir / "provenance.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"held_out_blocks": weights}))
+    with pytest.raises(ConfigError, match="blocks"):
+        read_run(run_dir)

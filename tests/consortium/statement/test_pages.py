@@ -214,3 +214,17 @@ def test_a_large_consortium_s_page_stays_below_what_a_node_takes(tmp_path, key):
     sizes = [len(page.read_bytes()) for page in Path(folder / "members").iterdir()]
     assert len(sizes) == 300
     assert max(sizes) < MAX_PAGE_BYTES / 4
+
+
+def test_pages_say_what_another_held_out_set_would_change(tmp_path, key):
+    blocks = {0: [0.2] * 5, 1: [0.15, 0.25, 0.2, 0.2, 0.2]}
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.5}] * 5, blocks=blocks)
+    make_statement(run_dir, key)
+    whole = text_of((run_dir / "statement" / "statement.html").read_text())
+    assert "The least certain one is known to \u00b1 " in whole
+    assert "with four times as many" in whole
+    own = text_of((run_dir / "statement" / "members" / "001.html").read_text())
+    assert (
+        "With another held-out set of the same size, your share would be between 45 and 55 %."
+        in own
+    )
