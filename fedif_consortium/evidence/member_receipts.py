@@ -84,14 +84,8 @@ class ReceiptKeeper:
     def note_sent(self, server_round: int, sent: bytes, signed: SignedUpdate | None) -> None:
         """Remember what goes out in a round."""
         self._sent[str(server_round)] = (sent.hex(), self.last_size)
-        about: dict[str, Any] = {"node": self._node_id, "round": server_round, "sent": sent.hex()}
-        if signed is not None:
-            about |= {
-                "examples": signed.statement.examples,
-                "received": signed.statement.received.hex(),
-                "key": signed.key.hex(),
-                "signature": signed.signature.hex(),
-            }
+        about = {} if signed is None else signed.cells()
+        about |= {"round": server_round, "node_id": self._node_id, "sent": sent.hex()}
         self._write(_round_file(server_round, sent.hex()), about)
         self._save()
 
@@ -146,10 +140,7 @@ class ReceiptKeeper:
     def _keep(self, told: Receipts) -> None:
         """Write the head and the receipts, whatever they are worth."""
         head = told.head
-        about = {name: getattr(head, name).hex() for name in ("root", "key", "signature")}
-        self._write(
-            f"head-{head.size:012d}-{head.root.hex()[:8]}.json", {"size": head.size, **about}
-        )
+        self._write(f"head-{head.size:012d}-{head.root.hex()[:8]}.json", head.cells())
         for receipt in told.receipts:
             try:
                 number = int(read_leaf(receipt.leaf)["round"])

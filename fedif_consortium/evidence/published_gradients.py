@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from flwr.app import ArrayRecord
 
-from fedif_consortium.evidence.gradient_messages import GRADIENT_RECORD, gradient_record
+from fedif_consortium.evidence.kept_gradients import GRADIENT_RECORD, gradient_record
 from fedif_flower.errors import ValuationError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart

@@ -90,7 +90,7 @@ class ReceiptBook(Callback, Kept):
         leaves = round_leaves(found.server_round, lines, attributed)
         root = self._grown(leaves)
         head = SignedHead.by(self._key, self._witness.run, len(self._tree.leaves), root)
-        self._add({"round": found.server_round, "leaves": leaves, **_head_cells(head)}, head)
+        self._add({"round": found.server_round, "leaves": leaves, **head.cells()}, head)
 
     def on_end(self) -> None:
         """Remember which heads members saw, for the last receipts, which come later."""
@@ -115,7 +115,7 @@ class ReceiptBook(Callback, Kept):
             logger.warning("receipts.csv is not what the checkpoint says: it is written anew")
         self._journaled = {last_round: len(saved)}
         entries = self._earlier if told else saved
-        self._restored = [(entry, head_of(self._witness.run, entry)) for entry in entries]
+        self._restored = [(entry, SignedHead.read(self._witness.run, entry)) for entry in entries]
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the entries so far."""
@@ -140,18 +140,6 @@ class ReceiptBook(Callback, Kept):
         self._folder.tree_heads.append([entry])
 
 
-def head_of(run: str, entry: Mapping[str, Any]) -> SignedHead:
-    """Return the head that a line of ``tree_heads.csv`` has.
-
-    Raises
-    ------
-    ValueError, KeyError
-        If it is no such line.
-    """
-    values = (bytes.fromhex(entry[name]) for name in ("root", "key", "signature"))
-    return SignedHead(run, int(entry["size"]), *values)
-
-
 def read_tree(folder: RunFolder, run: str) -> ReceiptTree | None:
     """Return the tree in a run's folder; ``None``: it has none. No head is checked.
 
@@ -166,7 +154,7 @@ def read_tree(folder: RunFolder, run: str) -> ReceiptTree | None:
     tree = ReceiptTree()
     for entry in entries:
         tree.add(entry["leaves"])
-        tree.heads.append((entry["round"], head_of(run, entry)))
+        tree.heads.append((entry["round"], SignedHead.read(run, entry)))
     return tree
 
 
@@ -202,8 +190,3 @@ def _entries(folder: RunFolder) -> list[dict[str, Any]]:
     except (KeyError, ValueError, TypeError, EvidenceError) as error:
         raise ConfigError(f"{folder.tree_heads.path}: {error}") from error
     return entries
-
-
-def _head_cells(head: SignedHead) -> dict[str, Any]:
-    values = {name: getattr(head, name).hex() for name in ("root", "key", "signature")}
-    return {"size": head.size, **values}

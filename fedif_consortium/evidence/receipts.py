@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -49,6 +50,23 @@ class SignedHead:
         """Sign a head."""
         public = key.public_key().public_bytes_raw()
         return cls(run, size, root, public, key.sign(_signed(run, size, root)))
+
+    @classmethod
+    def read(cls, run: str, cells: Mapping[str, Any]) -> SignedHead:
+        """Return the head that a table, or JSON, has.
+
+        Raises
+        ------
+        ValueError, KeyError, TypeError
+            If it has none.
+        """
+        values = (bytes.fromhex(cells[name]) for name in ("root", "key", "signature"))
+        return cls(run, int(cells["size"]), *values)
+
+    def cells(self) -> dict[str, Any]:
+        """Return what a table, or JSON, has of it: all but the run."""
+        values = {name: getattr(self, name).hex() for name in ("root", "key", "signature")}
+        return {"size": self.size, **values}
 
     def to_bytes(self) -> bytes:
         """Return what is signed."""

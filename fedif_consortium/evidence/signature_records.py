@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedif_consortium.evidence.reply_witness import ReplyWitness
-from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Kept
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
@@ -34,13 +33,7 @@ class SignatureRecords(Callback, Kept):
             {
                 "round": report.server_round,
                 "client_id": seen.node.client_id,
-                "node_id": seen.node.node_id,
-                "asked_in": seen.signed.statement.server_round,
-                "examples": seen.signed.statement.examples,
-                "received": seen.signed.statement.received.hex(),
-                "sent": seen.signed.statement.sent.hex(),
-                "key": seen.signed.key.hex(),
-                "signature": seen.signed.signature.hex(),
+                **seen.signed.cells(),
             }
             for _, seen in sorted(self._witness.seen.items())
             if seen.signed is not None
@@ -71,22 +64,3 @@ class SignatureRecords(Callback, Kept):
         self._rows += rows
         if rows:
             self._table.append(rows)
-
-
-def read_signature(run: str, row: Mapping[str, str]) -> SignedUpdate:
-    """Return what a line of ``signatures.csv`` says was signed.
-
-    Raises
-    ------
-    ValueError, KeyError, TypeError
-        If it is no such line.
-    """
-    statement = UpdateStatement(
-        run=run,
-        server_round=int(row["asked_in"]),
-        node=int(row["node_id"]),
-        examples=float(row["examples"]),
-        received=bytes.fromhex(row["received"]),
-        sent=bytes.fromhex(row["sent"]),
-    )
-    return SignedUpdate(statement, bytes.fromhex(row["key"]), bytes.fromhex(row["signature"]))

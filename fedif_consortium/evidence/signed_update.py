@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.serialization import load_der_public_key
@@ -89,6 +90,38 @@ class SignedUpdate:
     def by(cls, key: SigningKey, statement: UpdateStatement) -> SignedUpdate:
         """Sign a statement."""
         return cls(statement, public_der(public_of(key)), sign(key, statement.to_bytes()))
+
+    @classmethod
+    def read(cls, run: str, cells: Mapping[str, Any]) -> SignedUpdate:
+        """Return what a table, or JSON, says was signed.
+
+        Raises
+        ------
+        ValueError, KeyError, TypeError
+            If it says nothing of the kind.
+        """
+        statement = UpdateStatement(
+            run=run,
+            server_round=int(cells["asked_in"]),
+            node=int(cells["node_id"]),
+            examples=float(cells["examples"]),
+            received=bytes.fromhex(cells["received"]),
+            sent=bytes.fromhex(cells["sent"]),
+        )
+        return cls(statement, bytes.fromhex(cells["key"]), bytes.fromhex(cells["signature"]))
+
+    def cells(self) -> dict[str, Any]:
+        """Return what a table, or JSON, has of it: all but the run."""
+        said = self.statement
+        return {
+            "node_id": said.node,
+            "asked_in": said.server_round,
+            "examples": said.examples,
+            "received": said.received.hex(),
+            "sent": said.sent.hex(),
+            "key": self.key.hex(),
+            "signature": self.signature.hex(),
+        }
 
     def check(self) -> None:
         """Raise EvidenceError unless the key has signed the statement."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedif_consortium.evidence.chained_log import ChainedLog
-from fedif_consortium.evidence.keys import VerifyingKey
-from fedif_consortium.masking import Keeper, KeeperPolicy, OpenedRound, Ring, Sketches
+from fedif_consortium.evidence.keys import key_digest
+from fedif_consortium.masking import Keeper, KeeperKey, KeeperPolicy, OpenedRound
+from fedif_consortium.masking.keeper import KeeperState
 from fedif_consortium.masking.terms import trial_key
 from fedif_consortium.masking.workspace import Masking
 
@@ -37,43 +37,19 @@ def trial_masking() -> Masking:
     )
 
 
-class TrialKeeper:
+class TrialKeeper(Keeper):
     """A keeper that knows every node of a trial run, since their keys are made of one secret."""
 
-    def __init__(self, secret: str, key: X25519PrivateKey) -> None:
-        self._secret, self._key = secret, key
-        self._members: dict[str, VerifyingKey] = {}
-        self._log = ChainedLog()
-        self._keeper = self._made()
-
-    def _made(self) -> Keeper:
-        return Keeper(TRIAL_POLICY, self._members, self._key, log=self._log)
-
-    def policy(self) -> KeeperPolicy:
-        """Return the keeper's limits."""
-        return self._keeper.policy()
+    def __init__(self, secret: str, key: KeeperKey) -> None:
+        super().__init__(TRIAL_POLICY, {}, key)
+        self._secret = secret
 
     def open_round(
         self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
     ) -> OpenedRound:
-        """Open a round's boxes."""
+        """Open a round's boxes, whatever was opened before."""
         for node in boxes:
-            self._members.setdefault(f"node {node}", trial_key(self._secret, node).public_key())
-        self._keeper = self._made()
-        return self._keeper.open_round(run, server_round, length, boxes)
-
-    def sketches(self, run: int, server_round: int) -> Sketches:
-        """Return the masks' sketches."""
-        return self._keeper.sketches(run, server_round)
-
-    def products(self, run: int, server_round: int, vectors: Ring) -> Ring:
-        """Return the masks' products with vectors."""
-        return self._keeper.products(run, server_round, vectors)
-
-    def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
-        """Return the sum of the masks times weights."""
-        return self._keeper.weighted_sum(run, server_round, weights)
-
-    def close_round(self, run: int, server_round: int) -> str:
-        """Delete the round's seeds."""
-        return self._keeper.close_round(run, server_round)
+            public = trial_key(self._secret, node).public_key()
+            self._members[key_digest(public)] = f"node {node}", public
+        self._state, self._rounds = KeeperState(), {}
+        return super().open_round(run, server_round, length, boxes)

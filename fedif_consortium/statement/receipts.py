@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedif_consortium.evidence.receipt_book import head_of, read_tree
+from fedif_consortium.evidence.receipt_book import read_tree
 from fedif_consortium.evidence.receipts import (
     MemberLine,
     Receipt,
@@ -17,7 +17,7 @@ from fedif_consortium.evidence.receipts import (
     read_leaf,
     round_leaves,
 )
-from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement
+from fedif_consortium.evidence.signed_update import SignedUpdate
 from fedif_consortium.statement.signatures import read_signatures
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole
@@ -160,7 +160,7 @@ def read_held(folder: Path, run: str) -> HeldReceipts:
         try:
             content = parse_json(read_whole(path))
             if path.name.startswith("head-"):
-                heads.append(head_of(run, content))
+                heads.append(SignedHead.read(run, content))
                 heads[-1].check()
                 if content["run"] != run:
                     raise ValueError(f"it is of run {content['run']!r:.40}")
@@ -289,16 +289,7 @@ def _check_own_signature(run: str, content: Mapping[str, Any]) -> None:
     """Raise EvidenceError unless a member's file says what the member signed, if it signed."""
     if "signature" not in content:
         return
-    statement = UpdateStatement(
-        run,
-        int(content["round"]),
-        int(content["node"]),
-        float(content["examples"]),
-        bytes.fromhex(content["received"]),
-        bytes.fromhex(content["sent"]),
-    )
-    key, signature = bytes.fromhex(content["key"]), bytes.fromhex(content["signature"])
-    SignedUpdate(statement, key, signature).check()
+    SignedUpdate.read(run, content).check()
 
 
 def _by_round(rows: Sequence[Mapping[str, str]]) -> dict[int, list[Mapping[str, str]]]:

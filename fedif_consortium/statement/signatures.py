@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
-from fedif_consortium.evidence.signature_records import read_signature
 from fedif_consortium.evidence.signed_update import SignedUpdate
 from fedif_consortium.statement.kept_replies import check_kept_replies
 from fedif_flower.errors import EvidenceError, StatementError
@@ -125,7 +124,7 @@ def read_signatures(run: RunFolder) -> dict[_By, SignedUpdate]:
             place = int(row["round"]), int(row["client_id"])
             if place in found:
                 raise ValueError("it is there twice")
-            found[place] = read_signature(run_id, row)
+            found[place] = SignedUpdate.read(run_id, row)
         except (KeyError, ValueError, TypeError) as error:
             raise StatementError(f"{table.path.name}, line {line}: {error!r:.200}") from error
     return found

@@ -14,11 +14,12 @@ from torch.nn import functional
 from typer.testing import CliRunner
 
 from fedif_consortium.evidence import kept_gradients as keeping
-from fedif_consortium.evidence.gradient_messages import gradient_record, read_gradient
 from fedif_consortium.evidence.kept_gradients import (
     KeptGradient,
+    gradient_record,
     keep_gradient,
     kept_rounds,
+    read_gradient,
     read_kept,
 )
 from fedif_consortium.member import inspection

@@ -288,7 +288,7 @@ def test_a_member_cannot_deny_what_it_signed(honest, tmp_path):
     run_dir = honest / "runs" / "run"
     with pytest.raises(StatementError, match=r"sent-000002.* was changed"):
         verify(run_dir, receipts=[tmp_path / "bob"])
-    unsigned = {name: content[name] for name in ("run", "node", "round")}
+    unsigned = {name: content[name] for name in ("run", "node_id", "round")}
     path.write_text(json.dumps({**unsigned, "sent": "00" * 32}))
     with pytest.raises(StatementError, match=r"round 2: bob says .* another .* which it signed"):
         verify(run_dir, receipts=[tmp_path / "bob"])

@@ -11,7 +11,6 @@ import torch
 
 from fedif_consortium.evidence.keys import read_private_key
 from fedif_consortium.evidence.members import read_members
-from fedif_consortium.evidence.signature_records import read_signature
 from fedif_consortium.evidence.signed_update import SignedUpdate
 from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
@@ -170,7 +169,7 @@ def test_members_who_were_sent_different_models_are_found(signed_run, keys, key,
 
     def sent_another(rows):
         row = next(r for r in rows if (r["round"], r["client_id"]) == ("2", "1001"))
-        was = read_signature(str(run.provenance.read()["run_id"]), row)
+        was = SignedUpdate.read(str(run.provenance.read()["run_id"]), row)
         told = SignedUpdate.by(bob, replace(was.statement, received=b"x" * 32))
         other = {"received": told.statement.received.hex(), "signature": told.signature.hex()}
         return [{**r, **other} if r is row else r for r in rows]
