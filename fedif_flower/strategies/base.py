@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -24,16 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import (
-    ConfigError,
-    DivergedError,
-    KeeperError,
-    MaskingError,
-    ValuationError,
-)
+from fedif_flower.errors import DivergedError, FedIFError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.means import AverageMetrics, MetricsAggregation, aggregate_metrics
-from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
+from fedif_flower.messages.metrics import ReplyLimits
 from fedif_flower.messages.screened_grid import ScreenedGrid, screened
 from fedif_flower.messages.screening import (
     AcceptedReply,
@@ -46,8 +40,13 @@ from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
 from fedif_flower.stages import Stage, Stages
-from fedif_flower.strategies.callbacks import Callback, Question, tell
-from fedif_flower.strategies.combinations import require_coefficients, require_late
+from fedif_flower.strategies.callbacks import Callback, Question, announced, tell
+from fedif_flower.strategies.combinations import (
+    require_coefficients,
+    require_late,
+    require_no_groups,
+)
+from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
 from fedif_flower.strategies.local_part import LocalPart
@@ -59,7 +58,7 @@ from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
-from fedif_flower.strategies.steps import Outcome, Step
+from fedif_flower.strategies.steps import Outcome, Step, why_it_stands_still
 from fedif_flower.strategies.summary import TellsSettings
 from fedif_flower.valuation import Validation
 
@@ -129,11 +128,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or AverageMetrics(),
         )
         self.stages = Stages(self.default_stages() if stages is None else stages)
-        if self.stages.make_groups and not self.takes_groups:
-            raise ConfigError(
-                f"stages = {self.stages}: {type(self).__name__} weighs each client by itself; "
-                "groups are for robust rules that remember no client, such as RobustRule(Krum())"
-            )
+        require_no_groups(self)
         self.setup = setup
         self.seed = setup.seed
         self.device = select_device(setup.device)
@@ -149,7 +144,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         self._closing = setup.pace.closing(0, ())
         self.asked: dict[int, Asked] = {}  # By node: whose replies count in the round.
         self._sampled: list[ClientNode] = []
-        self._asked_to_evaluate: tuple[int, ...] = ()
+        self._evaluation = ClientEvaluation(self, self.members, self.limits, self.seed)
         self._started = 0.0
 
     @cached_property
@@ -325,7 +320,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         for callback in self.told:
             callback.on_replies(server_round)
         screening = screen_replies(
-            self._announced(server_round, replies),
+            announced(self.told, self.asked, server_round, replies),
             self.asked,
             self.workspace,
             self.limits,
@@ -412,29 +407,8 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the clients that evaluate the new model, from (seed, round) too.
-
-        The draws have a purpose of their own: they do not follow those for training.
-        """
-        if self.fraction_evaluate == 0.0:
-            return []
-        needed = max(self.min_evaluate_nodes, 1)
-        nodes = self.nodes.online(grid, needed, "min_evaluate_nodes")
-        sampled = sample_clients(
-            self.failures.available(nodes, server_round, needed),
-            self.fraction_evaluate,
-            self.min_evaluate_nodes,
-            self.seed,
-            server_round,
-            purpose="sample-evaluators",
-            out_of=len(nodes),
-        )
-        self._asked_to_evaluate = tuple(node.node_id for node in sampled)
-        config["server-round"] = server_round
-        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return [
-            Message(record, node_id, MessageType.EVALUATE) for node_id in self._asked_to_evaluate
-        ]
+        """Draw the clients that evaluate the new model, and send it."""
+        return self._evaluation.configure(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self,
@@ -442,18 +416,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Average the metrics of every well-formed evaluation reply."""
-        records = screen_evaluations(replies, self._asked_to_evaluate, self.limits)
-        return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
-
-    def _announced(self, server_round: int, replies: Iterable[Message]) -> Iterator[Message]:
-        """Return replies as they come, and tell the callbacks of each by somebody who was asked."""
-        for reply in replies:
-            sender = reply.metadata.src_node_id
-            if (one := self.asked.get(sender)) is not None:
-                for callback in self.told:
-                    callback.on_reply(server_round, one.node, failed=reply.has_error())
-            yield reply
-            del reply  # It need not stay in memory until the next is there.
+        return self._evaluation.aggregate(replies)
 
     def _outcome(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
         """Advance the global model by the accepted replies, if they allow it."""
@@ -471,13 +434,13 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             )
             vectors, aggregation = self.aggregate(updates, accepted)
         except Exception as error:  # out of a user's model or loss, as likely as not
-            known = isinstance(error, ValuationError | KeeperError | MaskingError)
+            known = isinstance(error, FedIFError)
             # An unknown error may come from the model that was sent: an older one is known to work.
             suspect = not known or isinstance(error, DivergedError)
             return self._failed(server_round, str(error) if known else repr(error), suspect=suspect)
         if self.model.stands_still(vectors):
             kept = aggregation.gives_nobody_weight
-            reason = _why_it_stands_still(updates, kept=kept)
+            reason = why_it_stands_still(updates, kept=kept)
             logger.warning("round %d: %s; the model stays as it was", server_round, reason)
             return Outcome(self.model.record, aggregation, reason, kept=kept)
         before, arrays = self.model.vectors, self.model.advance(vectors)
@@ -496,12 +459,3 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         if taken_back is not None:
             self.local.restart()
         return Outcome(taken_back, None, reason)
-
-
-def _why_it_stands_still(updates: RoundUpdates, *, kept: bool) -> str:
-    """Return why a round's accepted replies lead nowhere."""
-    if kept:
-        return "every accepted update has weight 0"
-    if not bool(updates.squared_norms.any()):
-        return "no accepted reply changes the model"
-    return "the accepted updates cancel, or are too small to change the model"

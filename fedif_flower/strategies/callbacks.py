@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screening import Asked, Screening
@@ -148,6 +148,21 @@ def admitted(
     for callback in callbacks:
         free = callback.admit(free, server_round)
     return free if len(free) >= at_least else nodes
+
+
+def announced(
+    callbacks: Sequence[Callback],
+    asked: Mapping[int, Asked],
+    server_round: int,
+    replies: Iterable[Message],
+) -> Iterator[Message]:
+    """Return replies as they come, and tell every callback of each by somebody who was asked."""
+    for reply in replies:
+        if (one := asked.get(reply.metadata.src_node_id)) is not None:
+            for callback in callbacks:
+                callback.on_reply(server_round, one.node, failed=reply.has_error())
+        yield reply
+        del reply  # It need not stay in memory until the next is there.
 
 
 def tell(callbacks: Iterable[Callback], step: Step | None, report: RoundReport) -> None:

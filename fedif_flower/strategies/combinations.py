@@ -6,7 +6,7 @@ from typing import Protocol
 
 from flwr.serverapp import Grid
 
-from fedif_flower.errors import require
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.strategies.callbacks import RunningStrategy
 from fedif_flower.strategies.local_part import LocalPart
@@ -19,6 +19,16 @@ class CombinedStrategy(RunningStrategy, Protocol):
     setup: Setup
     local: LocalPart
     keep_arrays: bool
+    takes_groups: bool
+
+
+def require_no_groups(strategy: CombinedStrategy) -> None:
+    """Raise ConfigError where a stage makes groups of clients that have to be known one by one."""
+    if strategy.stages.make_groups and not strategy.takes_groups:
+        raise ConfigError(
+            f"stages = {strategy.stages}: {type(strategy).__name__} weighs each client by itself; "
+            "groups are for robust rules that remember no client, such as RobustRule(Krum())"
+        )
 
 
 def require_late(strategy: CombinedStrategy, grid: Grid) -> None:

@@ -57,3 +57,12 @@ class Outcome(NamedTuple):
     reason: str = ""
     step: Step | None = None
     kept: bool = False
+
+
+def why_it_stands_still(updates: RoundUpdates, *, kept: bool) -> str:
+    """Return why a round's accepted replies lead nowhere."""
+    if kept:
+        return "every accepted update has weight 0"
+    if not bool(updates.squared_norms.any()):
+        return "no accepted reply changes the model"
+    return "the accepted updates cancel, or are too small to change the model"
