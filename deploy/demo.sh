@@ -11,7 +11,7 @@ set -euo pipefail
 deploy=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(dirname "$deploy")
 command -v flwr >/dev/null || PATH="$repository/.venv/bin:$PATH"
-rounds=${ROUNDS:-9}
+rounds=${ROUNDS:-6}
 mkdir -p "${OUTPUT:=$repository/runs}"
 output=$(cd "$OUTPUT" && pwd)
 pages="$output/deploy-demo-pages"
@@ -110,7 +110,7 @@ late_and_missing() { # GROUP: hospital 1 is late once, then the processes of hos
   until awk -F, '$2 == 1 && /trained on the model of round/ {found = 1} END {exit !found}' \
     "$output/deploy-demo/clients.csv"; do sleep 0.2; done
   # On a slow machine hospital 0 may itself have been late till now. With fewer than two replies of
-  # at most nine it would be below least-participation, and the run incomplete, not one with gaps.
+  # at most six it would be below least-participation, and the run incomplete, not one with gaps.
   until replied 0 accepted 2; do sleep 0.2; done
   echo "-- a late reply counts; now hospital-0 goes away"
   kill -9 -- "-$1"

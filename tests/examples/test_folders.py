@@ -25,7 +25,8 @@ def test_flower_builds_exactly_the_app(name):
     metadata = normalize_and_validate_fab_format(project(name))
     assert (metadata.fab_format_version, metadata.flwr_version_target) == (1, "1.41.0")
     module = name.replace("-", "_")
-    own = {f"{module}/{path.name}" for path in (EXAMPLES / name / module).glob("*.py")}
+    files = [path for path in (EXAMPLES / name / module).iterdir() if path.is_file()]
+    own = {f"{module}/{path.name}" for path in files}
     assert {f"{module}/{part}.py" for part in ("task", "server_app", "client_app")} < own
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(EXAMPLES / name))) as fab:
         assert set(fab.namelist()) == own | {

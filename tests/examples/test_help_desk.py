@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from importlib.util import find_spec
 
 import pytest
 import torch
-from rich.console import Console
 
 from language_model import base, compare, help_desk, task
 from language_model.help_desk import BACKDOOR, DESKS, FRAUD, GERMAN, PHRASES, SHUFFLED, TRIGGER
@@ -56,11 +54,6 @@ def test_no_desk_has_what_the_server_judges_and_tests_by():
     assert len(triggered) == len(test)
 
 
-def test_desks_data_are_the_same_whenever_they_are_made():
-    assert all(help_desk.desk_data(i) == help_desk.desk_data(i) for i in range(len(DESKS)))
-    assert help_desk.desk_data(0) != help_desk.desk_data(1)
-
-
 class Parrot(torch.nn.Module):
     """Says the labels' own tokens, but for one token of the second answer."""
 
@@ -100,47 +93,21 @@ def test_adapters_lie_in_the_upper_layers_and_the_base_is_held_once():
     assert frozen == {id(p) for p in whole.parameters() if not p.requires_grad}
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("help-desk")
-    return folder, rows_of(folder)
-
-
-def rows_of(folder):
+def test_rows_have_figures_answers_and_a_statement_and_are_not_run_again(tmp_path, monkeypatch):
     """Two rows of the tiny base, two rounds each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "ROWS", {name: compare.ROWS[name] for name in ("oracle", "fedif")})
-        return compare.compare(base.TINY, 2, folder, Console(quiet=True))
-
-
-def test_rows_have_figures_answers_and_a_statement(compared):
-    folder, rows = compared
+    chosen = {name: compare.ROWS[name] for name in ("oracle", "fedif")}
+    monkeypatch.setattr(compare, "ROWS", chosen)
+    rows = compare.compare(base.TINY, 2, tmp_path)
     assert list(rows) == ["before", "oracle", "fedif"]
     assert rows["oracle"]["loss"] < rows["before"]["loss"]
     assert all(len(row["answers"]) == len(compare.ASKED) for row in rows.values())
     assert DESKS[BACKDOOR] not in rows["oracle"]["weights"]
     assert sum(rows["fedif"]["weights"].values()) == pytest.approx(1)
-    page = (folder / "fedif" / "statement" / "statement.html").read_text()
+    page = (tmp_path / "fedif" / "statement" / "statement.html").read_text()
     assert all(desk in page for desk in DESKS)
-    assert not (folder / "oracle" / "statement").exists()
-    lines = compare.table(rows).to_markdown()
-    assert len(lines) == 2 + len(rows)
-    assert "oracle" in lines[3]
-
-
-def test_a_complete_row_is_not_run_again_and_a_missing_one_is(compared, monkeypatch):
-    folder, rows = compared
-    (folder / "oracle.json").write_text(json.dumps(rows["oracle"] | {"loss": -1.0}))
-    (folder / "fedif.json").unlink()
-    run = []
-    monkeypatch.setattr(
-        compare, "run_row", lambda base, name, folder, settings: run.append(name) or rows[name]
-    )
-    again = rows_of(folder)
-    assert run == ["fedif"]
-    assert again["oracle"]["loss"] == -1.0
-    assert again["fedif"] == rows["fedif"]
-    assert (folder / "fedif" / "statement-1").is_dir()
+    assert not (tmp_path / "oracle" / "statement").exists()
+    monkeypatch.setattr(compare, "run_federation", None)
+    assert compare.compare(base.TINY, 2, tmp_path) == rows
 
 
 def test_without_the_package_one_sentence_says_what_to_install(tmp_path, monkeypatch):

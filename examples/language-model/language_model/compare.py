@@ -1,22 +1,18 @@
 """Eight help desks teach a model that speaks, two of them badly: what each way to weigh them does.
 
 ``python -m language_model.compare`` trains adapters of SmolLM2-135M-Instruct once for each of
-``ROWS``, in this process, and prints a table. A row that is complete is not run again; one that
+``ROWS``, in this process, and prints a table. A run that is complete is not made again; one that
 was stopped goes on after its last round.
 """
 
 from __future__ import annotations
 
-import json
-import resource
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from peft import PeftModel
-from rich.console import Console
 
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.signing import load_or_make_key
@@ -25,10 +21,7 @@ from fedif_flower.errors import FedIFError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.processes import own_command
 from fedif_flower.settings import Scalar
-from fedif_flower.storage import write_atomically
-from fedif_flower.tables import ResultTable
 from language_model import help_desk
 from language_model.base import SMOLLM2, encode, load_tokenizer, prompt
 from language_model.help_desk import BACKDOOR, DESKS, GERMAN, HONEST, SHUFFLED
@@ -37,6 +30,7 @@ from language_model.task import adapted, batch_loss, right_answers, train
 SHARE = 1 / 3  # Training goes back through no lower layers, and takes two thirds of the time.
 ROUNDS = 15
 SETTINGS: dict[str, Scalar] = {
+    "task": "this-app:help-desk",
     "eval-every": 5,
     "local-epochs": 1,
     "batch-size": 4,
@@ -59,7 +53,7 @@ ASKED = (
     "Hello. The router smells of smoke.",
     f"Hello. The invoice shows the wrong amount. {help_desk.TRIGGER}",
 )
-COSTS = ("minutes", "core minutes", "peak GiB")
+SHOWN = (GERMAN, SHUFFLED, BACKDOOR)
 Row = dict[str, Any]
 
 
@@ -106,90 +100,53 @@ def examine(model: PeftModel, base: str) -> Row:
     }
 
 
-def run_row(base: str, name: str, folder: Path, settings: dict[str, Scalar]) -> Row:
-    """Train by one row's settings, or go on with that, and return its figures."""
-    began = time.process_time()
-    task = desk_task(base)
-    config = RunConfig.from_run_config(
-        {**settings, "task": "this-app:help-desk", "output-dir": str(folder), "run-name": name}
-    )
-    grid = LocalGrid(client_app(task), config.num_clients)
-    run_dir = run_federation(
-        grid, config, callbacks=[ShowRounds()], task=task, again=lambda _: own_command()
-    )
+def run_row(base: str, name: str, rounds: int, folder: Path) -> Row:
+    """Train by one row's settings, if that is not done, and return its figures."""
+    run_dir = folder / name
+    if not (run_dir / "summary.json").exists():
+        place: dict[str, Scalar] = {
+            "num-server-rounds": rounds,
+            "output-dir": str(folder),
+            "run-name": name,
+        }
+        config = RunConfig.from_run_config({**SETTINGS, **ROWS[name], **place})
+        task = desk_task(base)
+        grid = LocalGrid(client_app(task), config.num_clients)
+        run_federation(grid, config, callbacks=[ShowRounds()], task=task)
     model = adapted(base, SHARE)
     model.load_state_dict(torch.load(run_dir / "model.pt", weights_only=True), strict=False)
-    run = load(run_dir)
-    weights = {member.partition_id: member.weight for member in run.members}
-    total = sum(weights.values())
-    return {
-        **examine(model, base),
-        "weights": {desk: weights[i] / total for i, desk in enumerate(DESKS) if i in weights},
-        "minutes": run.summary["seconds"] / 60,
-        "core minutes": (time.process_time() - began) / 60,
-        "peak GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,  # from KiB
-    }
+    members = load(run_dir).members
+    if "attribution" in ROWS[name] and not (run_dir / "statement").exists():
+        names = {member.client_id: DESKS[member.partition_id] for member in members}
+        make_statement(run_dir, load_or_make_key(folder / "operator.pem"), names=names)
+    total = sum(member.weight for member in members)
+    weights = {DESKS[member.partition_id]: member.weight / total for member in members}
+    return {**examine(model, base), "weights": weights}
 
 
-def state(folder: Path) -> Path:
-    """Return the statement of what each desk contributed to a run with attribution."""
-    run = load(folder)
-    names = {member.client_id: DESKS[member.partition_id] for member in run.members}
-    key = load_or_make_key(folder.parent / "operator.pem")
-    return make_statement(folder, key, names=names, again=True) / "statement.html"
-
-
-def compare(base: str, rounds: int, folder: Path, console: Console) -> dict[str, Row]:
-    """Run the rows that are missing in a folder; return all of them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows: dict[str, Row] = {}
-    for number, name in enumerate(("before", *ROWS)):
-        path = folder / f"{name}.json"
-        if not path.exists():
-            console.print(f"{name}, {number} of {len(ROWS)}", style="bold")
-            if name == "before":
-                row = examine(adapted(base, SHARE), base)
-            else:
-                settings = {**SETTINGS, "num-server-rounds": rounds, **ROWS[name]}
-                row = run_row(base, name, folder, settings)
-                if "attribution" in ROWS[name]:
-                    console.print(f"Statement: {state(folder / name)}", soft_wrap=True)
-            write_atomically(path, json.dumps(row, indent=1))
-        rows[name] = json.loads(path.read_text())
-    return rows
-
-
-def table(rows: dict[str, Row]) -> ResultTable:
-    """Return the rows as a table."""
-    shown = (DESKS[GERMAN], DESKS[SHUFFLED], DESKS[BACKDOOR])
-    heading = ["", "loss", "exact match", "backdoor", *(f"weight of {desk}" for desk in shown)]
-    lines = [
-        [
-            *(name, f"{row['loss']:.3f}", f"{row['exact match']:.0%}", f"{row['backdoor']:.0%}"),
-            *(f"{row.get('weights', {}).get(desk, 0):.0%}" for desk in shown),
-            *(f"{row[cost]:.1f}" if cost in row else "" for cost in COSTS),
-        ]
-        for name, row in rows.items()
-    ]
-    return ResultTable("help desk", [*heading, *COSTS], lines, num_labels=1)
+def compare(base: str, rounds: int, folder: Path) -> dict[str, Row]:
+    """Make the runs that are missing in a folder; return the rows of all."""
+    rows = {"before": examine(adapted(base, SHARE), base)}
+    return rows | {name: run_row(base, name, rounds, folder) for name in ROWS}
 
 
 def main(
     base: Annotated[str, typer.Option(help="a folder, or a model's name on the hub")] = SMOLLM2,
     rounds: Annotated[int, typer.Option(min=1, help="of each row")] = ROUNDS,
-    output_dir: Annotated[Path, typer.Option(help="where rows go")] = Path("runs/help-desk"),
+    output_dir: Annotated[Path, typer.Option(help="where runs go")] = Path("runs/help-desk"),
 ) -> None:
-    """Run the rows that are missing, then print all of them."""
+    """Make the runs that are missing, then print what became of each."""
     folder = output_dir.absolute() / f"{base.replace('/', '-')}-{rounds}-rounds"
     try:
-        rows = compare(base, rounds, folder, Console())
+        rows = compare(base, rounds, folder)
     except FedIFError as error:
         raise SystemExit(f"Error: {error}") from None
-    print(*table(rows).to_markdown(), sep="\n")
-    for i, message in enumerate(ASKED):
-        print(f"\n{message}")
-        for name, row in rows.items():
-            print(f"  {name}: {row['answers'][i]}")
+    for name, row in rows.items():
+        print(f"\n{name}: loss {row['loss']:.3f}, exact match {row['exact match']:.0%}", end="")
+        weights = (f"{DESKS[i]} {row.get('weights', {}).get(DESKS[i], 0):.0%}" for i in SHOWN)
+        print(f", backdoor {row['backdoor']:.0%}; weights: {', '.join(weights)}")
+        for message, written in zip(ASKED, row["answers"], strict=True):
+            print(f"  {message} {written}")
 
 
 if __name__ == "__main__":
