@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from fedif_consortium.masking.workspace import AskedVector, Masking
+from fedif_consortium.masking.workspace import Masking
 from fedif_flower.errors import KeeperError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import make_folder
@@ -40,18 +40,11 @@ class AskedVectors(Callback):
         self._folder.asked.replace(line for line in lines if int(line["round"]) <= self._last_round)
         self._write("")
 
-    def note(self, asked: AskedVector) -> None:
+    def note(self, server_round: int, purpose: str, sha256: str) -> None:
         """Write down what was asked."""
-        self._folder.asked.append(
-            [
-                {
-                    "round": asked.server_round,
-                    "run": f"{self._masking.run:016x}",
-                    "purpose": asked.purpose,
-                    "sha256": asked.sha256,
-                }
-            ]
-        )
+        run = f"{self._masking.run:016x}"
+        row = {"round": server_round, "run": run, "purpose": purpose, "sha256": sha256}
+        self._folder.asked.append([row])
 
     def on_round(self, report: RoundReport) -> None:
         """Remember which round there was last."""

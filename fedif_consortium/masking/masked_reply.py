@@ -165,27 +165,16 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
         If the run is masked and the node names no keeper, or the other way.
     """
     terms = MaskingTerms.read(settings)
-    own = Path(node.own_updates_dir).expanduser().absolute() if node.own_updates_dir else None
-    who = node_id, node.partition_id
-    if node.keeper_key is None:
-        if terms is None:
-            return None
-        if not terms.is_trial:
-            raise ConfigError(
-                "this run is masked: the node config needs keeper-key, the public key of the "
-                "keeper whom this member trusts, and signing-key"
-            )
+    keeper = _own_keeper(node, "off" if terms is None else "trial" if terms.is_trial else "keeper")
+    if terms is None:
+        return None
+    if keeper is None:
         keeper = read_keeper_key(terms.trial_keeper, "the trial's keeper key")
-        return MemberMasking(terms, keeper, trial_key(terms.trial_secret, node_id), *who, own)
-    if terms is None or terms.is_trial:
-        found = "off" if terms is None else "trial"
-        raise ConfigError(
-            f"masking = {found!r}: this node names a keeper (keeper-key), and takes part in runs "
-            "with masking = 'keeper' alone"
-        )
-    key = read_key_file(Path(str(node.signing_key)), "signing-key")
-    keeper = read_keeper_key(node.keeper_key, "keeper-key")
-    return MemberMasking(terms, keeper, key, *who, own)
+        key: SigningKey = trial_key(terms.trial_secret, node_id)
+    else:
+        key = read_key_file(Path(str(node.signing_key)), "signing-key")
+    own = Path(node.own_updates_dir).expanduser().absolute() if node.own_updates_dir else None
+    return MemberMasking(terms, keeper, key, node_id, node.partition_id, own)
 
 
 def check_masking(node: NodeConfig, masking: str) -> str:
@@ -196,17 +185,25 @@ def check_masking(node: NodeConfig, masking: str) -> str:
     ConfigError
         If the run is masked and the node names no keeper, or the other way.
     """
-    if node.keeper_key is not None:
-        read_keeper_key(node.keeper_key, "keeper-key")
-        if masking != "keeper":
+    own = _own_keeper(node, masking)
+    return f"masking = {masking!r}" if own is None else "a keeper of this member's choice"
+
+
+def _own_keeper(node: NodeConfig, masking: str) -> X25519PublicKey | None:
+    """Return the keeper whom a node names, if runs of this kind suit it; ``None``: none."""
+    if node.keeper_key is None:
+        if masking == "keeper":
             raise ConfigError(
-                f"masking = {masking!r}: this node names a keeper, and takes part in runs with "
-                "masking = 'keeper' alone"
+                "this run is masked: the node config needs keeper-key, the public key of the "
+                "keeper whom this member trusts, and signing-key"
             )
-        return "a keeper of this member's choice"
-    if masking == "keeper":
-        raise ConfigError("this run is masked: the node config needs keeper-key and signing-key")
-    return f"masking = {masking!r}"
+        return None
+    if masking != "keeper":
+        raise ConfigError(
+            f"masking = {masking!r}: this node names a keeper (keeper-key), and takes part in runs "
+            "with masking = 'keeper' alone"
+        )
+    return read_keeper_key(node.keeper_key, "keeper-key")
 
 
 def content_hash(received: RecordDict) -> bytes:

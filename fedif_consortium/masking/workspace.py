@@ -71,28 +71,6 @@ _LEAST_BYTES = 4
 
 
 @dataclass(frozen=True)
-class AskedVector:
-    """A vector ``[d]`` whose products with a round's updates were asked for.
-
-    Attributes
-    ----------
-    server_round : int
-        The round.
-    purpose : str
-        ``"scores"`` or ``"attribution"``.
-    vector : Tensor
-        As it was asked for, in float64.
-    sha256 : str
-        Of what the keeper got: its log has the same.
-    """
-
-    server_round: int
-    purpose: str
-    vector: Tensor
-    sha256: str
-
-
-@dataclass(frozen=True)
 class Masking:
     """Who keeps the masks of a run: the ``intake`` of a strategy that sees no update.
 
@@ -103,7 +81,8 @@ class Masking:
     trial_keeper, trial_secret : str
         See :class:`~fedif_consortium.masking.terms.MaskingTerms`.
     on_vector : callable, optional
-        Told of every vector that products were asked for with.
+        Told of every vector that products were asked for with: the round, ``"scores"`` or
+        ``"attribution"``, and the SHA-256 of what the keeper got.
     run : int
         What the keeper knows the run by.
     """
@@ -111,7 +90,7 @@ class Masking:
     keeper: MaskKeeper
     trial_keeper: str = ""
     trial_secret: str = field(default="", repr=False)
-    on_vector: Callable[[AskedVector], object] | None = None
+    on_vector: Callable[[int, str, str], object] | None = None
     run: int = field(default_factory=lambda: secrets.randbits(63))
 
     def __repr__(self) -> str:
@@ -414,9 +393,8 @@ class MaskedRound:
             raise MaskingError("a product is larger than the member's update allows")
         self._asked.append((encoded[0], answer[:, 0]))
         if self._masking.on_vector is not None:
-            digest = vector_digest(encoded[0]).hex()
-            asked = AskedVector(self._round, purpose, torch.from_numpy(values), digest)
-            self._masking.on_vector(asked)
+            # The keeper's log has the same digest.
+            self._masking.on_vector(self._round, purpose, vector_digest(encoded[0]).hex())
         return torch.from_numpy(found[:, 0])
 
     def cut(self, coefficients: Tensor) -> Tensor:
