@@ -6,7 +6,7 @@ influences, contributions, the step, and sketches that tell lengths. See
 ``docs/methods/masked-rounds.md`` for the protocol and what each party learns.
 """
 
-from fedif_consortium.masking.boxes import BoxHeader, read_header
+from fedif_consortium.masking.boxes import BoxHeader, KeeperKey, read_header, read_keeper_key
 from fedif_consortium.masking.checks import (
     are_lengths_true,
     are_possible,
@@ -16,7 +16,6 @@ from fedif_consortium.masking.checks import (
 )
 from fedif_consortium.masking.interface import MaskKeeper, OpenedRound, Sketches
 from fedif_consortium.masking.keeper import Keeper
-from fedif_consortium.masking.keeper_key import KeeperKey, read_keeper_key
 from fedif_consortium.masking.member import MaskedUpdate, mask_update
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.products import (

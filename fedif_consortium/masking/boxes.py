@@ -26,11 +26,12 @@ from fedif_consortium.evidence.keys import (
     key_digest,
     sign,
 )
-from fedif_consortium.masking.keeper_key import KeeperKey
 from fedif_consortium.masking.masks import SEED_BYTES
 from fedif_consortium.masking.ring import Ring
-from fedif_flower.errors import BoxError
+from fedif_flower.errors import BoxError, ConfigError
 
+KeeperKey = X25519PrivateKey
+"""What opens boxes."""
 DIGEST_BYTES = 32
 MOST_BYTES = 512  # Of a box: more is read from nobody.
 _KIND = b"fedifbx1"
@@ -141,6 +142,22 @@ def open_box(box: bytes, key: KeeperKey) -> bytes:
         return _cipher(shared, point, key.public_key()).decrypt(bytes(12), sealed, header)
     except (InvalidTag, ValueError) as error:  # ValueError: a point of low order.
         raise BoxError("the box was not sealed for this keeper") from error
+
+
+def read_keeper_key(text: str, name: str) -> X25519PublicKey:
+    """Return the keeper's public key from its 64 hexadecimal digits.
+
+    Raises
+    ------
+    ConfigError
+        If the text is something else, by ``name``.
+    """
+    try:
+        return X25519PublicKey.from_public_bytes(bytes.fromhex(text))
+    except ValueError as error:
+        raise ConfigError(
+            f"{name} = {text!r}; allowed: a keeper's public key, 64 hexadecimal digits"
+        ) from error
 
 
 def _cipher(shared: bytes, point: bytes, keeper: X25519PublicKey) -> ChaCha20Poly1305:

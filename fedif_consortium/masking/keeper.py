@@ -11,8 +11,8 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,10 +22,15 @@ from numpy.typing import NDArray
 
 from fedif_consortium.evidence.chained_log import ChainedLog
 from fedif_consortium.evidence.keys import VerifyingKey, key_digest
-from fedif_consortium.masking.boxes import check_signature, open_box, read_header, vector_digest
+from fedif_consortium.masking.boxes import (
+    KeeperKey,
+    check_signature,
+    open_box,
+    read_header,
+    vector_digest,
+)
 from fedif_consortium.masking.concentration import extended, largest_leverage
 from fedif_consortium.masking.interface import OpenedRound, Sketches
-from fedif_consortium.masking.keeper_key import KeeperKey
 from fedif_consortium.masking.masks import SEED_BYTES
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.products import (
@@ -337,24 +342,18 @@ class Keeper:
     def _sketch(self, kept: KeptRound) -> SignSketch:
         return SignSketch(self._sign_seed, self._policy.sketch_for(kept.length), kept.length)
 
-    def _logged(self, asked: str, run: int, server_round: int) -> _Logged:
-        entry = {"asked": asked, "run": run, "round": server_round, "time": round(self._now(), 3)}
-        return _Logged(self.log, entry)
-
-
-class _Logged:
-    """Writes what was asked into the log, with the answer's digest or why there is none."""
-
-    def __init__(self, log: ChainedLog, entry: dict[str, object]) -> None:
-        self._log, self._entry = log, entry
-
-    def __enter__(self) -> dict[str, object]:
-        return self._entry
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is not None:
-            self._entry["refusal"] = str(error)
-        self._log.append(self._entry)
+    @contextmanager
+    def _logged(self, asked: str, run: int, server_round: int) -> Iterator[dict[str, object]]:
+        """Write what was asked into the log, with the answer's digest or why there is none."""
+        entry: dict[str, object] = {"asked": asked, "run": run, "round": server_round}
+        entry["time"] = round(self._now(), 3)
+        try:
+            yield entry
+        except BaseException as error:
+            entry["refusal"] = str(error)
+            raise
+        finally:
+            self.log.append(entry)
 
 
 def _of_most(boxes: Iterable[bytes]) -> bytes:
