@@ -91,7 +91,8 @@ def _replayed(run_dir: Path, task: Task | None) -> Replayed:
         )
     loaded = _load(records, task)
     steps = {number: read_step(path) for number, path in kept.items()}
-    return _compare(records, _attribute(loaded, steps, len(records.rounds), contributed))
+    blocks = len(records.block_weights)
+    return _compare(records, _attribute(loaded, steps, len(records.rounds), contributed, blocks))
 
 
 def _load(records: RunRecords, task: Task | None) -> LoadedTask:
@@ -119,7 +120,11 @@ def _salt(records: RunRecords) -> str:
 
 
 def _attribute(
-    loaded: LoadedTask, steps: Mapping[int, Step], num_rounds: int, contributed: set[int]
+    loaded: LoadedTask,
+    steps: Mapping[int, Step],
+    num_rounds: int,
+    contributed: set[int],
+    blocks: int,
 ) -> list[RoundAttribution]:
     """Attribute the steps as the run did; whether one was taken back is told by the records."""
     # The models that were kept have the server optimizer's momentum in them.
@@ -131,6 +136,7 @@ def _attribute(
         loaded.validation,
         settings.attribution,
         per_class=settings.attribution_per_class,
+        blocks=blocks,
         bounds=credit_bounds(settings),
     )
     attribution.on_start(strategy)

@@ -66,8 +66,9 @@ class PathAttribution(Callback):
         over each class's examples at each node of the rule.
     blocks : int
         Also split each contribution by so many blocks of the examples, >= 2, from which intervals
-        follow (see :func:`~fedif_flower.valuation.blocks.block_validations`); it takes one more
-        pass over the examples a round. 0: do not. Masked rounds are not split: the keeper of
+        follow (see :func:`~fedif_flower.valuation.blocks.block_validations`); the pass
+        over the examples in the middle of a step gives both, one more where the rule has none
+        there. 0: do not. Masked rounds are not split: the keeper of
         their masks answers one product a round.
     bounds : CreditBounds, optional
         Bounds what members are credited with, by lengths and cosines; ``None``: each is credited

@@ -27,6 +27,8 @@ from fedif_flower.valuation.path import (
 )
 from fedif_flower.valuation.validation import Validation
 
+_MIDDLE = 0.5
+
 logger = logging.getLogger(__name__)
 
 
@@ -49,6 +51,16 @@ class _Slopes(NamedTuple):
 
     updates: Tensor
     basis: Tensor
+
+
+class _Middle(NamedTuple):
+    """In the middle of the step: the gradient ``[d]``, and each part's slopes by block ``[b, m]``.
+
+    One pass over the examples gives both.
+    """
+
+    gradient: Tensor
+    slopes: list[Tensor]
 
 
 class _Found(NamedTuple):
@@ -154,11 +166,12 @@ class RoundAttributor:
         """Return what each part contributed."""
         if taken.hidden is not None:
             return [self._hidden(taken, taken.hidden)]
+        middle = self._middle(taken) if self.blocks else None
         known: dict[float, list[_Slopes]] = {}
         found: list[_Found] = []
         coarser: Tensor | None = None
         for rule in self.quadratures:
-            known |= {n: self._slopes(taken, n) for n in rule.nodes if n not in known}
+            known |= {n: self._slopes(taken, n, middle) for n in rule.nodes if n not in known}
             found = []
             for index, part in enumerate(taken.parts):
                 at_nodes = torch.stack([known[n][index].updates for n in rule.nodes])
@@ -173,29 +186,29 @@ class RoundAttributor:
             if is_settled(totals, coarser, decrease):
                 break
             coarser = totals
-        if not self.blocks:
+        if middle is None:
             return found
-        return [
-            own._replace(contributions=torch.cat([own.contributions, blocks.T], dim=1))
-            for own, blocks in zip(found, self._by_block(taken, found), strict=True)
-        ]
+        split: list[_Found] = []
+        for part, own, along in zip(taken.parts, found, middle.slopes, strict=True):
+            by_block = block_contributions(
+                along, part.applied, self.block_weights, own.contributions[:, 0]
+            )  # [b, m]
+            split.append(own._replace(contributions=torch.cat([own.contributions, by_block.T], 1)))
+        return split
 
-    def _by_block(self, taken: TakenRound, found: Sequence[_Found]) -> list[Tensor]:
-        """Return each part's contributions by block ``[b, m]``; one gradient is held at a time."""
-        middle = _between(taken, 0.5)
+    def _middle(self, taken: TakenRound) -> _Middle:
+        """Take the gradient in the middle of the step block by block; one is held at a time."""
+        middle = _between(taken, _MIDDLE)
         buffers = taken.names.named_buffers(middle)
         norms = [torch.linalg.vector_norm(part.updates, dim=1) ** 2 for part in taken.parts]
-        along: list[list[Tensor]] = [[] for _ in taken.parts]  # [parts, b, m]
-        for block in self.blocks:
+        along: list[list[Tensor]] = [[] for _ in taken.parts]
+        whole = torch.zeros_like(middle.params)
+        for block, weight in zip(self.blocks, self.block_weights.tolist(), strict=True):
             gradient = block.gradient(middle.params, buffers)
+            whole.add_(gradient.to(whole), alpha=weight)
             for own, part, squared in zip(along, taken.parts, norms, strict=True):
                 own.append(slopes(part.updates, gradient, squared))
-        return [
-            block_contributions(
-                torch.stack(own), part.applied, self.block_weights, known.contributions[:, 0]
-            )
-            for own, part, known in zip(along, taken.parts, found, strict=True)
-        ]
+        return _Middle(whole, [torch.stack(own) for own in along])
 
     def _hidden(self, taken: TakenRound, hidden: HiddenUpdates) -> _Found:
         """Return what masked updates contributed: one product, with the mean gradient."""
@@ -218,11 +231,13 @@ class RoundAttributor:
         vectors = _between(taken, node)
         return self.validation.gradient(vectors.params, taken.names.named_buffers(vectors))
 
-    def _slopes(self, taken: TakenRound, node: float) -> list[_Slopes]:
+    def _slopes(
+        self, taken: TakenRound, node: float, middle: _Middle | None = None
+    ) -> list[_Slopes]:
         """Return, for each part, how fast the loss falls along its updates."""
         vectors = _between(taken, node)
         buffers = taken.names.named_buffers(vectors)
-        gradients = [self._gradient(taken, node)]
+        gradients = [middle.gradient if middle and node == _MIDDLE else self._gradient(taken, node)]
         for one_class in self.classes:
             share = one_class.total_weight / self.validation.total_weight
             gradients.append(one_class.gradient(vectors.params, buffers) * share)
