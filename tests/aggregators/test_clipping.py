@@ -70,15 +70,6 @@ def test_off_remembers_nothing():
     assert memory.state_dict() == {"seen": {}}
 
 
-def test_goes_on_after_a_restart():
-    memory, resumed = LengthMemory(2.0), LengthMemory(2.0)
-    memory.factors(1, [1, 2, 3], squares(1, 1, 1))
-    resumed.load_state_dict(memory.state_dict())
-    expected = memory.factors(2, [1, 9], squares(50, 50)).tolist()
-    assert resumed.factors(2, [1, 9], squares(50, 50)).tolist() == expected
-    assert expected == pytest.approx([2 / 50, 2 / 50])
-
-
 @pytest.mark.parametrize("multiple", [-1.0, math.nan, math.inf])
 def test_multiples_out_of_range_are_refused(multiple):
     with pytest.raises(ValuationError, match="multiple is"):

@@ -161,10 +161,6 @@ def test_a_reply_that_came_before_the_restart_counts():
     assert reply.has_content()
 
 
-def test_nothing_to_send_is_nothing_to_wait_for():
-    assert PollingGrid(LocalGrid(Clients(), 1)).send_and_receive([]) == []
-
-
 def test_a_message_that_could_not_be_passed_on_is_not_waited_for():
     class Rejecting(LocalGrid):
         def push_messages(self, messages):
@@ -244,19 +240,6 @@ def test_a_lost_connection_is_not_the_clients_fault(error):
 
     with pytest.raises(type(error), match="gone"):
         ask(SlowGrid(1, {1000: lost}))
-
-
-def test_everything_else_is_the_other_grid_s():
-    inner = LocalGrid(Clients(), 2)
-    grid = PollingGrid(inner)
-    assert grid.get_node_ids() == [1000, 1001]
-    (message_id,) = grid.push_messages([query(1000)])
-    assert len(grid.pull_messages([message_id])) == 1
-    assert [node.node_id for node in grid.get_nodes()] == [1000, 1001]
-    with pytest.raises(RuntimeError, match="belongs to no run"):
-        _ = grid.run
-    with pytest.raises(RuntimeError, match=r"flwr\.app\.Message"):
-        grid.create_message()
 
 
 class Slow(LocalGrid):

@@ -53,46 +53,12 @@ def test_a_model_that_views_its_feature_maps_gets_contiguous_images():
     assert image_format(Viewing(), images) is torch.contiguous_format
 
 
-def test_a_backward_pass_is_tried_as_well():
-    class ContiguousOnly(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, maps):
-            ctx.save_for_backward(maps)
-            return maps.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            (maps,) = ctx.saved_tensors
-            maps.view(-1)  # fails unless contiguous
-            return gradient
-
-    class Model(nn.Conv2d):
-        def forward(self, images):
-            return ContiguousOnly.apply(super().forward(images))
-
-    assert image_format(Model(3, 2, 3), torch.rand(2, 3, 4, 5)) is torch.contiguous_format
-
-
 def test_other_examples_and_models_without_convolutions_stay_contiguous():
     rows, images = torch.rand(3, 4), torch.rand(3, 2, 4, 4)
     assert to_memory_format(rows, torch.channels_last) is rows
     assert image_format(nn.Linear(4, 1), rows) is torch.contiguous_format
     model = nn.Sequential(nn.Flatten(), nn.Linear(32, 2))
     assert image_format(model, images) is torch.contiguous_format
-
-
-def test_trying_a_model_leaves_no_trace():
-    model = Viewing()
-    model.norm.eval()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    torch.manual_seed(1)
-    expected = torch.rand(4)
-    torch.manual_seed(1)
-    image_format(model, torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)))
-    assert torch.equal(torch.rand(4), expected)
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert (model.training, model.norm.training) == (True, False)
 
 
 def test_names_of_a_tied_parameter():

@@ -10,15 +10,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.local_methods import LocalRound, LocalTerm
-from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import run_federation
+from fedif_flower.local_methods import LocalRound
 from fedif_flower.run.rows import read_rows
-from fedif_flower.run.strategy import malicious_marker
-from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_studies.local_methods.fedcorr import (
     FedCorr,
@@ -42,19 +36,6 @@ def test_dimensions_by_hand():
     expected = [-2 / math.log(a / b) for a, b in ((1, 3), (1, 2), (2, 3))]
     assert intrinsic_dimensions(points, 2).tolist() == pytest.approx(expected, rel=1e-6)
     assert intrinsic_dimensions(points, 20).tolist() == pytest.approx(expected, rel=1e-6)
-
-
-def test_dimensions_are_finite_where_points_coincide_or_are_few():
-    assert intrinsic_dimensions(torch.zeros(2, 3), 20).tolist() == [0.0, 0.0]
-    assert intrinsic_dimensions(torch.zeros(5, 3), 3).tolist() == [0.0] * 5
-    corners = torch.eye(3)  # All equally far from each other.
-    assert bool(intrinsic_dimensions(corners, 2).isfinite().all())
-
-
-def test_the_dimension_of_a_plane_is_about_two():
-    torch.manual_seed(0)
-    points = torch.rand(600, 2) @ torch.randn(2, 5)
-    assert 1.6 < float(intrinsic_dimensions(points, 20).median()) < 2.6
 
 
 def test_the_noise_level_is_the_share_of_high_losses():
@@ -115,53 +96,6 @@ def test_a_noisy_member_corrects_the_worst_in_a_pass_and_all_once_afterwards():
     _, labels = method.examples(local(memory, fresh, stage="pass", level=0.0))
     assert labels.tolist() == [0, 0, 0]
     assert memory["fedcorr-losses"].tolist() == [0.0] * 3
-
-
-def test_a_pass_reports_dimension_and_level_of_the_trained_model():
-    method, memory = FedCorr(num_classes=2), {}
-    given = local(memory, stage="pass", level=0.25)
-    method.examples(given)
-    term = method.term(given)
-    assert term.proximal_mu == 2 * 5 * 0.25
-    with torch.no_grad():
-        method.finish(given, term, given.received)
-    dimension, level = term.report[FIGURES].tolist()
-    outputs = given.model(given.data[0]).detach()
-    assert memory["fedcorr-losses"].tolist() == pytest.approx(
-        functional.cross_entropy(outputs, given.data[1], reduction="none").tolist(), rel=1e-6
-    )
-    assert level == 0.5  # The first two.
-    assert dimension == pytest.approx(
-        float(intrinsic_dimensions(outputs.softmax(dim=1), 20).mean()), rel=1e-6
-    )
-    later = local(memory, stage="usual", level=0.25)
-    term = method.term(later)
-    method.finish(later, term, later.received)
-    assert type(term) is LocalTerm
-    assert not term.report
-    assert term.proximal_mu == 0
-
-
-def test_examples_are_mixed_with_others_of_the_batch():
-    torch.manual_seed(1)
-    given = local({}, stage="pass", level=0.0)
-    term = FedCorr(num_classes=2).term(given)
-    inputs = torch.tensor([[1.0], [2.0], [-4.0]])
-    labels = torch.tensor([0, 1, 1])
-    with term:
-        outputs = given.model(inputs)
-        found = term.loss_fn(outputs, labels)
-    mixed = outputs[:, 1].detach() / 5
-    share, order = term._share, term._order
-    assert mixed.tolist() == pytest.approx(
-        (share * inputs + (1 - share) * inputs[order])[:, 0].tolist(), rel=1e-5
-    )
-    log_p = functional.log_softmax(outputs.detach(), dim=1)
-    own, others = (-log_p[range(3), y].mean() for y in (labels, labels[order]))
-    assert float(found.detach()) == pytest.approx(float(share * own + (1 - share) * others))
-    assert given.model(inputs)[:, 1].tolist() == pytest.approx([5, 10, -20])
-    with pytest.raises(DataError, match=r"FedCorr\.mixup = 0"), term:
-        given.model(torch.tensor([1, 2]))
 
 
 def figures(*rows: tuple[float, float]) -> dict[str, torch.Tensor]:
@@ -346,36 +280,6 @@ def test_a_run_is_the_published_algorithm(tmp_path, caplog):
     assert asked == [clean, clean, clean | NOISY]
 
 
-def test_noisy_members_of_a_run_on_digits_are_found_and_their_labels_corrected(tmp_path, caplog):
-    config = RunConfig.from_run_config(
-        {
-            "dataset": "digits",
-            "num-clients": 10,
-            "fraction-train": 0.5,
-            "num-server-rounds": 7,
-            "attack": "label-noise",
-            "malicious-fraction": 0.3,
-            "dirichlet-alpha": 10.0,
-            "strategy": "fedif",
-            "local-method": NAME,
-            "FedCorr.passes": 2,
-            "FedCorr.fine-tuning": 1,
-            "device": "cpu",
-            "output-dir": str(tmp_path),
-        }
-    )
-    with caplog.at_level(logging.INFO):
-        run_dir = run_federation(LocalGrid(task_app(), 10), config)
-    marked = malicious_marker(config)
-    noisy = {i for i in range(10) if marked(ClientNode(i, i + 1))}
-    found = [m for m in caplog.messages if "taken to be noisy" in m][-1]
-    assert {int(label.split()[1]) for label in found.partition("noisy: ")[2].split(", ")} == noisy
-    rows = read_rows(run_dir / "clients.csv")
-    asked = [{int(r["partition_id"]) for r in rows if int(r["round"]) == t} for t in range(1, 6)]
-    assert asked[0] | asked[1] == asked[2] | asked[3] == set(range(10))
-    assert not asked[4] & noisy
-
-
 @pytest.mark.parametrize(
     ("own", "missing"),
     [
@@ -396,18 +300,3 @@ def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):
 def test_data_whose_order_may_change_are_refused():
     with pytest.raises(DataError, match="a pair of tensors"):
         FedCorr(num_classes=2).examples(local({}, [(torch.ones(2, 1), torch.ones(2))]))
-
-
-def test_late_and_masked_replies_are_refused(tmp_path):
-    for chosen, reason in (
-        ({"masking": "trial"}, "masking: members train by SGD alone"),
-        ({"late_rounds": 1}, "late_rounds"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            run(
-                tmp_path,
-                task(),
-                strategy="fedavg",
-                local_method=NAME,
-                **chosen,
-            )

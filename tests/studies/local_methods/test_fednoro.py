@@ -12,8 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
 from fedif_flower.client.app import task_app
-from fedif_flower.errors import ConfigError, DataError, ReplyError
-from fedif_flower.local_methods import LocalRound, LocalTerm
+from fedif_flower.errors import ConfigError, ReplyError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import tensor_arrays
@@ -22,17 +21,11 @@ from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
-from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.tasks.config import TrainingConfig
 from fedif_studies.local_methods.fednoro import (
     FedNoRo,
     FedNoRoGuide,
-    class_losses,
-    class_shares,
     distance_aware,
-    distillation_loss,
-    distillation_weight,
 )
 from tests.run.points import classes, line, regression, run
 
@@ -41,32 +34,6 @@ NAME = "fedif_studies.local_methods.fednoro:FedNoRo"
 NAN = math.nan
 RATE, EPOCHS, WARM_UP, ROUNDS, CLIENTS = 0.5, 2, 3, 6, 6
 NOISY = {1, 4}
-
-
-class Fixed(nn.Module):
-    """Answers with its inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unused = nn.Parameter(torch.zeros(1))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs + 0 * self.unused
-
-
-def test_shares_and_losses_of_classes_by_hand():
-    # Outputs with which a right answer costs log 4/3, a wrong one log 4.
-    right, wrong = [math.log(3.0), 0.0, -math.inf], [0.0, math.log(3.0), -math.inf]
-    batches = [
-        (torch.tensor([right, wrong]), torch.tensor([0, 0])),
-        (torch.tensor([wrong]), torch.tensor([1])),
-    ]
-    assert class_shares(batches, 3).tolist() == pytest.approx([2 / 3, 1 / 3, 0])
-    losses = class_losses(Fixed(), batches, 3)
-    expected = [(math.log(4 / 3) + math.log(4)) / 2, math.log(4 / 3), NAN]
-    assert losses.tolist() == pytest.approx(expected, nan_ok=True)
-    with pytest.raises(DataError, match="labels are 0 to 3; allowed with FedNoRo: 0 to 2"):
-        class_shares([(torch.zeros(2, 3), torch.tensor([0, 3]))], 3)
 
 
 def test_weights_fall_with_the_distance_from_clean_clients():
@@ -80,68 +47,6 @@ def test_weights_fall_with_the_distance_from_clean_clients():
     assert same.tolist() == pytest.approx([0.25] * 4)
     nothing = distance_aware(torch.zeros(4), updates, noisy)
     assert nothing.tolist() == [0.0] * 4
-
-
-def test_the_distillation_s_weight_grows():
-    assert distillation_weight(1, 5, 0.8) == pytest.approx(0.8 * math.exp(-5))
-    assert distillation_weight(3, 5, 0.8) == pytest.approx(0.8 * math.exp(-5 / 4))
-    assert [distillation_weight(s, 5, 0.8) for s in (5, 6, 100)] == [0.8] * 3
-    assert distillation_weight(1, 1, 0.5) == 0.5
-
-
-def test_the_distillation_is_the_divergence_and_ignores_classes_that_are_not_there():
-    outputs = torch.tensor([[math.log(3.0), 0.0, -math.inf]], requires_grad=True)
-    answers = torch.tensor([[0.0, 0.0, -math.inf]])
-    divergence = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
-    assert float(distillation_loss(outputs, answers).detach()) == pytest.approx(divergence)
-    outputs = torch.tensor([[math.log(3.0), 0.0, -math.inf]], requires_grad=True)
-    (gradient,) = torch.autograd.grad(distillation_loss(outputs, torch.zeros(1, 3)), outputs)
-    assert gradient[0, 2] == 0
-    assert bool(gradient.isfinite().all())
-
-
-def local(told: dict, model: nn.Module) -> LocalRound:
-    labels = torch.tensor([0, 0, 0, 1])
-    return LocalRound(
-        model=model,
-        received=parameters_to_vector(model.parameters()).detach(),
-        training=TrainingConfig(),
-        memory={},
-        told=told,
-        data=(torch.eye(4)[:, :3], labels),
-    )
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.25])
-def test_a_client_s_loss_by_hand(weight):
-    torch.manual_seed(0)
-    model = nn.Linear(3, 3)
-    given_round = local({"report": False, "distillation": weight}, model)
-    inputs, labels = given_round.data
-    term = FedNoRo(num_classes=3, temperature=0.5).term(given_round)
-    answers = functional.softmax(model(inputs).detach() / 0.5, dim=1)
-    with torch.no_grad():
-        model.weight += 1.0 * torch.eye(3)  # It was trained meanwhile.
-    with term:
-        found = term.loss_fn(model(inputs), labels)
-    prior = torch.tensor([0.75, 0.25, 0.0])
-    log_p = functional.log_softmax(model(inputs) + prior.log(), dim=1)[:, :2]
-    own = -log_p[range(4), labels].mean()
-    # Of the third class, which is not there, the entropy alone.
-    divergence = (answers * answers.log()).sum(1) - (answers[:, :2] * log_p).sum(1)
-    expected = (1 - weight) * own + weight * divergence.mean()
-    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert not term.report
-    assert not model._forward_pre_hooks
-
-
-def test_losses_are_reported_where_they_are_asked_for():
-    model = nn.Linear(3, 3)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    term = FedNoRo(num_classes=3).term(local({"report": True, "distillation": 0.0}, model))
-    guess = math.log(3)
-    assert term.report["class-losses"].tolist() == pytest.approx([guess, guess, -1.0])
 
 
 def test_the_guide_splits_once_and_tells_each_client():
@@ -279,37 +184,6 @@ def test_a_run_is_the_published_algorithm(tmp_path, caplog):
     assert max(weights[i] for i in NOISY) < min(weights[i] for i in set(weights) - NOISY)
 
 
-@pytest.mark.all
-def test_noisy_members_of_a_run_on_digits_are_found_where_a_share_is_drawn(tmp_path, caplog):
-    config = RunConfig.from_run_config(
-        {
-            "dataset": "digits",
-            "num-clients": 10,
-            "fraction-train": 0.5,
-            "num-server-rounds": 6,
-            "attack": "label-noise",
-            "malicious-fraction": 0.3,
-            "dirichlet-alpha": 10.0,
-            "strategy": "fedif",
-            "local-method": NAME,
-            "FedNoRo.warm-up": 4,
-            "device": "cpu",
-            "output-dir": str(tmp_path),
-        }
-    )
-    with caplog.at_level(logging.INFO):
-        run_dir = run_federation(LocalGrid(task_app(), 10), config)
-    rows = read_rows(run_dir / "clients.csv")
-    asked = [sum(int(r["round"]) == t for r in rows) for t in range(1, 7)]
-    assert asked == [5, 5, 5, 10, 5, 5]
-    marked = malicious_marker(config)
-    (found,) = [m for m in caplog.messages if "taken to be noisy" in m]
-    labels = found.partition("noisy: ")[2].split(", ")
-    assert {int(label.split()[1]) for label in labels} == {
-        i for i in range(10) if marked(ClientNode(i, i + 1))
-    }
-
-
 def test_no_report_stops_a_run_and_a_reply_without_one_is_refused(tmp_path):
     def lie(message, context, call_next):
         reply = call_next(message, context)
@@ -401,17 +275,3 @@ def test_what_cannot_work_is_refused(tmp_path, chosen, reason):
             task(),
             **{"local_method": NAME, **chosen},
         )
-
-
-def test_without_distance_aware_weights_updates_need_not_be_seen_together(tmp_path):
-    own = {
-        "local_method": NAME,
-        "FedNoRo.warm_up": 2,
-        "FedNoRo.distance_aware": False,
-    }
-    run_dir = run(tmp_path, task(), **own, strategy="median")
-    assert len(read_rows(run_dir / "rounds.csv")) == 4
-
-
-def test_other_methods_train_on_the_task_s_own_loss():
-    assert LocalTerm().loss_fn is None

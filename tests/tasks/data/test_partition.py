@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -63,44 +61,6 @@ def test_each_argument_matters(digits: Dataset, cache: Path) -> None:
     assert lists(dirichlet_partition(digits, 10, 1.0, 1, cache_dir=cache)) != base
     assert lists(dirichlet_partition(digits, 10, 0.9, 0, cache_dir=cache)) != base
     assert lists(dirichlet_partition(digits, 11, 1.0, 0, cache_dir=cache)) != base
-
-
-def test_small_alpha_concentrates_classes(digits: Dataset, cache: Path) -> None:
-    def largest_share(alpha: float) -> float:
-        partitions = dirichlet_partition(digits, 5, alpha, 0, cache_dir=cache)
-        counts = [np.bincount(digits.train.labels[p], minlength=10) for p in partitions]
-        return float(np.mean([count.max() / count.sum() for count in counts]))
-
-    # Equal shares of ten classes would be 0.1 each.
-    assert largest_share(1000.0) < 0.15 < 0.3 < largest_share(0.1)
-
-
-def test_partitions_are_shuffled_within(digits: Dataset, cache: Path) -> None:
-    (everything,) = dirichlet_partition(digits, 1, 1.0, 0, cache_dir=cache)
-    assert set(digits.train.labels[everything[:60]]) == set(range(10))
-
-
-@pytest.mark.all
-def test_second_process_reads_without_the_partitioner(digits: Dataset, cache: Path) -> None:
-    expected = dirichlet_partition(digits, 10, 1.0, 5, cache_dir=cache)
-    code = (
-        "import sys\n"
-        "from fedif_flower.tasks.data import dirichlet_partition, load_dataset\n"
-        "digits = load_dataset('digits', cache_dir=sys.argv[1])\n"
-        "parts = dirichlet_partition(digits, 10, 1.0, 5, cache_dir=sys.argv[1])\n"
-        "print([p.tolist() for p in parts])\n"
-        "print([m for m in ('flwr_datasets', 'datasets', 'sklearn', 'torchvision')"
-        " if m in sys.modules])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(cache)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.splitlines() == [str(lists(expected)), "[]"], done.stderr
 
 
 def _truncate(path: Path) -> None:
