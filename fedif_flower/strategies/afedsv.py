@@ -35,8 +35,9 @@ class AFedSV(ScoredStrategy):
         Rate of the smooth update, in (0, 1].
     weighting : Weighting, optional
         How scores become weights; a client never seen begins at 0.5.
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
     made_of = MappingProxyType(

@@ -72,7 +72,7 @@ class AutoBant(ScreenedStrategy):
         The server's held-out set D' with model and loss.
     trial : TrialSettings
         How far and on what a round descends.
-    stages, callbacks, setup, and Flower's arguments
+    **base
         See :class:`~fedif_flower.strategies.base.ScreenedStrategy`. By default lengths and
         steps are bounded as for influence descent, which the paper does not do.
 

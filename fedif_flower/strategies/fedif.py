@@ -26,8 +26,9 @@ class FedIF(ScoredStrategy):
         Rate of the smooth update, in (0, 1]; the paper: 0.3 (CIFAR-10), 0.4 (Fashion-MNIST).
     weighting : Weighting, optional
         How scores become weights (see :class:`~fedif_flower.strategies.scored.Weighting`).
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
 
     Examples
     --------

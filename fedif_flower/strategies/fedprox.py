@@ -26,8 +26,9 @@ class FedProx(FedAvg):
     ----------
     proximal_mu : float
         :math:`\mu`, >= 0; at 0 this is FedAvg.
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
     def __init__(

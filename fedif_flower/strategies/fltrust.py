@@ -114,8 +114,9 @@ class FLTrust(ScreenedStrategy):
     ----------
     root : RootTraining
         The server's own training: model, root data, loss.
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"root": root_training})

@@ -96,8 +96,9 @@ class InfluenceDescent(JudgedStrategy):
         How far and on what a round descends.
     gamma : float
         Rate of the weight scores' smooth update, in (0, 1].
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
     validation: Validation

@@ -25,8 +25,9 @@ class OracleExclusion(ScreenedStrategy):
     ----------
     is_malicious : callable
         Tells of a client whether it misbehaves.
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
     def __init__(

@@ -41,8 +41,9 @@ class RobustRule(ScreenedStrategy):
         ``load_state_dict`` is part of checkpoints; one that remembers clients by their ids says so
         by an attribute ``knows_clients``. Where its ``takes_one_model`` is true, the
         parameters of the one model with a weight are taken over bit for bit.
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
 
     Examples
     --------

@@ -38,8 +38,9 @@ class SFedAvg(JudgedStrategy):
         Default: 50 permutations, of the accuracy.
     alpha : float
         Share of the old relevance that stays, in [0, 1).
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
     validation: Validation

@@ -128,8 +128,9 @@ class ScoredStrategy(JudgedStrategy):
         Rate of the smooth update, in (0, 1].
     weighting : Weighting, optional
         How scores become weights. Default: :attr:`default_weighting`, the paper's.
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"weighting": Weighting})

@@ -78,8 +78,9 @@ class ShapFed(ScoredStrategy):
         See :class:`ShapFedValuation`.
     gamma : float
         Rate of the smooth update, in (0, 1].
-    stages, callbacks, setup, and Flower's arguments
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    **base
+        ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
+        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
     default_weighting = Weighting(round_normalization=False)
