@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from fedif_flower.apps import server_app
 
-app = server_app(parts="fedif_consortium.parts:server_parts")
+PARTS = "fedif_consortium.parts:server_parts"
+
+app = server_app(parts=PARTS)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
     from fedif_flower.client.part import ClientPart
+    from fedif_flower.run.config import RunConfig
     from fedif_flower.run.part import RunPart
     from fedif_flower.run.resume import Again
     from fedif_flower.run.rows import RoundRow
@@ -83,9 +84,9 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
         show_logs(str(context.run_config.get("log-format", "")))
         own = {} if task is None else {"task": OWN + task.name}
         simulated = is_simulated(grid)
-        config = read_config(grid, {**context.run_config, **own})
+        config = read_config(grid, {**context.run_config, **own}, known)
         logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
-        again = _flwr_run(context.run_config, config.num_clients, simulated)
+        again = _flwr_run(context.run_config, config, simulated)
         run_dir = run_federation(grid, config, _log_row, task=task, again=again, parts=known)
         logger.info("Report: %s", RunFolder(run_dir).report)
         # Flower reports a run as failed only if its ServerApp raises.
@@ -99,12 +100,11 @@ def _log_row(row: RoundRow) -> None:
         logger.info("round %d: %s", row.round, shown)
 
 
-def _flwr_run(given: Mapping[str, Scalar], num_clients: int, simulated: bool) -> Again:
+def _flwr_run(given: Mapping[str, Scalar], config: RunConfig, simulated: bool) -> Again:
     """Return what tells the command that goes on with a run which Flower began."""
-    from fedif_flower.run.config import RunConfig
     from fedif_flower.run.resume import as_pairs
 
-    usual = RunConfig.defaults()
+    num_clients, usual = config.num_clients, config.all_defaults()
     changed = {key: value for key, value in given.items() if value != usual.get(key)}
     if "num-clients" in given:  # "auto" may count others when the run goes on.
         changed["num-clients"] = num_clients

@@ -226,4 +226,4 @@ def parse_config(config: list[str] | None, options: Mapping[str, int | Path | No
         if value is not None:
             settings[key] = str(value) if isinstance(value, Path) else value
     settings["output-dir"] = str(Path(str(settings["output-dir"])).expanduser().absolute())
-    return RunConfig.from_run_config(settings)
+    return RunConfig.from_run_config(settings, door.run_parts())

@@ -197,7 +197,9 @@ class SectionedSettings(Settings):
             if (field := self._field_of(key)) not in changes
             or section_name(str(changes[field])) == key.partition(".")[0]
         }
-        return type(self)(**{**self.model_dump(exclude_unset=True), **own, **changes})
+        return type(self)(
+            **{**self.model_dump(exclude_unset=True), **own, **self._beside(), **changes}
+        )
 
     def part(self, wanted: type[_Part]) -> _Part:
         """Return those of the values that ``wanted``, another class of settings, declares."""
@@ -235,6 +237,14 @@ class SectionedSettings(Settings):
         }
         return {name: keys for name, keys in found.items() if keys.model_fields}
 
+    def _refuse_unknown(self, key: str, value: Scalar) -> None:  # noqa: ARG002
+        """Raise ConfigError for a key of a section that nothing has."""
+        raise ConfigError(unknown_key(key, list(self.defaults())))
+
+    def _beside(self) -> dict[str, Any]:
+        """Return what a copy is made with beside the values of fields and of chosen names."""
+        return {}
+
     def _field_of(self, key: str) -> str | None:
         """Return which key names the entry that a section's key belongs to."""
         name = key.partition(".")[0]
@@ -251,7 +261,8 @@ class SectionedSettings(Settings):
         for key, value in own.items():
             name, field = key.partition(".")[0], self._field_of(key)
             if field is None:
-                raise ConfigError(unknown_key(key, list(self.defaults())))
+                self._refuse_unknown(key, value)
+                continue
             registry, chosen = self.registries[field], getattr(self, field)
             if name not in registry.built_in:
                 kept[key] = value  # Nothing is imported before it is made.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
@@ -160,6 +160,11 @@ class Settings(BaseModel):
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
+    def section_name(cls) -> str:
+        """Return the section in which the keys stand; empty: they stand in none."""
+        return cls.key_names()[0].rpartition(".")[0]
+
+    @classmethod
     def defaults(cls) -> dict[str, Scalar]:
         """Return the run config's defaults by key: ``"auto"`` where that is allowed."""
         return {str(field.alias): _default(field) for field in cls.model_fields.values()}
@@ -181,6 +186,16 @@ class Settings(BaseModel):
             (str(field.alias), _default(field), _allowed(field), _words(field))
             for field in cls.model_fields.values()
         ]
+
+
+def in_section(section: str) -> Callable[[str], str]:
+    """Return how the fields of a class are called in a run config: ``section.field-name``.
+
+    A part of a run declares its settings so::
+
+        class MetricsSettings(Settings, alias_generator=in_section("metrics")): ...
+    """
+    return lambda name: f"{section}.{name.replace('_', '-')}"
 
 
 def parse_overrides(text: str) -> dict[str, Scalar]:

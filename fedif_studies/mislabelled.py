@@ -96,13 +96,14 @@ def measure(
                 "eval-every": rounds,
                 "dirichlet-alpha": 1000.0,
                 "attribution": "simpson",
-                "publish-gradients": True,
+                "gradients.publish": True,
                 "checkpoint-every": 0,
                 "device": "cpu",
                 "seed": seed,
                 "output-dir": name,
                 "run-name": "before",
-            }
+            },
+            run_parts(),
         )
         task, wrong = noisy_task(config, share, examples)
         before = run(config, task, folder / "gradients")

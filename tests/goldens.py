@@ -70,7 +70,7 @@ RUNS: Mapping[str, Mapping[str, object]] = {
         "attribution": "simpson",
         "policy": "quarantine",
     },
-    "masked": {"masking": "trial", "attribution": "trapezoid", "fraction-train": 1.0},
+    "masked": {"masking.mode": "trial", "attribution": "trapezoid", "fraction-train": 1.0},
     "late": {"late-rounds": 3, "round-quorum": 0.5, "fraction-train": 1.0},
 }
 # What a run draws anew each time: who borrows of whom is estimated from random signs.
@@ -103,7 +103,7 @@ Golden = dict[str, list[float | str]]
 def run(name: str, folder: Path, on_row: OnRow | None = None, **more: object) -> Path:
     """Run one federation and return its folder."""
     settings = {**SETTINGS, **RUNS[name], "output-dir": str(folder), **more}
-    config = RunConfig.from_run_config(settings)
+    config = RunConfig.from_run_config(settings, run_parts())
     late = config.late_rounds > 0
     grid = ClockedGrid(client_app, CLIENTS, SECONDS.__getitem__) if late else None
     with patch("fedif_flower.run.plots.save_figure"):

@@ -14,6 +14,7 @@ import fedif_consortium.masking
 import fedif_flower
 import fedif_studies.benchmarks.__main__ as all_benchmarks
 from fedif_consortium.member.policy import read_member_policy
+from fedif_consortium.parts import server_parts
 from fedif_flower import aggregators, attacks, stages, valuation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.devices import torch_threads
@@ -85,7 +86,7 @@ def test_settings_in_commands_are_allowed(path, tmp_path):
     defaults = default_run_config()
     for block in _blocks(path, "sh"):
         for settings in re.findall(r"(?:-c |CONFIG=)'([^']*)'", block):
-            RunConfig.from_run_config(defaults | parse_overrides(settings))
+            RunConfig.from_run_config(defaults | parse_overrides(settings), server_parts())
     for number, block in enumerate(_blocks(path, "toml")):
         spec = tmp_path / f"{number}.toml"
         spec.write_text(block)

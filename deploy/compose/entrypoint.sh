@@ -55,11 +55,11 @@ server() { # lets members in, and runs ServerApps when a run is submitted
 }
 
 run() { # KEY=VALUE...: a run to its end, in the server's container
-  local own=("metrics-port=$METRICS_PORT" "metrics-host=\"$METRICS_HOST\"")
-  ! masked || own+=('masking="keeper"' "keeper-url=\"https://$KEEPER_HOST:$KEEPER_PORT\""
-    "keeper-certificate=\"$FEDIF_FEDERATION/keeper.crt\""
-    "keeper-client-certificate=\"$FEDIF_FEDERATION/keeper-client.crt\""
-    "keeper-client-key=\"$FEDIF_FEDERATION/keeper-client.key\"")
+  local own=("metrics.port=$METRICS_PORT" "metrics.host=\"$METRICS_HOST\"")
+  ! masked || own+=('masking.mode="keeper"' "masking.keeper-url=\"https://$KEEPER_HOST:$KEEPER_PORT\""
+    "masking.keeper-certificate=\"$FEDIF_FEDERATION/keeper.crt\""
+    "masking.client-certificate=\"$FEDIF_FEDERATION/keeper-client.crt\""
+    "masking.client-key=\"$FEDIF_FEDERATION/keeper-client.key\"")
   exec fedif federation run --app "$APP" "${own[@]}" "$@"
 }
 

@@ -31,7 +31,7 @@ def inspect(
 ) -> None:
     """Find your own examples that are most likely mislabelled or harmful; nothing leaves this host.
 
-    The run must publish its gradients (publish-gradients=true), and your node keep them
+    The run must publish its gradients (gradients.publish=true), and your node keep them
     (gradients-dir in the node config). It makes no connection.
     """
     from rich.console import Console

@@ -107,8 +107,11 @@ def node_check(
     """
     from rich.table import Table
 
+    from fedif_consortium.evidence.part import EvidenceSettings
     from fedif_consortium.federation.node import NodeFolder
+    from fedif_consortium.masking.settings import MaskingSettings
     from fedif_consortium.member.host_check import check_server, guard_findings, own_findings
+    from fedif_consortium.parts import server_parts
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.preflight import ADVICE, Status
     from fedif_flower.run.config import RunConfig
@@ -126,9 +129,13 @@ def node_check(
         own = parse_overrides(node_config)
     node = NodeConfig.from_node_config(own)
     clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
-    run = RunConfig.from_run_config({**clients, **parse_overrides(" ".join(config or []))})
-    found = own_findings(run, node, run.masking)
-    found += guard_findings(policy, key, node, required=run.require_signatures)
+    run = RunConfig.from_run_config(
+        {**clients, **parse_overrides(" ".join(config or []))}, server_parts()
+    )
+    found = own_findings(run, node, run.section(MaskingSettings).mode)
+    found += guard_findings(
+        policy, key, node, required=run.section(EvidenceSettings).require_signatures
+    )
     if server:
         found += check_server(server, ca or Path("ca.crt"))
     table = Table("check", "status", "found", "to do")

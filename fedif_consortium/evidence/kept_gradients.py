@@ -154,7 +154,7 @@ def kept_rounds(folder: Path) -> list[Path]:
     if not found:
         raise ConfigError(
             f"gradients-dir = {str(folder)!r} holds no gradient: the node keeps them where the run "
-            "config has publish-gradients=true"
+            "config has gradients.publish=true"
         )
     return [found[number] for number in sorted(found)]
 

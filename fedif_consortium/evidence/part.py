@@ -11,12 +11,30 @@ from fedif_consortium.evidence.kept_replies import KeptReplies
 from fedif_consortium.evidence.receipt_book import ReceiptBook
 from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_consortium.evidence.signature_records import SignatureRecords
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.instructions import RECEIPTS_KEY
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
+from fedif_flower.settings import Settings, in_section, setting
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import is_simulated
+
+
+class EvidenceSettings(Settings, alias_generator=in_section("evidence")):
+    """What members sign, and what they are given for it."""
+
+    require_signatures: bool = setting(
+        False,
+        "a reply that its member did not sign is refused: each node needs `signing-key` "
+        "([receipts](consortium.md))",
+    )
+    receipts: bool = setting(
+        False,
+        "with `attribution`, where clients are real nodes: each gets receipts for its own lines of "
+        "the records, by which it sees whether they are rewritten later",
+        changes_result=False,
+    )
 
 
 class Evidence(RunPart):
@@ -29,29 +47,37 @@ class Evidence(RunPart):
         door has receipts.
     """
 
-    heeds = ("require_signatures", "receipts")
+    settings = EvidenceSettings
 
     def __init__(self, head_key: Callable[[], Ed25519PrivateKey] | None = None) -> None:
         self._head_key = head_key
 
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError where there is nothing to give receipts for."""
+        is_fine = not config.section(EvidenceSettings).receipts or config.attribution != "off"
+        require(is_fine, "evidence.receipts", True, "false with attribution = 'off'")
+
     def build(self, run: RunContext) -> Built:
         """Return the witness of replies, and the records that it fills."""
         config, folder = run.config, run.folder
+        own = config.section(EvidenceSettings)
         witness = ReplyWitness(
             run.run_id,
             run.grid,
             late_rounds=config.late_rounds,
-            required=config.require_signatures,
-            digests=config.receipts,
+            required=own.require_signatures,
+            digests=own.receipts,
             keeps=config.keep_updates,
         )
         signatures = SignatureRecords(folder, witness)
         callbacks: list[Callback] = [witness, signatures]
         kept: dict[str, Kept] = {"signatures": signatures}
-        if config.receipts:
+        if own.receipts:
             attribution = run.find(PathAttribution)
             if self._head_key is None or attribution is None or is_simulated(run.grid):
-                raise ConfigError("receipts = True; allowed: false where clients are simulated")
+                raise ConfigError(
+                    "evidence.receipts = True; allowed: false where clients are simulated"
+                )
             book = kept["receipts"] = ReceiptBook(folder, witness, self._head_key())
             attribution.on_attribution.append(book.attributed)
             callbacks.append(book)
@@ -59,8 +85,8 @@ class Evidence(RunPart):
             callbacks.append(KeptReplies(folder, witness, after=run.done))
         return Built(
             setup={"look": witness.look},
-            told={RECEIPTS_KEY: config.receipts},
-            asked={SIGNATURES_KEY: config.require_signatures},
+            told={RECEIPTS_KEY: own.receipts},
+            asked={SIGNATURES_KEY: own.require_signatures},
             callbacks=callbacks,
             kept=kept,
         )

@@ -1,4 +1,4 @@
-"""``publish-gradients``: each model goes out with the gradient of the held-out loss at it."""
+"""``gradients.publish``: each model goes out with the gradient of the held-out loss at it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from flwr.app import ArrayRecord
 
 from fedif_consortium.evidence.kept_gradients import GRADIENT_RECORD, gradient_record
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ValuationError, require
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+from fedif_flower.settings import Settings, in_section, setting
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.valuation import Validation
@@ -18,14 +20,30 @@ from fedif_flower.valuation import Validation
 logger = logging.getLogger(__name__)
 
 
-class PublishGradients(RunPart):
-    """``publish-gradients``: members can inspect their own data."""
+class GradientSettings(Settings, alias_generator=in_section("gradients")):
+    """Whether members can inspect their own data."""
 
-    heeds = ("publish_gradients",)
+    publish: bool = setting(
+        False,
+        "each model goes to the members with the gradient of the validation loss at it, for "
+        "`fedif inspect` on their own hosts ([what that gives away](methods/local-methods.md))",
+        changes_result=False,
+    )
+
+
+class PublishGradients(RunPart):
+    """``gradients.publish``: members can inspect their own data."""
+
+    settings = GradientSettings
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError where the validation data are secret."""
+        is_fine = not (config.section(GradientSettings).publish and config.secret_validation)
+        require(is_fine, "gradients.publish", True, "false with secret-validation")
 
     def build(self, run: RunContext) -> Built:
         """Return what encloses the gradient."""
-        if not run.config.publish_gradients:
+        if not run.config.section(GradientSettings).publish:
             return NOTHING
         return Built(callbacks=[PublishedGradients(run.loaded.validation)])
 

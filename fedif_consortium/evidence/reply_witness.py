@@ -113,7 +113,9 @@ class ReplyWitness(Callback):
                 head = seen_size(content)
                 self.seen[node.node_id] = SeenReply(node, record_digest(arrays), head=head)
             if self._required:
-                raise ReplyError(f"it is not signed: this run has require-signatures; {UNSIGNED}")
+                raise ReplyError(
+                    f"it is not signed: this run has evidence.require-signatures; {UNSIGNED}"
+                )
             return
         digest = record_digest(arrays)
         head = seen_size(content)

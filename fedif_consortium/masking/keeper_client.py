@@ -58,7 +58,7 @@ class HttpKeeper:
         on_answer: OnAnswer | None = None,
     ) -> None:
         if not url.startswith("https://"):
-            raise ConfigError(f"keeper-url = {url!r}; allowed: https://HOST:PORT")
+            raise ConfigError(f"masking.keeper-url = {url!r}; allowed: https://HOST:PORT")
         self.url = url.rstrip("/")
         self._seconds = seconds
         self._on_answer = on_answer

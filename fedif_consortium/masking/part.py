@@ -9,6 +9,7 @@ from pathlib import Path
 from fedif_consortium.masking.asked_vectors import AskedVectors
 from fedif_consortium.masking.client_part import MASKING_KEY
 from fedif_consortium.masking.keeper_client import HttpKeeper, OnAnswer
+from fedif_consortium.masking.settings import MaskingSettings, require_maskable
 from fedif_consortium.masking.trial_keeper import trial_masking
 from fedif_consortium.masking.workspace import Masking
 from fedif_flower.errors import ConfigError, RefusedByPolicyError, require
@@ -30,9 +31,13 @@ EXPERIMENTAL = (
 
 
 class MaskedRounds(RunPart):
-    """``masking = "keeper"``: the server sees no update."""
+    """``masking.mode = "keeper"``: the server sees no update."""
 
-    heeds = ("masking",)
+    settings = MaskingSettings
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError for settings that need to see updates."""
+        require_maskable(config)
 
     def build(self, run: RunContext) -> Built:
         """Return who keeps the masks, and the record of what is asked."""
@@ -44,7 +49,7 @@ class MaskedRounds(RunPart):
         return Built(
             setup={"intake": replace(masking, on_vector=asked.note)},
             callbacks=[asked],
-            asked={MASKING_KEY: config.masking},
+            asked={MASKING_KEY: config.section(MaskingSettings).mode},
         )
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
@@ -68,17 +73,18 @@ def build_masking(
     KeeperError
         If the keeper does not answer.
     """
-    if config.masking == "off":
+    own = config.section(MaskingSettings)
+    if own.mode == "off":
         return None
     logger.warning(EXPERIMENTAL)
-    if config.masking == "trial":
+    if own.mode == "trial":
         masking = trial_masking()
     else:
         keeper = HttpKeeper(
-            config.keeper_url,
-            keeper_certificate=Path(config.keeper_certificate).expanduser(),
-            certificate=Path(config.keeper_client_certificate).expanduser(),
-            certificate_key=Path(config.keeper_client_key).expanduser(),
+            own.keeper_url,
+            keeper_certificate=Path(own.keeper_certificate).expanduser(),
+            certificate=Path(own.client_certificate).expanduser(),
+            certificate_key=Path(own.client_key).expanduser(),
             seconds=min(config.round_timeout, MOST_KEEPER_SECONDS),
             on_answer=on_answer,
         )
@@ -104,11 +110,11 @@ def build_masking(
         policy.check_known(vectors * config.num_server_rounds, num_params)
     except RefusedByPolicyError as error:
         raise ConfigError(f"num-server-rounds = {config.num_server_rounds}: {error}") from error
-    if config.masking == "keeper":
-        logger.info("masked: the keeper at %s has the masks", config.keeper_url)
+    if own.mode == "keeper":
+        logger.info("masked: the keeper at %s has the masks", own.keeper_url)
     return masking
 
 
 def keeper_title(config: RunConfig) -> str:
     """Return what records call who keeps the masks."""
-    return config.keeper_url or BESIDE_THE_SERVER
+    return config.section(MaskingSettings).keeper_url or BESIDE_THE_SERVER

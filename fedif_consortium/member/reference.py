@@ -12,6 +12,7 @@ from fedif_consortium.member.app_rules import AppRules
 from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_consortium.member.policy import PolicySettings
 from fedif_consortium.member.run_rules import RunRules
+from fedif_consortium.parts import server_parts
 from fedif_flower.run.reference import tables_of, update
 from fedif_flower.settings import Settings
 
@@ -29,5 +30,5 @@ def policy_page() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    for written in update(Path.cwd(), policy_page()):
+    for written in update(Path.cwd(), server_parts(), policy_page()):
         print(f"written: {written}")

@@ -18,6 +18,7 @@ from fedif_consortium.evidence.receipt_book import last_receipts
 from fedif_consortium.statement.bundle import make_statement, parse_budget
 from fedif_consortium.statement.delivery_messages import ACTION, Delivery, read_receipt
 from fedif_consortium.statement.manifest import ACCOUNT, ENVELOPE
+from fedif_consortium.statement.settings import StatementSettings
 from fedif_consortium.statement.signing import default_key_path, load_or_make_key
 from fedif_flower.errors import FedIFError
 from fedif_flower.messages.screened_grid import screened
@@ -41,11 +42,12 @@ def state_and_deliver(grid: Grid, config: RunConfig, run_dir: Path) -> None:
     run = RunFolder(run_dir)
     if run.attribution.path.is_file():
         try:
-            budget = parse_budget(config.statement_budget) if config.statement_budget else None
+            own = config.section(StatementSettings)
+            budget = parse_budget(own.budget) if own.budget else None
             folder = make_statement(
                 *(run_dir, load_or_make_key(default_key_path())),
                 budget_cents=budget,
-                contact=config.statement_contact,
+                contact=own.contact,
                 again=True,
             )
             pages = {str(member["client_id"]): member["page"] for member in _members(folder)}

@@ -31,12 +31,14 @@ class RunMetrics(Callback):
     """Keeps the figures of one run, in a registry of its own.
 
     Labels have values out of closed lists, except for the task's own metrics, which are few, and
-    members' names, which are there with ``metrics-members`` alone.
+    members' names, which are there with ``metrics.members`` alone.
 
     Parameters
     ----------
     config : RunConfig
         The run.
+    members : bool
+        Whether each member has figures of its own.
 
     Attributes
     ----------
@@ -49,10 +51,10 @@ class RunMetrics(Callback):
         If too many members are to be named.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        is_bounded = not config.metrics_members or config.num_clients <= MOST_NAMED
-        require(is_bounded, "metrics-members", True, f"false with more than {MOST_NAMED} clients")
-        self._config = config
+    def __init__(self, config: RunConfig, *, members: bool = False) -> None:
+        is_bounded = not members or config.num_clients <= MOST_NAMED
+        require(is_bounded, "metrics.members", True, f"false with more than {MOST_NAMED} clients")
+        self._config, self._members = config, members
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"namespace": "fedif", "registry": self.registry}
         Info("run", "What runs", **own).info(
@@ -133,7 +135,7 @@ class RunMetrics(Callback):
         """Count what became of those that were asked."""
         for client in report.clients:
             self.replies.labels(client.status).inc()
-            if self._config.metrics_members:
+            if self._members:
                 name = client.node.name or str(client.node.client_id)
                 self.member_replies.labels(name, client.status).inc()
                 values = (self.weight, client.weight), (self.score, client.weight_score)

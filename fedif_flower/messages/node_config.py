@@ -62,7 +62,7 @@ class NodeConfig(Settings):
     keeper_key: str | None = setting(
         None,
         "public key of the keeper whom this member trusts, 64 hexadecimal digits: this node then "
-        'takes part in runs with `masking = "keeper"` alone, and seals its masks for this keeper',
+        'takes part in runs with `masking.mode = "keeper"` alone, and seals its masks for it',
         pattern=r"^[0-9a-fA-F]{64}$",
         allowed="64 hexadecimal digits",
     )
@@ -86,7 +86,7 @@ class NodeConfig(Settings):
     )
     gradients_dir: str | None = setting(
         None,
-        "folder in which this node keeps the gradients of runs with `publish-gradients=true`, and "
+        "folder in which this node keeps the gradients of runs with `gradients.publish=true`, and "
         "the models they were taken at, for `fedif inspect`: at "
         "most 16 rounds and 4 GiB; without: none",
         allowed="a string",

@@ -10,23 +10,29 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
-from pydantic import model_validator
+from pydantic import PrivateAttr, model_validator
 
-from fedif_flower.attacks.registry import needs_collusion
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.completeness import CompletenessRule
 from fedif_flower.run.logs import FORMATS
-from fedif_flower.run.masking_config import MASKABLE, MaskingConfig
 from fedif_flower.sections import setting_of
-from fedif_flower.settings import AUTO, RefusedValueError, Scalar, setting
+from fedif_flower.settings import (
+    AUTO,
+    RefusedValueError,
+    Scalar,
+    Settings,
+    alike,
+    setting,
+    unknown_key,
+)
 from fedif_flower.strategies.config import StrategyConfig, default_clipping
-from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.config import IMAGES, OWN
 from fedif_flower.tasks.registry import TASKS
 
@@ -34,11 +40,25 @@ from fedif_flower.tasks.registry import TASKS
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
-# Settings of parts that the library does not have: without such a part they are refused.
-OF_PARTS = ("masking", "metrics_port", "require_signatures", "receipts", "publish_gradients")
+_OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
+_Section = TypeVar("_Section", bound=Settings)
 
 
-class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
+class Part(Protocol):
+    """What a run config asks of a part of a run (:class:`~fedif_flower.run.part.RunPart`)."""
+
+    @property
+    def settings(self) -> type[Settings] | None:
+        """Its section of the run config."""
+
+    def automatic(self, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+        """Return what keys that are ``"auto"`` stand for with it."""
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError for settings beside which it cannot stand."""
+
+
+class RunConfig(ClientConfig, StrategyConfig):
     """Every setting of one federation; ``docs/configuration.md`` describes each key."""
 
     registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
@@ -55,26 +75,6 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         "`auto`: strategy, data set, attack and a hash of the settings",
         pattern=r"^([^/\\\x00]*[^/\\\x00.][^/\\\x00]*|\.{3,})$",
         allowed="a folder's name, or 'auto'",
-        changes_result=False,
-    )
-    metrics_port: int = setting(
-        0,
-        "a port on which the server says its figures to Prometheus while the run goes on, at "
-        "`/metrics`; 0: none",
-        ge=0,
-        le=65535,
-        changes_result=False,
-    )
-    metrics_host: str = setting(
-        "127.0.0.1",
-        "the address of that port; whoever reaches it may read the figures",
-        pattern=r"^[^\s/]+$",
-        allowed="an address of this machine; 0.0.0.0 or ::, all of them",
-        changes_result=False,
-    )
-    metrics_members: bool = setting(
-        False,
-        "each member's weight, weight score and replies by name, for at most 1,000 members",
         changes_result=False,
     )
     log_format: str = setting(
@@ -124,42 +124,20 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         "came as well, which takes as much as their updates again",
         changes_result=False,
     )
-    require_signatures: bool = setting(
-        False,
-        "a reply that its member did not sign is refused: each node needs a "
-        "[guard](member-policy.md), which signs ([receipts](consortium.md))",
-        is_new=True,
-    )
-    receipts: bool = setting(
-        False,
-        "with `attribution`, where clients are real nodes: each gets receipts for its own lines of "
-        "the records, by which it sees whether they are rewritten later",
-        changes_result=False,
-    )
-    publish_gradients: bool = setting(
-        False,
-        "each model goes to the members with the gradient of the validation loss at it, for "
-        "`fedif inspect` on their own hosts ([what that gives away](methods/local-methods.md))",
-        changes_result=False,
-    )
-    statement_budget: str = setting(
-        "",
-        "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "
-        "empty: it states shares alone",
-        pattern=r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$",
-        allowed="an amount such as '1000' or '1000.50'",
-        changes_result=False,
-    )
-    statement_contact: str = setting(
-        "",
-        "whom members may ask about that statement: its pages say it",
-        pattern=r"^[^\x00-\x1f\x7f]{0,200}$",
-        allowed="at most 200 printable characters",
-        changes_result=False,
-    )
+
+    _of_parts: tuple[Settings, ...] = PrivateAttr(default=())
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, *, sections: Sequence[type[Settings]] = (), **values: Any) -> None:
+            own = {kind.section_name(): {} for kind in sections}
+            for key in [key for key in values if key.partition(".")[0] in own]:
+                own[key.partition(".")[0]][key] = values.pop(key)
+            super().__init__(**values)
+            self._of_parts = tuple(kind(**own[kind.section_name()]) for kind in sections)
 
     @classmethod
-    def from_run_config(cls, run_config: Mapping[str, Scalar]) -> Self:
+    def from_run_config(cls, run_config: Mapping[str, Scalar], parts: Sequence[Part] = ()) -> Self:
         """Parse and check a Flower run config; settings that are ``"auto"`` are resolved.
 
         ``num-clients = "auto"`` becomes its default: whoever calls this simulates so many. A
@@ -169,6 +147,8 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
         ----------
         run_config : mapping of str to bool, int, float or str
             Values by key; a key that is not there has its default.
+        parts : sequence of RunPart
+            The parts of the run that have a section of their own.
 
         Raises
         ------
@@ -176,6 +156,9 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
             Naming the key, its value and what is allowed.
         """
         values: dict[str, Any] = {**cls.defaults(), **run_config}
+        for part in parts:
+            known = part.automatic(values).items()
+            values |= {key: value for key, value in known if values[key] == AUTO}
         if values["num-clients"] == AUTO:
             values["num-clients"] = cls.model_fields["num_clients"].default
         if values["learning-rate"] == AUTO:
@@ -190,11 +173,47 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
             default = cls.model_fields["assumed_malicious_fraction"].default
             values["assumed-malicious-fraction"] = share if fits else default
         if values["update-clipping"] == AUTO:
-            values["update-clipping"] = default_clipping(
-                values["strategy"], is_paid=bool(values["statement-budget"])
-            )
-        config = cls(**values)
+            values["update-clipping"] = default_clipping(values["strategy"])
+        sections = [part.settings for part in parts if part.settings]
+        config = cls(sections=sections, **values)  # type: ignore[call-arg]
+        for part in parts:
+            part.fits(config)
         return config.replace(run_name=config.auto_name) if config.run_name == AUTO else config
+
+    def section(self, kind: type[_Section]) -> _Section:
+        """Return the settings of a part; its defaults where the config knows no such part."""
+        return next((own for own in self._of_parts if isinstance(own, kind)), None) or kind()
+
+    def all_defaults(self) -> dict[str, Scalar]:
+        """Return the defaults by key, with those of the parts' sections."""
+        own = {k: v for section in self._of_parts for k, v in section.defaults().items()}
+        return {**self.defaults(), **own}
+
+    def require_heard(self, parts: Sequence[Part]) -> None:
+        """Raise ConfigError for a key that is set, of a section that none of these parts has."""
+        heard = [part.settings for part in parts]
+        for own in self._of_parts:
+            usual = own.defaults()
+            for key, value in own.to_mapping().items() if type(own) not in heard else ():
+                if value != usual[key]:
+                    raise ConfigError(_not_heard(key, value))
+
+    def to_mapping(self) -> dict[str, Scalar]:
+        """Return the values by run-config key, with those of the parts' sections."""
+        own = {k: v for section in self._of_parts for k, v in section.to_mapping().items()}
+        return {**super().to_mapping(), **own}
+
+    def _beside(self) -> dict[str, Any]:
+        own = {k: v for section in self._of_parts for k, v in section.to_mapping().items()}
+        return {"sections": [type(section) for section in self._of_parts], **own}
+
+    def _refuse_unknown(self, key: str, value: Scalar) -> None:
+        """Refuse a key that is set; ``flwr run`` sends those of parts that are not there along."""
+        known = list(self.defaults())
+        if near := alike(key, known):
+            raise ConfigError(unknown_key(key, near))
+        if value not in _OFF:
+            raise ConfigError(_not_heard(key, value))
 
     @property
     def auto_name(self) -> str:
@@ -216,14 +235,9 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
             )
         if self.keep_updates and self.attribution == "off":
             raise RefusedValueError("keep_updates", "false with attribution = 'off'")
-        if self.receipts and self.attribution == "off":
-            raise RefusedValueError("receipts", "false with attribution = 'off'")
-        if self.publish_gradients and self.secret_validation:
-            raise RefusedValueError("publish_gradients", "false with secret-validation")
         sampled = self.clients_per_round
         if self.min_valid_replies > sampled:
             raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")
-        _refuse_unmaskable(self)
         return self
 
     @property
@@ -251,7 +265,11 @@ class RunConfig(ClientConfig, StrategyConfig, MaskingConfig):
     def identity(self) -> dict[str, Scalar]:
         """Return every setting that can change a result (not where or when it is written)."""
         ignored = () if self.task == IMAGES else IMAGE_KEYS
-        return {key: value for key, value in super().identity().items() if key not in ignored}
+        found = super().identity()
+        for own in self._of_parts:  # A part that is off is like one that is not there.
+            usual = own.defaults()
+            found |= {k: v for k, v in own.identity().items() if v != usual[k]}
+        return {key: value for key, value in found.items() if key not in ignored}
 
     def digest(self) -> str:
         """Return a hash of every setting that can change a result."""
@@ -264,46 +282,10 @@ def subject_of(settings: Mapping[str, Scalar]) -> str:
     return str(settings["dataset"]) if task == IMAGES else task.rpartition(":")[2]
 
 
+def _not_heard(key: str, value: Scalar) -> str:
+    return f"{key} = {value!r}: this app has no part with a section [{key.partition('.')[0]}]"
+
+
 def default_run_config() -> dict[str, Scalar]:
     """Return every key of a run config with its default."""
     return RunConfig.defaults()
-
-
-def _refuse_unmaskable(config: RunConfig) -> None:
-    """Raise RefusedValueError for what needs to see updates, in a run in which nobody does."""
-    if config.masking == "off":
-        return
-    words = f"with masking = {config.masking!r}"
-    refused = {
-        "strategy": (
-            not STRATEGIES.is_own(config.strategy) and config.strategy not in MASKABLE,
-            f"{', '.join(MASKABLE)} {words}: others look at each update",
-        ),
-        "keep_updates": (config.keep_updates, f"false {words}: there are no updates to keep"),
-        "bucketing": (config.bucketing > 1, f"1 {words}: groups have no masks of their own"),
-        "late_rounds": (
-            bool(config.late_rounds) or config.rounds == "buffered",
-            f"0 {words}, and rounds that are not buffered: a late vector has the mask of its round",
-        ),
-        "neighbour_mixing": (config.neighbour_mixing, f"false {words}"),
-        "screen": (config.screen != "off", f"'off' {words}"),
-        "attribution": (
-            config.attribution == "adaptive",
-            f"'off', 'trapezoid', 'simpson' or 'gauss2' {words}: one product with each update",
-        ),
-        "attribution_per_class": (
-            config.attribution_per_class,
-            f"false {words}: each class takes a product with each update",
-        ),
-        "server_optimizer": (
-            config.server_optimizer != "off" and config.attribution != "off",
-            f"'off' {words} and attribution: it takes products with updates of many rounds",
-        ),
-        "attack": (
-            needs_collusion(config, config.seed),
-            f"others {words}: accomplices would have to see each other's updates",
-        ),
-    }
-    for name, (is_refused, allowed) in refused.items():
-        if is_refused:
-            raise RefusedValueError(name, allowed)

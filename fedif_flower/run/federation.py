@@ -23,7 +23,7 @@ from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.logs import about, note
 from fedif_flower.run.part import RunContext, RunPart
-from fedif_flower.run.parts import require_parts, run_parts
+from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import (
     Members,
     require_simulated,
@@ -92,7 +92,7 @@ def run_federation(
     """
     # If this fails, no directory was made.
     parts = run_parts() if parts is None else parts
-    require_parts(config, parts)
+    config.require_heard(parts)
     loaded = loaded or load_task(with_free_folder(config), task)
     require_simulated(grid, loaded.config)
     warn_of_one(loaded.config)

@@ -14,7 +14,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.rows import RoundRow
-from fedif_flower.settings import Scalar
+from fedif_flower.settings import Scalar, Settings
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
 
@@ -158,11 +158,19 @@ class RunPart:
 
     Attributes
     ----------
-    heeds : sequence of str
-        Settings that mean nothing without it: they are refused where it is not there.
+    settings : type, optional
+        Its section of the run config: a :class:`~fedif_flower.settings.Settings` whose keys are
+        :func:`~fedif_flower.settings.in_section`. A run without the part refuses them.
     """
 
-    heeds: ClassVar[Sequence[str]] = ()
+    settings: ClassVar[type[Settings] | None] = None
+
+    def automatic(self, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:  # noqa: ARG002
+        """Return what keys of the run config that are ``"auto"`` stand for with this part."""
+        return {}
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError for settings that it cannot stand beside; nothing was loaded yet."""
 
     def build(self, run: RunContext) -> Built:  # noqa: ARG002
         """Return what it adds; it looks at what earlier parts added, and writes nothing yet.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.registry import parts_named
 from fedif_flower.run.attribution import Attribution, Quarantined
 from fedif_flower.run.collusion import Collusion
-from fedif_flower.run.config import OF_PARTS, RunConfig
 from fedif_flower.run.kept_updates import KeepUpdates
 from fedif_flower.run.live_state import Live
 from fedif_flower.run.part import RunPart
@@ -23,14 +21,3 @@ def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:
     """Return the parts that a door names, as they are or by ``module:function``; else our own."""
     found = parts_named(named) if isinstance(named, str) else named
     return run_parts() if found is None else found
-
-
-def require_parts(config: RunConfig, parts: Sequence[RunPart]) -> None:
-    """Raise ConfigError for a setting that is on, and that no part of the run would heed."""
-    heeded = {name for part in parts for name in part.heeds}
-    for name in OF_PARTS:
-        value = getattr(config, name)
-        off = type(config).model_fields[name].default
-        if value != off and name not in heeded:
-            key = name.replace("_", "-")
-            raise ConfigError(f"{key} = {value!r}; allowed: {off!r}: this app has no part for it")

@@ -32,6 +32,7 @@ from fedif_flower.messages.text import printable
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.part import RunPart
 from fedif_flower.settings import AUTO, Scalar, alike
 from fedif_flower.strategies.nodes import (
     NODE_TIMEOUT,
@@ -52,7 +53,9 @@ MOST = 2**31 - 1
 PREFLIGHT_TIMEOUT = 300.0  # A member reads its data and trains one batch.
 
 
-def read_config(grid: Grid, run_config: Mapping[str, Scalar]) -> RunConfig:
+def read_config(
+    grid: Grid, run_config: Mapping[str, Scalar], parts: Sequence[RunPart] = ()
+) -> RunConfig:
     """Parse a run config; ``num-clients = "auto"`` is the number of nodes that there are now.
 
     In a simulation these are all of its nodes. Elsewhere they are those online, as soon as there
@@ -64,6 +67,8 @@ def read_config(grid: Grid, run_config: Mapping[str, Scalar]) -> RunConfig:
         The way to the nodes.
     run_config : mapping of str to bool, int, float or str
         Values by key; a key that is not there has its default.
+    parts : sequence of RunPart
+        The parts of the run.
 
     Raises
     ------
@@ -74,9 +79,9 @@ def read_config(grid: Grid, run_config: Mapping[str, Scalar]) -> RunConfig:
     """
     values = {**RunConfig.defaults(), **run_config}
     if values[KEY] != AUTO:
-        return RunConfig.from_run_config(values)
+        return RunConfig.from_run_config(values, parts)
     # Every other mistake is an error before anyone is waited for.
-    wanted = RunConfig.from_run_config({**values, KEY: MOST})
+    wanted = RunConfig.from_run_config({**values, KEY: MOST}, parts)
     if is_simulated(grid):
         found = len(simulated_nodes(grid))
         which = "simulated"
@@ -89,7 +94,7 @@ def read_config(grid: Grid, run_config: Mapping[str, Scalar]) -> RunConfig:
     else:
         found = len(wait_for_nodes(grid, _fewest(wanted), NODE_TIMEOUT, KEY))
         which, more = "online now", "start SuperNodes before the run"
-    config = RunConfig.from_run_config({**values, KEY: found})
+    config = RunConfig.from_run_config({**values, KEY: found}, parts)
     logger.info(
         "%s = %d: the nodes that are %s, %d of them in a round; for more: %s",
         KEY,

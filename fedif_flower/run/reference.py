@@ -1,6 +1,7 @@
 """The settings as text: defaults for ``flwr run``, and a table of what each means.
 
-``python -m fedif_flower.run.reference`` in a checkout writes both into ``pyproject.toml``, where
+``python -m fedif_flower.run.reference`` in a checkout, whose door ``server_app.py`` names the parts
+of a run, writes both into ``pyproject.toml``, where
 ``flwr run`` looks for the keys that it accepts, and into ``docs/configuration.md``.
 """
 
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import runpy
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedif_flower.attacks import AttackConfig
@@ -16,7 +18,8 @@ from fedif_flower.local_methods import LocalMethodConfig
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.masking_config import MaskingConfig
+from fedif_flower.run.part import RunPart
+from fedif_flower.run.parts import chosen_parts
 from fedif_flower.settings import Settings
 from fedif_flower.strategies.config import StrategyConfig
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig
@@ -28,7 +31,6 @@ SECTIONS: dict[str, type[Settings]] = {
     "Local method": LocalMethodConfig,
     "Clients": ClientConfig,
     "Strategy": StrategyConfig,
-    "Masking": MaskingConfig,
     "Attack": AttackConfig,
 }
 TOML_TITLE = "[tool.flwr.app.config]"
@@ -41,14 +43,20 @@ def own_keys(section: type[Settings]) -> list[str]:
     return [str(field.alias) for name, field in section.model_fields.items() if name in own]
 
 
-def toml_defaults() -> str:
+def all_sections(parts: Sequence[RunPart]) -> dict[str, type[Settings]]:
+    """Return the sections of a run config by name: the parts', and those of what it names."""
+    own = {part.settings.section_name(): part.settings for part in parts if part.settings}
+    return {**own, **RunConfig.sections()}
+
+
+def toml_defaults(parts: Sequence[RunPart]) -> str:
     """Return the body of ``[tool.flwr.app.config]``: every key with its default."""
     defaults = RunConfig.defaults()
     lines: list[str] = []
     for title, section in SECTIONS.items():
         lines.append(f"# {title}")
         lines += [f"{key} = {json.dumps(defaults[key])}" for key in own_keys(section)]
-    for name, own in RunConfig.sections().items():
+    for name, own in all_sections(parts).items():
         lines += ["", f"{TOML_TITLE[:-1]}.{name}]"]
         lines += [
             f"{key.partition('.')[2]} = {json.dumps(default)}"
@@ -57,9 +65,9 @@ def toml_defaults() -> str:
     return "\n".join(lines)
 
 
-def markdown_tables() -> str:
+def markdown_tables(parts: Sequence[RunPart]) -> str:
     """Return a table for each section: key, default, what is allowed, what it means."""
-    own = [(f"`{name}`", section) for name, section in RunConfig.sections().items()]
+    own = [(f"`{name}`", section) for name, section in all_sections(parts).items()]
     return tables_of({**SECTIONS, **dict(own), "Each SuperNode": NodeConfig})
 
 
@@ -87,10 +95,13 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace(">=", "≥").replace("<=", "≤")
 
 
-def update(project: Path, more: Mapping[str, str] | None = None) -> list[Path]:
+def update(
+    project: Path, parts: Sequence[RunPart], more: Mapping[str, str] | None = None
+) -> list[Path]:
     """Write the texts into a checkout and return the files that changed.
 
-    ``more`` are texts of other pages of ``docs/``, by name.
+    ``parts`` are those whose sections are in it; ``more`` are texts of other pages of ``docs/``, by
+    name.
     """
     manifest = project / "pyproject.toml"
     text = manifest.read_text()
@@ -98,8 +109,8 @@ def update(project: Path, more: Mapping[str, str] | None = None) -> list[Path]:
     end = re.search(rf"\n\n\[(?!{re.escape(TOML_TITLE[1:-1])})", rest)
     assert end is not None
     after = rest[end.start() :]
-    changed = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults()}{after}")]
-    pages = {"configuration.md": markdown_tables(), **(more or {})}
+    changed = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults(parts)}{after}")]
+    pages = {"configuration.md": markdown_tables(parts), **(more or {})}
     for name, tables in pages.items():
         page = project / "docs" / name
         text = page.read_text()
@@ -112,5 +123,5 @@ def update(project: Path, more: Mapping[str, str] | None = None) -> list[Path]:
 
 
 if __name__ == "__main__":
-    for written in update(Path.cwd()):
+    for written in update(Path.cwd(), chosen_parts(runpy.run_path("server_app.py")["PARTS"])):
         print(f"written: {written}")

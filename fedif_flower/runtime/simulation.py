@@ -14,7 +14,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.part import RunPart
-from fedif_flower.run.parts import require_parts, run_parts
+from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import with_free_folder
 from fedif_flower.run.resume import Again
 from fedif_flower.run.writer import OnRow
@@ -56,7 +56,7 @@ def simulate(
         Whatever stopped the run.
     """
     parts = run_parts() if parts is None else parts
-    require_parts(config, parts)
+    config.require_heard(parts)
     loaded = load_task(with_free_folder(config))  # What is wrong is said before Ray starts.
     run_dirs: list[Path] = []
 

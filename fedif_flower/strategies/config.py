@@ -34,7 +34,6 @@ Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
 Policy = Literal["none", "quarantine"]
 Rounds = Literal["synchronous", "buffered"]
 ALWAYS = 10**9  # Rounds after which a reply still counts.
-CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
 
 
 def _no_screen() -> None:
@@ -88,8 +87,7 @@ class StrategyConfig(SectionedSettings):
         "step that would lose what was gained on the validation set. 0: no bounds, as in the "
         "paper",
         ge=0,
-        auto="2 for the strategies that score updates and, with statement-budget, for those that "
-        "can be attributed; else 0",
+        auto="2 for the strategies that score updates, else 0",
     )
     max_examples_ratio: float = setting_of(Setup, "max_examples_ratio")
     max_update_length: float = setting(
@@ -247,14 +245,9 @@ def default_stages(strategy: str) -> list[Stage]:
     return []
 
 
-def default_clipping(strategy: str, *, is_paid: bool = False) -> float:
-    """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name.
-
-    Where members are paid, one update of any length could leave a round that cannot be attributed.
-    """
+def default_clipping(strategy: str) -> float:
+    """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name."""
     clips = [stage for stage in default_stages(strategy) if isinstance(stage, Clip)]
-    if not clips and is_paid and strategy not in WITHOUT_COEFFICIENTS:
-        return CLIPPING
     return clips[0].multiple if clips else 0.0
 
 

@@ -280,7 +280,7 @@ def test_the_commands_of_the_containers_run_as_they_stand_in_a_clean_directory(t
         run = up.exec("server", "run", *settings.split(), *more)
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:] + up.log("server")
         folder = tmp_path / "federation" / "runs" / "october"
-        assert json.loads((folder / "summary.json").read_text())["config"]["metrics-port"] > 0
+        assert json.loads((folder / "summary.json").read_text())["config"]["metrics.port"] > 0
         assert statuses(read_rows(folder / "clients.csv")) == ["accepted"]
         printed = (run.stdout + run.stderr).splitlines()
         lines = [line for line in printed if line.startswith('{"time"')]

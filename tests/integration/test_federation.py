@@ -30,6 +30,7 @@ from fedif_consortium.masking.keeper_store import read_log
 from fedif_consortium.member.app_build import build_bundle
 from fedif_consortium.member.node_log import Entry, read_node_log
 from fedif_consortium.member.outgoing import LeavesSettings, rounded
+from fedif_consortium.parts import server_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.signing import load_or_make_key
 from fedif_consortium.statement.verify import verify
@@ -69,8 +70,8 @@ CREDIT = COMMON | {
     "checkpoint-every": 2,
     "resume": "auto",
     "attribution": "simpson",
-    "statement-budget": "100",
-    "receipts": True,
+    "statement.budget": "100",
+    "evidence.receipts": True,
 }
 CHANGED = COMMON | {
     "run-name": "changed",
@@ -84,7 +85,7 @@ MASKED = COMMON | {
     "num-clients": 3,
     "num-server-rounds": 2,
     "attribution": "simpson",
-    "masking": "keeper",
+    "masking.mode": "keeper",
 }
 # On dan's host it adds its training data to the model in the first round, and then hides two bytes
 # in a metric.
@@ -282,10 +283,10 @@ class Story:
             deployment.nodes[name].wait(300)
             self.start(name)
         of_keeper = {
-            "keeper-url": f"https://127.0.0.1:{port}",
-            "keeper-certificate": str(folder / "keeper.crt"),
-            "keeper-client-certificate": str(folder / "keeper-client.crt"),
-            "keeper-client-key": str(folder / "keeper-client.key"),
+            "masking.keeper-url": f"https://127.0.0.1:{port}",
+            "masking.keeper-certificate": str(folder / "keeper.crt"),
+            "masking.client-certificate": str(folder / "keeper-client.crt"),
+            "masking.client-key": str(folder / "keeper-client.key"),
         }
         self.follow("masked", deployment.submit(self.apps["first"], MASKED | of_keeper))
 
@@ -512,8 +513,9 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(story: Story) -> N
 
 
 def test_it_trains_to_where_a_plain_run_does(story: Story, tmp_path: Path) -> None:
-    plain = {"masking": "off", "output-dir": str(tmp_path)}
-    config = RunConfig.from_run_config({**default_run_config(), **MASKED, **plain})
+    plain = {"masking.mode": "off", "output-dir": str(tmp_path)}
+    keys = {**default_run_config(), **MASKED, **plain}
+    config = RunConfig.from_run_config(keys, server_parts())
     nodes: dict[int, dict[str, Any]] = {i: {"num-partitions": 4} for i in range(3)}
     nodes[PARTITIONS["cyd"]]["attack"] = "gradient-noise"
     there = run_federation(LocalGrid(client_app, 3, node_configs=nodes), config)

@@ -45,13 +45,13 @@ FALLS = 3  # The partition whose process ends in the second round.
 RUNS = {
     "memory": {"attack": "free-rider-step"},
     "colluders": {"attack": "min-max", "malicious-fraction": 0.5},
-    "masked": {"masking": "trial", "strategy": "fedavg"},
+    "masked": {"masking.mode": "trial", "strategy": "fedavg"},
 }
 
 
 def read_config(folder: Path, name: str, settings: dict) -> RunConfig:
     own = {"output-dir": str(folder), "run-name": name, "device": "cpu"}
-    return RunConfig.from_run_config(default_run_config() | settings | own)
+    return RunConfig.from_run_config(default_run_config() | settings | own, run_parts())
 
 
 def outcome(run_dir: Path) -> tuple[dict[str, torch.Tensor], list[tuple[str, ...]]]:

@@ -67,6 +67,6 @@ def run(tmp_path: Path, task: Task, **settings) -> Path:
         "device": "cpu",
         **{key.replace("_", "-"): value for key, value in settings.items()},
     }
-    config = RunConfig.from_run_config(values)
+    config = RunConfig.from_run_config(values, run_parts())
     grid = LocalGrid(client_app(task, client_parts()), config.num_clients)
     return run_federation(grid, config, task=task, parts=run_parts())

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from client_app import app as client_app
+from fedif_consortium.parts import server_parts
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -31,7 +32,7 @@ def run_config(output_dir: Path, **overrides) -> RunConfig:
         "device": "cpu",
     }
     overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(default_run_config() | settings | overrides)
+    return RunConfig.from_run_config(default_run_config() | settings | overrides, server_parts())
 
 
 def run(config: RunConfig, grid: LocalGrid | None = None, kill_at: int | None = None) -> Path:

@@ -139,7 +139,7 @@ def test_a_reply_without_a_signature_is_refused_where_that_is_required():
     look(plain, content)
     look(taking, content)
     assert (plain.seen, taking.seen[1000].signed) == ({}, None)
-    with pytest.raises(ReplyError, match="require-signatures"):
+    with pytest.raises(ReplyError, match=r"evidence\.require-signatures"):
         look(witness(required=True), content)
 
 

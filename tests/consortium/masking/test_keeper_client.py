@@ -160,7 +160,7 @@ def test_a_round_that_was_not_opened_here_is_not_asked_about(keeping):
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", ""])
 def test_an_address_without_tls_is_refused(keeping, url):
     files = [keeping.folder / f"{name}" for name in ("keeper.crt", "stranger.crt", "stranger.key")]
-    with pytest.raises(ConfigError, match=r"keeper-url = .*; allowed: https://HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"masking.keeper-url = .*; allowed: https://HOST:PORT"):
         HttpKeeper(url, *files)
 
 

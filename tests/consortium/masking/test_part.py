@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 def masked_config(output_dir: Path, **overrides) -> RunConfig:
-    settings = {"masking": "trial", "fraction_train": 1.0, "attribution": "simpson"}
+    settings = {"masking.mode": "trial", "fraction_train": 1.0, "attribution": "simpson"}
     return run_config(output_dir, **{**settings, **overrides})
 
 
@@ -44,7 +44,7 @@ def masked(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
-    return run(masked_config(tmp_path_factory.mktemp("plain"), masking="off"))
+    return run(masked_config(tmp_path_factory.mktemp("plain"), **{"masking.mode": "off"}))
 
 
 REFUSED = [
@@ -57,11 +57,14 @@ REFUSED = [
     ({"server_optimizer": "fedavgm"}, "server-optimizer = 'fedavgm'; allowed: 'off' with masking"),
     ({"attack": "alie"}, "attack = 'alie'; allowed: others with masking"),
     (
-        {"keeper_url": "https://k"},
-        "keeper-url = 'https://k'; allowed: empty without masking",
+        {"masking.keeper-url": "https://k"},
+        "masking.keeper-url = 'https://k'; allowed: empty without masking",
     ),
-    ({"masking": "keeper"}, "keeper-url = ''; allowed: needed with masking 'keeper'"),
-    ({"masking": "on"}, "masking = 'on'; allowed: off, trial, keeper"),
+    (
+        {"masking.mode": "keeper"},
+        "masking.keeper-url = ''; allowed: needed with masking.mode = 'keeper'",
+    ),
+    ({"masking.mode": "on"}, "masking.mode = 'on'; allowed: off, trial, keeper"),
 ]
 
 
@@ -131,7 +134,7 @@ def written(run_dir: Path) -> bytes:
 
 
 def test_nothing_that_is_written_holds_an_update(masked, plain, tmp_path):
-    kept = run(masked_config(tmp_path, masking="off", keep_updates=True))
+    kept = run(masked_config(tmp_path, **{"masking.mode": "off"}, keep_updates=True))
     for path in sorted((masked.parent / "own").rglob("round-*.npz")):
         with np.load(path) as content:
             update = content["update"]

@@ -83,7 +83,7 @@ def test_a_node_keeps_what_is_published_and_no_more_than_it_may(tmp_path):
     folder = tmp_path / "gradients"
     keep_gradient(content(1, None), node(folder))
     assert not folder.exists()
-    with pytest.raises(ConfigError, match="publish-gradients=true"):
+    with pytest.raises(ConfigError, match=r"gradients\.publish=true"):
         kept_rounds(folder)
     for server_round in range(1, 41):
         keep_gradient(content(server_round, torch.full((3,), float(server_round))), node(folder))
@@ -120,10 +120,11 @@ def digits(tmp_path_factory):
             "num-server-rounds": 3,
             "local-epochs": 2,
             "dirichlet-alpha": 1000.0,
-            "publish-gradients": True,
+            "gradients.publish": True,
             "device": "cpu",
             "output-dir": str(folder),
-        }
+        },
+        run_parts(),
     )
     task, wrong = noisy_task(config, 0.3, 100)
     own = {0: {"gradients-dir": str(folder / "gradients")}}
@@ -192,9 +193,9 @@ def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
 
 
 def test_no_gradient_is_published_of_data_that_are_secret():
-    settings = {"secret-validation": True, "attribution": "simpson", "publish-gradients": True}
-    with pytest.raises(ConfigError, match=r"publish-gradients = True; allowed: false with secret"):
-        RunConfig.from_run_config(settings)
+    settings = {"secret-validation": True, "attribution": "simpson", "gradients.publish": True}
+    with pytest.raises(ConfigError, match=r"gradients.publish = True; allowed: false with secret"):
+        RunConfig.from_run_config(settings, run_parts())
 
 
 def run_of_an_own_task(tmp_path: Path) -> Path:
@@ -206,10 +207,11 @@ def run_of_an_own_task(tmp_path: Path) -> Path:
             "fraction-train": 1.0,
             "num-server-rounds": 1,
             "strategy": "fedavg",
-            "publish-gradients": True,
+            "gradients.publish": True,
             "device": "cpu",
             "output-dir": str(tmp_path),
-        }
+        },
+        run_parts(),
     )
     own = {0: {"gradients-dir": str(folder)}}
     run_federation(

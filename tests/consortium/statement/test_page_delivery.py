@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from client_app import app as client_app
+from fedif_consortium.parts import server_parts
 from fedif_consortium.statement.page_delivery import deliver, state_and_deliver
 from fedif_consortium.statement.verify import verify
 from fedif_flower.run.config import RunConfig, default_run_config
@@ -37,7 +38,7 @@ def grid(tmp_path: Path, client=client_app, **more) -> LocalGrid:
 
 
 def config(**overrides) -> RunConfig:
-    return RunConfig.from_run_config(default_run_config() | overrides)
+    return RunConfig.from_run_config(default_run_config() | overrides, server_parts())
 
 
 def pages(tmp_path: Path, partition: int) -> list[Path]:
@@ -46,7 +47,7 @@ def pages(tmp_path: Path, partition: int) -> list[Path]:
 
 def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir, caplog):
     caplog.set_level(logging.INFO, "fedif_flower")
-    settings = {"statement-budget": "100", "statement-contact": "Ada Holm, room 7"}
+    settings = {"statement.budget": "100", "statement.contact": "Ada Holm, room 7"}
     state_and_deliver(grid(tmp_path), config(**settings), run_dir)
     for partition, name in ((0, "hospital-1"), (1, "hospital-2")):
         (page,) = pages(tmp_path, partition)

@@ -63,7 +63,7 @@ def run_and_deliver(of_grid, settings, key):
 def honest(tmp_path_factory, key):
     """A run, and what its members kept, in one folder."""
     folder = tmp_path_factory.mktemp("honest")
-    run_and_deliver(grid(folder), config(folder / "runs", receipts=True), key)
+    run_and_deliver(grid(folder), config(folder / "runs", **{"evidence.receipts": True}), key)
     return folder
 
 
@@ -228,7 +228,7 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
     monkeypatch.setattr(ReceiptBook, "enclose", enclose)
     run_dir = run_federation(
         grid(tmp_path),
-        config(tmp_path / "runs", receipts=True),
+        config(tmp_path / "runs", **{"evidence.receipts": True}),
         parts=told_by(key),
     )
     make_statement(run_dir, key)
@@ -254,7 +254,7 @@ def test_a_member_is_warned_as_soon_as_history_is_rewritten(tmp_path, key, monke
 
     monkeypatch.setattr(ReceiptBook, "attributed", attributed)
     caplog.set_level(logging.WARNING, "fedif_flower")
-    settings = config(tmp_path / "runs", receipts=True, num_server_rounds=4)
+    settings = config(tmp_path / "runs", num_server_rounds=4, **{"evidence.receipts": True})
     run_federation(grid(tmp_path), settings, parts=told_by(key))
     assert caplog.text.count("history was rewritten: the records told before, of 3 lines") == 3
 
@@ -271,7 +271,7 @@ def test_a_member_is_warned_of_another_update_than_it_sent(tmp_path, key, caplog
     caplog.set_level(logging.WARNING, "fedif_flower")
     run_dir = run_federation(
         grid(tmp_path, client=changing, signing=()),
-        config(tmp_path / "runs", receipts=True),
+        config(tmp_path / "runs", **{"evidence.receipts": True}),
         parts=told_by(key),
     )
     assert "round 1: the records have another update than this node sent" in caplog.text
@@ -322,7 +322,7 @@ def test_a_changed_file_of_a_member_is_named(honest, tmp_path, name, change):
 
 def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, monkeypatch, caplog):
     caplog.set_level(logging.WARNING, "fedif_flower")
-    settings = {"receipts": True, "num_server_rounds": 5, "checkpoint_every": 2}
+    settings = {"evidence.receipts": True, "num_server_rounds": 5, "checkpoint_every": 2}
     of_grid = grid(tmp_path)
 
     class Killed(BaseException):

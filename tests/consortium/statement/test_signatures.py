@@ -139,7 +139,7 @@ def test_who_signs_nothing_takes_part_and_its_line_says_so(keys, key, tmp_path):
 
 
 def test_a_run_that_requires_signatures_refuses_the_others(keys, tmp_path):
-    settings = config(tmp_path, require_signatures=True, attribution="off")
+    settings = config(tmp_path, **{"evidence.require-signatures": True}, attribution="off")
     run_dir = run_federation(nodes(keys, signing=("ada", "bob")), settings, parts=run_parts())
     rows = read_rows(run_dir / "clients.csv")
     assert {row["client_id"]: row["status"] for row in rows} == {
@@ -147,17 +147,19 @@ def test_a_run_that_requires_signatures_refuses_the_others(keys, tmp_path):
         "1001": "accepted",
         "1002": "refused",
     }
-    assert "require-signatures" in rows[2]["rejection"]
+    assert "evidence.require-signatures" in rows[2]["rejection"]
     with pytest.raises(TrainingFailedError):
         run_federation(
             nodes(keys, signing=()),
-            config(tmp_path / "none", require_signatures=True),
+            config(tmp_path / "none", **{"evidence.require-signatures": True}),
             parts=run_parts(),
         )
 
 
 def test_masked_updates_are_signed_too(keys, key, tmp_path):
-    run_dir = run_federation(nodes(keys), config(tmp_path, masking="trial"), parts=run_parts())
+    run_dir = run_federation(
+        nodes(keys), config(tmp_path, **{"masking.mode": "trial"}), parts=run_parts()
+    )
     make_statement(run_dir, key)
     assert [m.signed for m in verify(run_dir, members=read_members(keys)).members] == [ROUNDS] * 3
 

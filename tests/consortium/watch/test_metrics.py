@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from client_app import app as client_app
-from fedif_consortium.parts import run_parts
+from fedif_consortium.parts import run_parts, server_parts
 from fedif_consortium.watch.metrics import RunMetrics
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
@@ -31,7 +31,9 @@ CLIENTS, ROUNDS = 4, 3
 def run_config(output_dir: Path, **overrides) -> RunConfig:
     short = {"num-clients": CLIENTS, "fraction-train": 1.0, "num-server-rounds": ROUNDS}
     place = {"run-name": "run", "output-dir": str(output_dir), "device": "cpu", "local-epochs": 1}
-    return RunConfig.from_run_config(default_run_config() | short | place | overrides)
+    return RunConfig.from_run_config(
+        default_run_config() | short | place | overrides, server_parts()
+    )
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -68,7 +70,7 @@ def scraped(tmp_path_factory) -> tuple[Path, Scraper]:
     """A run, one of whose members never answers, scraped at the end of each round."""
     port = free_port()
     config = run_config(
-        tmp_path_factory.mktemp("runs"), **{"metrics-port": port, "metrics-members": True}
+        tmp_path_factory.mktemp("runs"), **{"metrics.port": port, "metrics.members": True}
     )
     scraper = Scraper(port)
     grid = LocalGrid(client_app, CLIENTS, silent=[3])
@@ -115,8 +117,8 @@ def test_members_are_named_on_request(scraped):
 def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = run_config(tmp_path, **{"metrics-port": port})
-        with pytest.raises(ConfigError, match=rf"metrics-port = {port}: cannot listen on 127"):
+        config = run_config(tmp_path, **{"metrics.port": port})
+        with pytest.raises(ConfigError, match=rf"metrics.port = {port}: cannot listen on 127"):
             run_federation(LocalGrid(client_app, CLIENTS), config, parts=run_parts())
     assert not any(tmp_path.iterdir())
 
@@ -135,7 +137,7 @@ def test_without_the_request_no_label_is_a_member_s_or_anybody_s_text(tmp_path):
 
 
 def test_a_name_that_would_break_the_text_is_escaped(tmp_path):
-    metrics = RunMetrics(run_config(tmp_path, **{"metrics-members": True}))
+    metrics = RunMetrics(run_config(tmp_path), members=True)
     metrics.on_round(report(ClientReport(ClientNode(0, 7, name='a"} 1\nup 0'), weight=0.5)))
     found = samples(generate_latest(metrics.registry).decode())
     (name,) = {key[1] for key in found if key[0] == "fedif_member_weight"}

@@ -263,7 +263,7 @@ def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):
     ("chosen", "reason"),
     [
         ({"strategy": "median"}, "RobustRule"),
-        ({"strategy": "fedavg", "masking": "trial"}, "masking: members train by SGD alone"),
+        ({"strategy": "fedavg", "masking.mode": "trial"}, "masking: members train by SGD alone"),
         ({"strategy": "fedavg", "late_rounds": 1}, "late_rounds"),
         ({"FedNoRo.warm_up": 1}, "FedNoRo.warm-up"),
     ],

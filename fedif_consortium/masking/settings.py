@@ -1,0 +1,101 @@
+"""The settings of masked runs, in which the server sees no update."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from fedif_flower.attacks.registry import needs_collusion
+from fedif_flower.errors import require
+from fedif_flower.run.config import RunConfig
+from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
+from fedif_flower.strategies.registry import STRATEGIES
+
+# Built-in strategies whose weights need products, lengths and examples alone.
+MASKABLE = ("fedif", "fedavg", "fedprox")
+_OF_KEEPER = ("keeper_url", "keeper_certificate", "client_certificate", "client_key")
+Mode = Literal["off", "trial", "keeper"]
+
+
+class MaskingSettings(Settings, alias_generator=in_section("masking")):
+    """Whether the server sees updates, and who keeps the masks if it does not."""
+
+    mode: Mode = setting(
+        "off",
+        "**experimental**; `keeper`: the server sees no update as long as it follows the protocol, "
+        "and a keeper that somebody else runs has the masks (`docs/methods/masked-rounds.md`); "
+        "`trial`: the same with one beside the server, which protects nobody. For `fedif`, "
+        "`fedavg` and `fedprox`",
+    )
+    keeper_url: str = setting(
+        "",
+        'with `masking.mode = "keeper"`: where the keeper answers',
+        pattern=r"^(https://\S+)?$",
+        allowed="a URL that begins with https://",
+        changes_result=False,
+    )
+    keeper_certificate: str = setting(
+        "",
+        "with `masking.keeper-url`: path of the keeper's certificate, which alone is trusted",
+        changes_result=False,
+    )
+    client_certificate: str = setting(
+        "",
+        "with `masking.keeper-url`: path of the certificate with which this server shows who it is",
+        changes_result=False,
+    )
+    client_key: str = setting(
+        "",
+        "with `masking.keeper-url`: path of that certificate's private key",
+        changes_result=False,
+    )
+
+    @model_validator(mode="after")
+    def _has_a_keeper(self) -> Self:
+        needed = self.mode == "keeper"
+        for name in _OF_KEEPER:
+            if needed != bool(getattr(self, name)):
+                words = "needed with" if needed else "empty without"
+                raise RefusedValueError(name, f"{words} masking.mode = 'keeper'")
+        return self
+
+
+def require_maskable(config: RunConfig) -> None:
+    """Raise ConfigError for what needs to see updates, in a run in which nobody does."""
+    mode = config.section(MaskingSettings).mode
+    if mode == "off":
+        return
+    words = f"with masking.mode = {mode!r}"
+    refused = {
+        "strategy": (
+            not STRATEGIES.is_own(config.strategy) and config.strategy not in MASKABLE,
+            f"{', '.join(MASKABLE)} {words}: others look at each update",
+        ),
+        "keep_updates": (config.keep_updates, f"false {words}: there are no updates to keep"),
+        "bucketing": (config.bucketing > 1, f"1 {words}: groups have no masks of their own"),
+        "late_rounds": (
+            bool(config.late_rounds) or config.rounds == "buffered",
+            f"0 {words}, and rounds that are not buffered: a late vector has the mask of its round",
+        ),
+        "neighbour_mixing": (config.neighbour_mixing, f"false {words}"),
+        "screen": (config.screen != "off", f"'off' {words}"),
+        "attribution": (
+            config.attribution == "adaptive",
+            f"'off', 'trapezoid', 'simpson' or 'gauss2' {words}: one product with each update",
+        ),
+        "attribution_per_class": (
+            config.attribution_per_class,
+            f"false {words}: each class takes a product with each update",
+        ),
+        "server_optimizer": (
+            config.server_optimizer != "off" and config.attribution != "off",
+            f"'off' {words} and attribution: it takes products with updates of many rounds",
+        ),
+        "attack": (
+            needs_collusion(config, config.seed),
+            f"others {words}: accomplices would have to see each other's updates",
+        ),
+    }
+    for name, (is_refused, allowed) in refused.items():
+        require(not is_refused, name.replace("_", "-"), getattr(config, name), allowed)
