@@ -7,7 +7,8 @@ from pathlib import Path
 from fedif_consortium.member.app_rules import AppRules
 from fedif_consortium.member.policy import read_member_policy
 from fedif_consortium.member.run_rules import RunRules
-from fedif_flower.run.config import default_run_config
+from fedif_consortium.parts import server_parts
+from fedif_flower.run.config import RunConfig
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "member-policy.toml"
 
@@ -28,9 +29,10 @@ def test_the_member_s_example_has_every_key_and_every_default(tmp_path):
 
 
 def test_the_example_accepts_values_once_they_are_not_commented_out(tmp_path):
-    text = re.sub(r"^# (?=[\w-]+ = )", "", EXAMPLE.read_text(), flags=re.M)
+    text = re.sub(r"^# (?=[\w.\"-]+ = )", "", EXAMPLE.read_text(), flags=re.M)
     (tmp_path / "policy.toml").write_text(text)
     policy = read_member_policy(tmp_path / "policy.toml")
-    assert set(policy.config) == {"num-server-rounds", "local-epochs", "strategy", "masking"}
+    assert set(policy.config) == {"num-server-rounds", "local-epochs", "strategy", "masking.mode"}
     assert policy.runs.first_day < policy.runs.last_day
-    assert all(key in default_run_config() for key in policy.config)
+    known = RunConfig.from_run_config({}, server_parts()).all_defaults()
+    assert all(key in known for key in policy.config)
