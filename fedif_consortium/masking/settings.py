@@ -57,7 +57,7 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
         for name in _OF_KEEPER:
             if needed != bool(getattr(self, name)):
                 words = "needed with" if needed else "empty without"
-                raise RefusedValueError(name, f"{words} masking.mode = 'keeper'")
+                raise RefusedValueError(name, f"{words} mode 'keeper'")
         return self
 
 

@@ -62,7 +62,7 @@ REFUSED = [
     ),
     (
         {"masking.mode": "keeper"},
-        "masking.keeper-url = ''; allowed: needed with masking.mode = 'keeper'",
+        "masking.keeper-url = ''; allowed: needed with masking.mode 'keeper'",
     ),
     ({"masking.mode": "on"}, "masking.mode = 'on'; allowed: off, trial, keeper"),
 ]
