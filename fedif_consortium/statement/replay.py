@@ -97,9 +97,7 @@ def _replayed(run_dir: Path, task: Task | None) -> Replayed:
 
 def _load(records: RunRecords, task: Task | None) -> LoadedTask:
     """Return what the run's server held: its task and validation set."""
-    from fedif_consortium.parts import server_parts
-
-    config = RunConfig.from_run_config(records.config, server_parts())
+    config = RunConfig.of_records(records.config)
     if task is None and config.task.startswith(OWN):
         raise ConfigError(f"the run's task is its app's own, {config.task!r}: call replay with it")
     loaded = load_task(config, task)

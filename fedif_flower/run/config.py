@@ -22,7 +22,7 @@ from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.completeness import CompletenessRule
 from fedif_flower.run.logs import FORMATS
-from fedif_flower.sections import setting_of
+from fedif_flower.sections import section_name, setting_of
 from fedif_flower.settings import (
     AUTO,
     RefusedValueError,
@@ -179,6 +179,24 @@ class RunConfig(ClientConfig, StrategyConfig):
         for part in parts:
             part.fits(config)
         return config.replace(run_name=config.auto_name) if config.run_name == AUTO else config
+
+    @classmethod
+    def of_records(cls, settings: Mapping[str, Scalar]) -> Self:
+        """Read the settings that a run's records have; those of its parts' sections are left out.
+
+        Raises
+        ------
+        ConfigError
+            Naming the key, its value and what is allowed.
+        """
+        named = {
+            name
+            for registry in cls.registries.values()
+            for name in (*registry.built_in, section_name(str(settings.get(registry.key, ""))))
+        }
+        return cls.from_run_config(
+            {k: v for k, v in settings.items() if "." not in k or k.partition(".")[0] in named}
+        )
 
     def section(self, kind: type[_Section]) -> _Section:
         """Return the settings of a part; its defaults where the config knows no such part."""

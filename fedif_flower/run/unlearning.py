@@ -59,7 +59,7 @@ def unlearn_run(run_dir: Path, task: Task | None = None, small: float = 0.5) -> 
     folder = RunFolder(run_dir)
     if not folder.is_complete():
         raise ConfigError(f"{str(run_dir)!r} holds no complete run")
-    config = RunConfig.from_run_config(folder.config.read())
+    config = RunConfig.of_records(folder.config.read())
     if task is None and config.task.startswith(OWN):
         raise ConfigError(f"the run's task is its app's own, {config.task!r}: it must be given")
     loaded = load_task(config, task)

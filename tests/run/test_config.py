@@ -168,3 +168,19 @@ def test_node_config():
 def test_node_config_errors(node_config, reason):
     with pytest.raises(ConfigError, match=reason):
         NodeConfig.from_node_config(node_config)
+
+
+def test_records_are_read_without_the_parts_that_wrote_them():
+    settings = {"strategy": "krum", "krum.distances": "state", "metrics.port": 9100}
+    written = RunConfig.from_run_config(settings, server_parts())
+    assert written.to_mapping()["metrics.port"] == 9100
+    read = RunConfig.of_records(written.to_mapping())
+    assert read.settings_of("strategy") == {"distances": "state"}
+    assert read.digest() == written.digest()
+
+
+def test_a_section_that_no_part_of_a_run_has_is_refused():
+    config = RunConfig.from_run_config({"metrics.port": 9100}, server_parts())
+    with pytest.raises(ConfigError, match=r"metrics.port = 9100: this app has no part"):
+        config.require_heard(())
+    assert config.replace(seed=3).to_mapping()["metrics.port"] == 9100
