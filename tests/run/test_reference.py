@@ -24,7 +24,8 @@ def test_flwr_run_s_defaults_and_the_documentation_follow_the_declarations(tmp_p
     (tmp_path / "docs").mkdir()
     for name in ("pyproject.toml", "docs/configuration.md", "docs/member-policy.md"):
         shutil.copy(PROJECT / name, tmp_path / name)
-    assert update(tmp_path, server_parts(), policy_page()) == [], "run `python -m fedif_flower.run.reference`"
+    changed = update(tmp_path, server_parts(), policy_page())
+    assert changed == [], "run `python -m fedif_flower.run.reference`"
     manifest = tomllib.loads((tmp_path / "pyproject.toml").read_text())
     manifest = manifest["tool"]["flwr"]["app"]["config"]
     sections = all_sections(server_parts()).values()
