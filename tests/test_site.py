@@ -94,12 +94,7 @@ def test_a_browser_finds_what_is_searched_in_a_file(built):
         check=True,
     ).stdout
     assert re.search(r"[1-9]\d* matching documents?", shown)
-    assert re.search(r'<a href="[^"]*operations.html[^"]*" class="md-search-result__link"', shown)
-
-
-def test_wide_pictures_are_shown_whole_on_a_click(site):
-    for name in ("arena", "arena-seeds", "arena-fashion-mnist", "arena-cifar10"):
-        assert f'<a href="{name}.png"><img' in site[f"{name}.html"]
+    assert re.search(r'<a href="[^"]*consortium.html[^"]*" class="md-search-result__link"', shown)
 
 
 def test_pages_need_no_network(site):
@@ -113,7 +108,7 @@ def test_pages_need_no_network(site):
 
 def test_formulas_and_roles_are_rendered(site):
     assert "<math" in site["methods/fedif.html"]
-    assert "<math" in site["reference/strategies.html"]
+    assert "<math" in site["reference/methods.html"]
     for name, page in site.items():
         for left in ("arithmatex", ":math:", ".. math::", ":class:", ":func:", ":meth:"):
             assert left not in page, f"{name} shows {left}"
@@ -121,7 +116,7 @@ def test_formulas_and_roles_are_rendered(site):
 
 def test_ranges_are_not_read_as_quotations(site):
     pages = [page for name, page in site.items() if name.startswith("reference/")]
-    assert len(pages) > 5
+    assert len(pages) == 2
     assert not any("<blockquote" in page for page in pages)
 
 
