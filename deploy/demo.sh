@@ -11,7 +11,7 @@ set -euo pipefail
 deploy=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(dirname "$deploy")
 command -v flwr >/dev/null || PATH="$repository/.venv/bin:$PATH"
-rounds=${ROUNDS:-6}
+rounds=${ROUNDS:-9}
 mkdir -p "${OUTPUT:=$repository/runs}"
 output=$(cd "$OUTPUT" && pwd)
 pages="$output/deploy-demo-pages"

@@ -45,7 +45,7 @@ def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:
     clients = read_rows(tmp_path / "runs" / "deploy-demo" / "clients.csv")
     late = [row for row in clients if row["asked_in"] and int(row["asked_in"]) < int(row["round"])]
     assert "1" in {row["partition_id"] for row in late}
-    assert "| hospital-2 | 2 |" in ended.stdout
+    assert "| hospital-2 |" in members
     assert f"Unchanged: {tmp_path / 'runs' / 'deploy-demo'}" in ended.stdout
     refused = "this member has not approved app "
     assert refused in ended.stdout.partition("-- hospital-1 is late")[0]
