@@ -27,4 +27,6 @@ def if_killed(script: str) -> Iterator[None]:
 def kill_marked(mark: str) -> str:
     """Return a script that kills every process with ``NAME=value`` in its environment."""
     found = f"grep -lszxF '{mark}' /proc/[0-9]*/environ"
-    return f"for found in $({found}); do kill -9 $(echo $found | cut -d/ -f3); done"
+    once = f"for found in $({found}); do kill -9 $(echo $found | cut -d/ -f3); done"
+    # One that begins while it is looked for is found by the next look.
+    return f"for turn in 1 2 3; do {once}; sleep 0.3; done"
