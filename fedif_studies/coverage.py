@@ -10,9 +10,9 @@ the test split. That rest is no infinite set: its own luck is not in the interva
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import defaultdict
+from functools import cache, partial
 from itertools import product
 from typing import Annotated
 
@@ -28,12 +28,13 @@ from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.data.transforms import to_pixels
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.blocks import block_validations
+from fedif_flower.valuation.blocks import block_validations, block_weights
 from fedif_flower.valuation.intervals import half_widths, share_half_widths
 from fedif_flower.valuation.path import block_contributions, path_attribution, slopes
 from fedif_studies.audit.federation import STRATEGIES, AuditStep, federate
 from fedif_studies.audit.members import AuditTask
-from fedif_studies.rows import RESULTS, append_rows, committed_revision, machine
+from fedif_studies.lab.run import fill
+from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "coverage.csv"
 MEMBERS, ROUNDS = 10, 12
@@ -42,7 +43,6 @@ LEAST_OTHERS = 0.9  # Of the held-out set: a smaller rest says nothing.
 RULES = ("FedAvg", "FedIF", "influence descent")
 KEY = ("data", "strategy", "examples", "draw")
 FIGURES = ("others", "members", "covered", "shares_covered", "half_width", "error", "share_half")
-COLUMNS = (*KEY, *FIGURES, "revision", "processor")
 
 
 class Contributions:
@@ -51,8 +51,7 @@ class Contributions:
     def __init__(self, held_out: Validation, others: Validation) -> None:
         self._held_out, self._others = held_out, others
         self._blocks = block_validations(held_out)
-        weights = torch.tensor([block.total_weight for block in self._blocks]).double()
-        self.weights = weights / weights.sum()
+        self.weights = block_weights(self._blocks)
         self.by_block = torch.zeros(len(self._blocks), MEMBERS, dtype=torch.float64)
         self.elsewhere = torch.zeros(MEMBERS, dtype=torch.float64)
 
@@ -74,13 +73,30 @@ class Contributions:
         self.elsewhere += elsewhere
 
 
-def measure(task: AuditTask, strategy: str, examples: int, draw: int) -> list[object] | None:
-    """Return the figures of one draw; ``None`` where too few examples are left beside it."""
+@cache
+def task_of(data: str, data_dir: str) -> AuditTask:
+    """Return the members and their data."""
+    settings: dict[str, Scalar] = {
+        "dataset": data,
+        "num-clients": MEMBERS,
+        "num-server-rounds": ROUNDS,
+        "local-epochs": 1,
+        "device": "cpu",
+        **({"data-dir": data_dir} if data_dir else {}),
+    }
+    return AuditTask(RunConfig.from_run_config(default_run_config() | settings))
+
+
+def measure(data_dir: str, cell: Row) -> list[Row]:
+    """Return the figures of one draw; none where too few examples are left beside it."""
+    data, strategy = str(cell["data"]), str(cell["strategy"])
+    examples, draw = int(str(cell["examples"])), int(str(cell["draw"]))
+    task = task_of(data, data_dir)
     test = task.dataset.test
     order = numpy_generator("coverage", draw).permutation(len(test.labels))
     chosen, rest = order[:examples], order[examples : examples + MOST_OTHERS]
     if len(rest) < LEAST_OTHERS * examples:
-        return None
+        return []
     held_out, others = (
         Validation(
             task.new_model(draw),
@@ -113,7 +129,8 @@ def measure(task: AuditTask, strategy: str, examples: int, draw: int) -> list[ob
         int((share_errors <= share_widths).sum()),
     )
     means = [float(values.mean()) for values in (widths, errors, share_widths)]
-    return [len(rest), MEMBERS, covered, shares_covered, *means]
+    figures = [len(rest), MEMBERS, covered, shares_covered, *(f"{mean:.5g}" for mean in means)]
+    return [dict(zip(FIGURES, figures, strict=True))]
 
 
 def attainable(examples: int, others: int) -> float:
@@ -128,26 +145,11 @@ def main(
     draws: Annotated[int, typer.Option(min=1, help="held-out sets for each")] = 20,
 ) -> None:
     """Measure what the rows lack, and print a table of all."""
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    known = {tuple(row[name] for name in KEY) for row in read_rows(CSV)} if CSV.exists() else set()
-    own = [committed_revision(), machine()["processor"]]
-    for name in data.split(","):
-        settings: dict[str, Scalar] = {
-            "dataset": name,
-            "num-clients": MEMBERS,
-            "num-server-rounds": ROUNDS,
-        }
-        settings |= {
-            "local-epochs": 1,
-            "device": "cpu",
-            **({"data-dir": data_dir} if data_dir else {}),
-        }
-        task = AuditTask(RunConfig.from_run_config(default_run_config() | settings))
-        for draw, size, rule in product(range(draws), map(int, sizes.split(",")), RULES):
-            key = (name, rule, str(size), str(draw))
-            if key not in known and (figures := measure(task, rule, size, draw)):
-                append_rows(CSV, COLUMNS, [[*key, *figures, *own]], digits=5)
+    points = product(data.split(","), range(draws), map(int, sizes.split(",")), RULES)
+    cells: list[Row] = [
+        dict(zip(KEY, (name, rule, size, draw), strict=True)) for name, draw, size, rule in points
+    ]
+    fill(CSV, cells, partial(measure, data_dir))
     groups = defaultdict(list)
     for row in read_rows(CSV):
         groups[row["data"], row["strategy"], int(row["examples"])].append(row)

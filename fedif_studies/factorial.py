@@ -7,28 +7,23 @@ momentum, seed by seed. Rows are added as they come; a cell that has one is not 
 
 from __future__ import annotations
 
-import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from math import sqrt
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
-import torch
 import typer
 from scipy import stats
 
-from fedif_flower.client.app import app as client_app
-from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.data import find_data
-from fedif_studies.rows import RESULTS, append_rows, committed_revision, machine, put_tables
+from fedif_studies.lab.run import federated, fill, last_ten
+from fedif_studies.rows import RESULTS, Row, put_tables
 
 OUTPUT = RESULTS / "factorial.csv"
 PAGE = RESULTS / "factorial.md"
@@ -66,7 +61,6 @@ DATA: Mapping[str, Mapping[str, Scalar]] = {
         "learning-rate": 0.01,
     },
 }
-LAST = 10  # A figure is the mean accuracy of so many last rounds.
 
 
 class Cell(NamedTuple):
@@ -83,10 +77,6 @@ class Cell(NamedTuple):
     def control(self) -> Cell:
         """Return it with FedAvg's weights: what it is to be compared with."""
         return self._replace(weights=BASELINE)
-
-
-FIGURES = ("last-ten", "last", "least-of-ten", "validation-last-ten")
-COLUMNS = (*Cell._fields, *FIGURES, "revision", "processor")
 
 
 def momentum(beta: float) -> dict[str, Scalar]:
@@ -116,50 +106,46 @@ def _is_quoted(cell: Cell) -> bool:
     return named and cell.share == max(SHARES) and cell.attack in ("sign flip", "PoisonedFL")
 
 
-def measure(cell: Cell, data_dir: str) -> list[object]:
-    """Run a federation; return what its row has beside the cell: accuracies in percent."""
+def measure(data_dir: str, row: Row) -> list[Row]:
+    """Run a cell's federation; return its accuracies in percent, over the last ten rounds."""
+    cell = _cell(row)
     found, _ = find_data(cell.data, data_dir if cell.data != "digits" else "")
-    with TemporaryDirectory() as folder:
-        settings: dict[str, Scalar] = {
-            **default_run_config(),
-            **DATA[cell.data],
-            **found,
-            **ATTACKS[cell.attack],
-            "malicious-fraction": cell.share,
-            "assumed-malicious-fraction": max(SHARES),
-            "strategy": RULE,
-            "rule.weights": cell.weights,
-            "rule.bounds": cell.bounds,
-            "update-clipping": 0.0,
-            **momentum(cell.momentum),
-            "checkpoint-every": 0,
-            "device": "cpu",
-            "seed": cell.seed,
-            "output-dir": folder,
-        }
-        config = RunConfig.from_run_config(settings)
-        run_dir = run_federation(LocalGrid(client_app, config.num_clients), config)
-        rows = read_rows(run_dir / "rounds.csv")[-LAST:]
-    test = [100 * float(row["test_accuracy"]) for row in rows]
-    validation = [100 * float(row["validation_accuracy"]) for row in rows]
-    figures = (statistics.mean(test), test[-1], min(test), statistics.mean(validation))
-    return [f"{figure:.2f}" for figure in figures]
+    settings: dict[str, Scalar] = {
+        **DATA[cell.data],
+        **found,
+        **ATTACKS[cell.attack],
+        "malicious-fraction": cell.share,
+        "assumed-malicious-fraction": max(SHARES),
+        "strategy": RULE,
+        "rule.weights": cell.weights,
+        "rule.bounds": cell.bounds,
+        "update-clipping": 0.0,
+        **momentum(cell.momentum),
+        "seed": cell.seed,
+    }
+    with federated(settings) as run:
+        test, validation = (
+            [100 * value for value in last_ten(run, f"{split}_accuracy")]
+            for split in ("test", "validation")
+        )
+    figures = {
+        "last-ten": statistics.mean(test),
+        "last": test[-1],
+        "least-of-ten": min(test),
+        "validation-last-ten": statistics.mean(validation),
+    }
+    return [{name: f"{figure:.2f}" for name, figure in figures.items()}]
+
+
+def _cell(row: Mapping[str, object]) -> Cell:
+    """Return what a row, or a line of the file, is about."""
+    data, seed, attack, share, weights, bounds, beta = (str(row[name]) for name in Cell._fields)
+    return Cell(data, int(seed), attack, float(share), weights, bounds, float(beta))
 
 
 def read(path: Path = OUTPUT) -> dict[Cell, float]:
     """Return the mean accuracy of the last ten rounds, in percent, of each cell that has a row."""
-    return {
-        Cell(
-            row["data"],
-            int(row["seed"]),
-            row["attack"],
-            float(row["share"]),
-            row["weights"],
-            row["bounds"],
-            float(row["momentum"]),
-        ): float(row["last-ten"])
-        for row in read_rows(path)
-    }
+    return {_cell(row): float(row["last-ten"]) for row in read_rows(path)}
 
 
 class Effect(NamedTuple):
@@ -284,15 +270,9 @@ def main(
             tables[f"{name} effects"] = effects_table(found, name)
         put_tables(PAGE, tables)
         return
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    own = [committed_revision(), machine()["processor"]]
-    todo = [cell for cell in cells(data.split(","), seeds) if cell not in found]
-    todo.sort(key=lambda cell: not _is_quoted(cell))
-    for i, cell in enumerate(todo):
-        append_rows(output, COLUMNS, [[*cell, *measure(cell, data_dir), *own]])
-        if i % 20 == 0:
-            typer.echo(f"{i + 1} of {len(todo)}: {cell}")
+    wanted = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))
+    if not fill(output, [cell._asdict() for cell in wanted], partial(measure, data_dir)):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

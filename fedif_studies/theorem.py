@@ -9,6 +9,7 @@ theorem, and by the descent lemma with which its proof begins. Lines go to
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import torch
@@ -20,7 +21,8 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.valuation.influence import influence_from, influence_resolution, project_updates
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
 from fedif_studies.audit.members import AuditTask
-from fedif_studies.rows import RESULTS, add_rows, committed_revision, machine
+from fedif_studies.lab.run import fill
+from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "theorem.csv"
 MEMBERS, NOISY, ROUNDS = 10, 4, 30
@@ -71,26 +73,27 @@ def play(parts: list[Part], rate: float, *, noisy: bool, fedif: bool, seed: int)
     return found
 
 
+def measure(parts: list[Part], cell: Row) -> list[Row]:
+    """Return a line's figures, means over three seeds."""
+    rate, noisy, fedif = float(str(cell["rate"])), bool(cell["noise"]), cell["weights"] == "FedIF"
+    runs = [play(parts, rate, noisy=noisy, fedif=fedif, seed=seed) for seed in range(3)]
+    mean = torch.stack([torch.stack(run).mean(0) for run in runs]).mean(0).tolist()
+    names = ("change", "theorem", "descent_lemma")
+    return [{name: f"{value:.5g}" for name, value in zip(names, mean, strict=True)}]
+
+
 def main() -> None:
-    """Measure and add the lines."""
+    """Measure the lines that are not there yet."""
     config = RunConfig.from_run_config(default_run_config() | {"num-clients": MEMBERS})
     parts = [
         (torch.cat([m.pixels.flatten(1), torch.ones(len(m.labels), 1)], 1).double(), m.labels)
         for m in AuditTask(config.replace(device="cpu")).members
     ]
-    measured = {"revision": committed_revision(), "processor": machine()["processor"]}
-    for rate, noisy, fedif in product((0.01, 0.1), (False, True), (False, True)):
-        runs = [play(parts, rate, noisy=noisy, fedif=fedif, seed=seed) for seed in range(3)]
-        mean = torch.stack([torch.stack(run).mean(0) for run in runs]).mean(0).tolist()
-        names = ("change", "theorem", "descent_lemma")
-        row: dict[str, object] = {
-            "rate": rate,
-            "noise": int(noisy),
-            "weights": "FedIF" if fedif else "FedAvg",
-        }
-        row |= {name: f"{value:.5g}" for name, value in zip(names, mean, strict=True)}
-        print(row)
-        add_rows(CSV, [row | measured])
+    cells: list[Row] = [
+        {"rate": rate, "noise": noise, "weights": weights}
+        for rate, noise, weights in product((0.01, 0.1), (0, 1), ("FedAvg", "FedIF"))
+    ]
+    fill(CSV, cells, partial(measure, parts))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ where one member appears as three with noise. ``--table`` prints how many are fo
 from __future__ import annotations
 
 import argparse
-import logging
 from itertools import product
 
 import torch
@@ -23,7 +22,8 @@ from fedif_studies.audit.federation import AuditStep, federate
 from fedif_studies.audit.games import GAMES
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.games import config
-from fedif_studies.rows import RESULTS, add_rows, committed_revision, machine
+from fedif_studies.lab.run import fill
+from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "twins.csv"
 TWINS = "three identities, same data, noise"
@@ -50,6 +50,19 @@ class OwnParts:
         return (units @ units.T).fill_diagonal_(-1.0).amax(dim=1)
 
 
+def measure(cell: Row) -> list[Row]:
+    """Run a federation; return a line for each member."""
+    seed, epochs, alpha, case = (str(value) for value in cell.values())
+    settings = config(int(epochs)).replace(dirichlet_alpha=float(alpha), seed=int(seed))
+    task, watcher = AuditTask(settings), OwnParts()
+    members = task.members if case == HONEST else GAMES[TWINS].members(task, [10])
+    federate(task, members, seed=int(seed), watchers=[watcher])
+    return [
+        {"marked": int(member.is_marked), "likeness": f"{likeness:.4f}"}
+        for member, likeness in zip(members, watcher.values.tolist(), strict=True)
+    ]
+
+
 def table() -> list[str]:
     """Return by threshold the shares of honest members and of identities that lie above."""
     rows = read_rows(CSV)
@@ -74,28 +87,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--table", action="store_true", help="measure nothing")
     options = parser.parse_args()
-    logging.getLogger("fedif_flower").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    measured = {} if options.table else {"revision": committed_revision()}
     runs = product(range(options.seeds), (1, 5), ALPHAS, (HONEST, TWINS))
-    known = {(r["seed"], r["epochs"], r["alpha"], r["case"]) for r in read_rows(CSV)}
-    for seed, epochs, alpha, case in () if options.table else runs:
-        if (str(seed), str(epochs), f"{alpha:g}", case) in known:
-            continue
-        task = AuditTask(config(epochs).replace(dirichlet_alpha=alpha, seed=seed))
-        members = task.members if case == HONEST else GAMES[TWINS].members(task, [10])
-        watcher = OwnParts()
-        federate(task, members, seed=seed, watchers=[watcher])
-        own = {"seed": seed, "epochs": epochs, "alpha": f"{alpha:g}", "case": case}
-        machines = measured | {"processor": machine()["processor"]}
-        lines = zip(members, watcher.values.tolist(), strict=True)
-        add_rows(
-            CSV,
-            [
-                {**own, "marked": int(m.is_marked), "likeness": f"{likeness:.4f}", **machines}
-                for m, likeness in lines
-            ],
-        )
+    cells: list[Row] = [
+        {"seed": seed, "epochs": epochs, "alpha": f"{alpha:g}", "case": case}
+        for seed, epochs, alpha, case in runs
+    ]
+    if not options.table:
+        fill(CSV, cells, measure)
     print(*table(), sep="\n")
 
 

@@ -26,8 +26,8 @@ class EvidenceSettings(Settings, alias_generator=in_section("evidence")):
 
     require_signatures: bool = setting(
         False,
-        "a reply that its member did not sign is refused: each node needs `signing-key` "
-        "([receipts](consortium.md))",
+        "a reply that its member did not sign is refused: each node needs a guard, which "
+        "signs ([receipts](consortium.md))",
     )
     receipts: bool = setting(
         False,

@@ -1,4 +1,4 @@
-"""A run's folder as it stands there, summed up by member: 1,000 rounds of 1,000 in a second."""
+"""A run's folder as it stands there, summed up by member."""
 
 from __future__ import annotations
 

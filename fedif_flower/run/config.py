@@ -218,12 +218,14 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     def to_mapping(self) -> dict[str, Scalar]:
         """Return the values by run-config key, with those of the parts' sections."""
-        own = {k: v for section in self._of_parts for k, v in section.to_mapping().items()}
-        return {**super().to_mapping(), **own}
+        return {**super().to_mapping(), **self._of_sections()}
 
     def _beside(self) -> dict[str, Any]:
-        own = {k: v for section in self._of_parts for k, v in section.to_mapping().items()}
-        return {"sections": [type(section) for section in self._of_parts], **own}
+        return {"sections": [type(own) for own in self._of_parts], **self._of_sections()}
+
+    def _of_sections(self) -> dict[str, Scalar]:
+        """Return the values of the parts' sections by key."""
+        return {k: v for own in self._of_parts for k, v in own.to_mapping().items()}
 
     def _refuse_unknown(self, key: str, value: Scalar) -> None:
         """Refuse a key that is set; ``flwr run`` sends those of parts that are not there along."""

@@ -16,6 +16,7 @@ from fedif_flower.messages.text import printable
 from fedif_flower.round import BufferNames, HiddenUpdates, ModelVectors
 from fedif_flower.strategies.attributed import ClientAttribution, MemberCredit, RoundAttribution
 from fedif_flower.strategies.carried import Member, Part
+from fedif_flower.valuation.blocks import block_weights
 from fedif_flower.valuation.credit import Credit, credited
 from fedif_flower.valuation.gradients import LossAndGradient
 from fedif_flower.valuation.path import (
@@ -94,8 +95,7 @@ class RoundAttributor:
     @property
     def block_weights(self) -> Tensor:
         """Each block's part of the examples' weight ``[b]``, float64."""
-        weights = torch.tensor([block.total_weight for block in self.blocks], dtype=torch.float64)
-        return weights / weights.sum()
+        return block_weights(self.blocks)
 
     def evaluate(self, taken: TakenRound) -> RoundAttribution:
         """Return a round's attribution; where the path leads out of what is finite, none."""

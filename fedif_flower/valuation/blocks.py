@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from fedif_flower.tasks.batches import join, num_rows, take_rows
 from fedif_flower.valuation.validation import Validation
@@ -71,3 +73,9 @@ def block_validations(validation: Validation, blocks: int = BLOCKS) -> list[Vali
         logger.warning("no intervals for another held-out set: in a block, no target counts")
         return []
     return found
+
+
+def block_weights(blocks: Sequence[Validation]) -> Tensor:
+    """Return each block's part of the examples' weight ``[b]``, float64; they sum to 1."""
+    weights = torch.tensor([block.total_weight for block in blocks], dtype=torch.float64)
+    return weights / weights.sum()

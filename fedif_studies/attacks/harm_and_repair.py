@@ -11,6 +11,7 @@ from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
 from fedif_flower.settings import Setting
 
 _SENT = "sent"
+Factor = Annotated[float, Setting("c: how many times the update is turned around", gt=0)]
 
 
 class HarmAndRepair(Behaviour):
@@ -24,9 +25,7 @@ class HarmAndRepair(Behaviour):
 
     def __init__(
         self,
-        factor: Annotated[
-            float, Setting("c: how many times the update is turned around", gt=0)
-        ] = 4.0,
+        factor: Factor = 4.0,
     ) -> None:
         self.factor = factor
 
@@ -54,9 +53,7 @@ class HarmForRepair(Colluder):
 
     def __init__(
         self,
-        factor: Annotated[
-            float, Setting("c: how many times the update is turned around", gt=0)
-        ] = 4.0,
+        factor: Factor = 4.0,
     ) -> None:
         self.factor = factor
         self._harm: Tensor | None = None
