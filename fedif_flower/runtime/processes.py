@@ -75,19 +75,25 @@ class MarkedProcesses:
         """Return the ids of the processes that carry the mark and have not ended."""
         return [process.pid for process in self._marked()]
 
-    def terminate(self, grace: float = 3.0) -> list[int]:
+    def terminate(self, grace: float = 3.0, *, first: str = "") -> list[int]:
         """End every marked process: SIGTERM, then SIGKILL to what is left.
 
         Parameters
         ----------
         grace : float
             Seconds, >= 0, between the two signals.
+        first : str
+            Name of a program that is killed before any other process is signalled; else it may
+            see the others end, and act on that.
 
         Returns
         -------
         list[int]
             Processes that survived even SIGKILL; empty unless the kernel holds one.
         """
+        leading = [process for process in self._marked() if first and _runs(process, first)]
+        _signal_all(leading, psutil.Process.kill)
+        psutil.wait_procs(leading, timeout=grace)
         deadline = time.monotonic() + grace
         _signal_all(self._marked(), psutil.Process.terminate)
         # A dying process may start another between two scans.
@@ -150,6 +156,12 @@ def available_cpus() -> int:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         count = min(count, max(1, int(quota) // int(period)))
     return count
+
+
+def _runs(process: psutil.Process, program: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(Path(argument).name == program for argument in process.cmdline()[:2])
+    return False
 
 
 def _signal_all(

@@ -60,6 +60,25 @@ def test_process_that_ignores_sigterm_is_killed(marked: MarkedProcesses, tmp_pat
     assert process.wait(timeout=30) == -signal.SIGKILL
 
 
+def test_one_program_is_gone_before_another_is_told_to_end(
+    marked: MarkedProcesses, tmp_path: Path
+) -> None:
+    program = tmp_path / "server"
+    program.write_text(f"print(flush=True); {SLEEP}")
+    with (tmp_path / "printed").open("wb") as file:
+        server = marked.start([sys.executable, str(program)], cwd=tmp_path, output=file)
+    wait_for_output(tmp_path / "printed")
+    tells = (
+        "import psutil, signal, sys, time; "
+        f"ended = lambda *_: sys.exit(psutil.pid_exists({server.pid})); "
+        "signal.signal(signal.SIGTERM, ended); print(flush=True); time.sleep(60)"
+    )
+    client = start(marked, tells, tmp_path / "output")
+    wait_for_output(tmp_path / "output")
+    assert marked.terminate(grace=30.0, first="server") == []
+    assert client.wait(timeout=30) == 0
+
+
 def test_others_are_left_alone(marked: MarkedProcesses, tmp_path: Path) -> None:
     other = MarkedProcesses(os.environ)
     process = start(other, SLEEP, tmp_path / "output")
