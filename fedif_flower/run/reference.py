@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedif_flower.attacks import AttackConfig
@@ -20,7 +20,7 @@ from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.parts import chosen_parts
-from fedif_flower.settings import Settings
+from fedif_flower.settings import Scalar, Settings
 from fedif_flower.strategies.config import StrategyConfig
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig
 
@@ -33,6 +33,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "Strategy": StrategyConfig,
     "Attack": AttackConfig,
 }
+LONG_LIST = 8
 TOML_TITLE = "[tool.flwr.app.config]"
 BEGIN, END = "<!-- begin: settings -->", "<!-- end: settings -->"
 
@@ -66,29 +67,58 @@ def toml_defaults(parts: Sequence[RunPart]) -> str:
 
 
 def markdown_tables(parts: Sequence[RunPart]) -> str:
-    """Return a table for each section: key, default, what is allowed, what it means."""
-    own = [(f"`{name}`", section) for name, section in all_sections(parts).items()]
-    return tables_of({**SECTIONS, **dict(own), "Each SuperNode": NodeConfig})
+    """Return the tables of all settings: key, default, what is allowed, what it means.
+
+    Names of one kind, such as attacks, share a table, and a line of it where they share a setting.
+    """
+    of_parts = {
+        f"`{part.settings.section_name()}`": part.settings for part in parts if part.settings
+    }
+    tables = {title: [own] for title, own in {**SECTIONS, **of_parts}.items()}
+    by_name = RunConfig.sections()
+    for kind, registry in RunConfig.registries.items():
+        own = [by_name[name] for name in registry.built_in if name in by_name]
+        if own:
+            tables[f"Each `{kind.replace('_', '-')}`"] = own
+    return _tables({**tables, "Each SuperNode": [NodeConfig]})
 
 
 def tables_of(sections: Mapping[str, type[Settings]]) -> str:
     """Return a table for each section, in Markdown."""
-    return "\n".join(line for title, own in sections.items() for line in _table(title, own))
+    return _tables({title: [own] for title, own in sections.items()})
 
 
-def _table(title: str, section: type[Settings]) -> Iterator[str]:
-    yield from (
-        f"## {title}",
-        "",
-        "| key | default | allowed | meaning |",
-        "| --- | --- | --- | --- |",
-    )
-    own = own_keys(section)
-    for key, default, allowed, words in section.describe():
-        if key in own:
-            shown = "" if default is None else f"`{json.dumps(default)}`"
-            yield f"| `{key}` | {shown} | {_escape(allowed)} | {_escape(words)} |"
-    yield ""
+def _tables(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
+    lines: list[str] = []
+    choices: dict[str, str] = {}  # The key that a long list of names first stood beside.
+    for title, sections in titled.items():
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for section in sections:
+            own = own_keys(section)
+            for key, default, allowed, words in section.describe():
+                if key in own:
+                    setting = key.rpartition(".")[2]
+                    row = (setting, _default(default), _allowed(key, allowed, choices), words)
+                    rows.setdefault(row, []).append(f"`{key}`")
+        lines += [f"## {title}", "", "| key | default | allowed | meaning |"]
+        lines.append("| --- | --- | --- | --- |")
+        for (_, default, allowed, words), keys in rows.items():
+            lines.append(
+                f"| {', '.join(keys)} | {default} | {_escape(allowed)} | {_escape(words)} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _default(value: Scalar | None) -> str:
+    return "" if value is None else f"`{json.dumps(value)}`"
+
+
+def _allowed(key: str, allowed: str, choices: dict[str, str]) -> str:
+    if allowed.count(",") > LONG_LIST and allowed in choices:
+        return f"as `{choices[allowed]}` above"
+    choices.setdefault(allowed, key)
+    return re.sub("^an? ", "", allowed)
 
 
 def _escape(text: str) -> str:

@@ -38,5 +38,5 @@ def test_every_key_is_in_one_section_with_its_words():
     assert sorted(own) == sorted(RunConfig.key_names())
     assert all(words != "None" for *_, words in RunConfig.describe())
     tables = markdown_tables(server_parts())
-    assert "| `batch-size` | `16` | an integer ≥ 1 | B, examples per step;" in tables
+    assert "| `batch-size` | `16` | integer ≥ 1 | B, examples per step;" in tables
     assert "| `masking.mode` | " in tables
