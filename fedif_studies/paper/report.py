@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedif_flower.run.rows import read_rows
-from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.storage import make_folder
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
 from fedif_studies.lab.measurements import Measurement, from_row, to_row, write_csv
@@ -17,8 +17,8 @@ from fedif_studies.lab.report import report_sweeps
 from fedif_studies.lab.table import FIGURES, MeanStd, write_table
 from fedif_studies.paper.cells import TableCell, best_rows, fill_table
 from fedif_studies.paper.tables import TABLES, Settings, Table
+from fedif_studies.rows import put_tables
 
-NOTES = "notes.md"
 _PLACE = ("table", "row", "column")
 
 
@@ -106,7 +106,7 @@ def accuracy_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
     """Return a table of accuracies in percent; the best are in bold."""
     split = table.figure.removesuffix("-accuracy")
     heading = ["column", "row", "seeds", *FIGURES.values()]
-    heading += ["paper", "last - paper", "last ten - paper", "best - paper"]
+    heading += ["paper", "last ten - paper"]
     best = {
         f: best_rows(cells, partial(TableCell.accuracy, split=split, figure=f)) for f in FIGURES
     }
@@ -118,7 +118,7 @@ def accuracy_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
         line = [cell.column.title, cell.row.title, str(len(cell.measurements) or "-")]
         line += [_shown(spreads[figure], ".2f", key in best[figure]) for figure in FIGURES]
         line.append(_shown(cell.paper, ".2f", key in best_paper))
-        line += [_difference(spreads[figure], cell.paper) for figure in FIGURES]
+        line.append(_difference(spreads["last_ten"], cell.paper))
         lines.append(line)
     return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
 
@@ -163,12 +163,16 @@ def notes(table: Table, cells: Sequence[TableCell]) -> list[str]:
             )
         machines = sorted({m.machine for m in measured})
         said.append(f"Machine: {'; '.join(machines)}.")
-    missing = [cell for cell in cells if not cell.measurements]
-    if missing:
-        said.append(f"Missing, {len(missing)} of {len(cells)} cells: {_by_column(table, missing)}.")
+    said.append(_missing(table, cells))
     if table.figure == "validation-accuracy":
         said.append("Accuracies on the server's validation set, as in the paper.")
-    return said
+    return [line for line in said if line]
+
+
+def _missing(table: Table, cells: Sequence[TableCell]) -> str:
+    missing = [cell for cell in cells if not cell.measurements]
+    found = f"Missing, {len(missing)} of {len(cells)} cells: {_by_column(table, missing)}."
+    return found if missing else ""
 
 
 def _shown(spread: MeanStd | None, form: str, bold: bool = False) -> str:
@@ -195,13 +199,13 @@ def _listed(values: Sequence[int]) -> str:
 
 
 def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Settings) -> Path:
-    """Add new results to the committed rows, and write the page anew from these.
+    """Add new results to the committed rows, and write the page's tables anew from these.
 
     Parameters
     ----------
     docs : Path
-        Has ``results/<table>.csv``, one row per cell and seed, and ``results/notes.md``, the
-        account of where figures differ from the paper's and why.
+        Has ``results/<table>.csv``, one row per cell and seed, and ``results.md``, which has marks
+        for the tables.
     measurements : sequence of Measurement
         New results; each replaces the row of its cell and seed.
     defaults : Mapping[str, Scalar]
@@ -212,13 +216,9 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
     Path
         The page.
     """
-    folder = docs / "results"
-    make_folder(folder)
-    text = [_HEAD, ""]
-    if (folder / NOTES).exists():
-        text += [(folder / NOTES).read_text().strip(), ""]
+    text: list[str] = []
     for table in TABLES.values():
-        path = folder / f"{table.name}.csv"
+        path = docs / "results" / f"{table.name}.csv"
         # Later ones win, so that a new result replaces an old one.
         cells = fill_table(table, [*read_results(path), *measurements], defaults)
         if any(cell.measurements for cell in cells):
@@ -227,7 +227,7 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
             cells = fill_table(table, read_results(path), defaults)
         text += _section(table, cells, path)
     page = docs / "results.md"
-    write_atomically(page, "\n".join(text).rstrip() + "\n")
+    put_tables(page, {"results": text})
     return page
 
 
@@ -241,27 +241,15 @@ def _section(table: Table, cells: Sequence[TableCell], path: Path) -> list[str]:
     text = [f"## {table.title}", ""]
     measured = [m for cell in cells for m in cell.measurements]
     if measured:
-        text += [
-            f"`python simulation.py paper {table.name}`, rows: [{path.name}](results/{path.name})"
-        ]
+        text += [f"`fedif paper {table.name}`, rows: [{path.name}](results/{path.name})"]
         shown = [cell for cell in cells if cell.measurements]
         text += ["", *result_table(table, shown).to_markdown(), ""]
-        for said in notes(table, cells):
-            text += [said, ""]
+        rounds = sorted({m.rounds for m in measured})
+        seeds = sorted({m.seed for m in measured})
+        text += [
+            f"Rounds: {_listed(rounds)}; seeds: {_listed(seeds)}. {_missing(table, cells)}",
+            "",
+        ]
     else:
-        text += [f"Not measured yet: `python simulation.py paper {table.name}`.", ""]
+        text += [f"Not measured yet: `fedif paper {table.name}`.", ""]
     return text
-
-
-_HEAD = """# Results beside the paper's
-
-Generated by `python simulation.py report --docs docs` from `docs/results/*.csv`; do not edit.
-
-Every cell is one federation of the paper's protocol: 100 clients, 10 of them in each of 100
-rounds, 5 local epochs, batches of 16, learning rate 0.001, momentum 0.9, labels divided by
-Dirichlet(1). 20 % of the test split is the server's validation set; accuracy is measured on the
-rest. Accuracies are percentages, mean ± standard deviation over seeds where there are several.
-Lengths of updates are not bounded (`update-clipping=0.0`), as in the paper.
-Single rounds swing, so three figures are given: after the last round, the mean of the last ten
-rounds, and the best round. The highest of each column is in bold: among those measured,
-and among the paper's of the same rows. Cells that nobody measured are named below each table."""
