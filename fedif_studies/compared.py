@@ -191,7 +191,7 @@ def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> Re
     found = {place: _row_of(make_cell(place), rows) for place in places(range(seeds))}
     heading, lines = ["method", "seeds"], []
     for condition in CONDITIONS:
-        heading += [f"{condition}: last ten rounds", f"beside {BASELINE}", "last round"]
+        heading += [f"{condition}: last ten rounds", f"beside {BASELINE}"]
     for method in METHODS:
         of = {
             seed: [found[Place(seed, data, condition, method)] for condition in CONDITIONS]
@@ -202,16 +202,15 @@ def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> Re
         mark = "\\*" if any(_is_earlier(method, row) for row in measured) else ""
         line, seconds = [method + mark, str(len(whole))], []
         for condition in CONDITIONS:
-            ten, beside, last = [], [], []
+            ten, beside = [], []
             for seed in whole:
                 row = found[Place(seed, data, condition, method)] or {}
                 base = found[Place(seed, data, condition, BASELINE)]
                 ten.append(100 * float(row["test-last-ten"]))
-                last.append(100 * float(row["test-last"]))
                 seconds.append(float(row["seconds"]))
                 if base and method != BASELINE:
                     beside.append(ten[-1] - 100 * float(base["test-last-ten"]))
-            line += [_shown(ten, ".1f"), _shown(beside, "+.1f"), _shown(last, ".1f")]
+            line += [_shown(ten, ".1f"), _shown(beside, "+.1f")]
         lines.append([*line, _shown([sum(seconds) / len(seconds)] if seconds else [], ".0f")])
     return ResultTable(data, [*heading, "s"], lines, num_labels=1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import re
 import shlex
@@ -170,26 +169,3 @@ def test_benchmarks_that_are_there_have_their_rows_on_one_page(tmp_path, monkeyp
     monkeypatch.setattr(all_benchmarks, "PROJECT", tmp_path)
     page = all_benchmarks.write_page().read_text()
     assert {"## aggregation", "## valuation"} <= set(page.splitlines())
-
-
-def test_table_of_strategies_is_that_of_the_committed_rows():
-    with (DOCS / "results" / "strategies.csv").open(newline="") as file:
-        rows = [_row(row) for row in csv.DictReader(file)]
-    page = (DOCS / "methods" / "index.md").read_text()
-    assert [row for row in rows if row not in page] == []
-
-
-def _row(row: dict[str, str]) -> str:
-    def shown(key: str, factor: float, digits: int) -> str:
-        return f"{float(row[key]) * factor:.{digits}f}" if row[key] else "-"
-
-    cells = [
-        f"`{row['strategy']}`",
-        shown("test_accuracy", 100, 1),
-        shown("test_accuracy_last_ten", 100, 1),
-        shown("detection_auc", 1, 3),
-        shown("malicious_weight_share", 100, 1),
-        shown("aggregation_seconds_per_round", 1000, 1),
-        shown("evaluations_per_round", 1, 0),
-    ]
-    return f"| {' | '.join(cells)} |"

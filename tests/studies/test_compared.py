@@ -45,15 +45,15 @@ def test_tables_have_means_and_differences_over_the_same_seeds():
     table = result_table("CIFAR-10", found, seeds=2)
     lines = {line[0]: line[1:] for line in table.lines}
     assert lines["FedAvg"] == [
-        *("2", "30.0 ± 14.1", "-", "40.0 ± 14.1"),
-        *("10.0 ± 0.0", "-", "20.0 ± 0.0", "4"),
+        *("2", "30.0 ± 14.1", "-"),
+        *("10.0 ± 0.0", "-", "4"),
     ]
     assert lines["FedIF"] == [
-        *("2", "36.0 ± 15.6", "+6.0 ± 1.4", "46.0 ± 15.6"),
-        *("15.0 ± 0.0", "+5.0 ± 0.0", "25.0 ± 0.0", "4"),
+        *("2", "36.0 ± 15.6", "+6.0 ± 1.4"),
+        *("15.0 ± 0.0", "+5.0 ± 0.0", "4"),
     ]
-    assert lines["FedAdam"] == ["1", "30.0", "+10.0", "40.0", "20.0", "+10.0", "30.0", "4"]
-    assert lines["MOON"] == ["0", *["-"] * 7]
+    assert lines["FedAdam"] == ["1", "30.0", "+10.0", "20.0", "+10.0", "4"]
+    assert lines["MOON"] == ["0", *["-"] * 5]
     other = result_table("Fashion-MNIST", found, seeds=2)
     assert {line[1] for line in other.lines} == {"0"}
 
