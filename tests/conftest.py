@@ -22,7 +22,7 @@ SLOW = ("deployment", "ray")
 # How long drawing takes is the machine's matter.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("suite", **_ANY_SPEED, derandomize=True, max_examples=20)
-settings.register_profile("search", **_ANY_SPEED, max_examples=200)
+settings.register_profile("search", **_ANY_SPEED, max_examples=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
