@@ -104,14 +104,6 @@ def test_only_the_superlink_has_a_port_and_that_on_loopback_unless_told_otherwis
     assert told == ["0.0.0.0:9092:9092"]
 
 
-def test_images_have_a_user_of_their_own_that_the_folders_of_volumes_belong_to():
-    users = [words[1] for words in stages()["runtime"] if words[0] == "USER"]
-    assert users == ["10001:10001"] == [services()["superlink"]["user"]]
-    made = next(" ".join(words) for words in stages()["runtime"] if "install" in words)
-    targets = {v.split(":")[1] for s in services().values() for v in s["volumes"]}
-    assert targets <= set(made.split())
-
-
 def test_the_context_is_what_is_copied_and_no_more():
     first, *kept = [
         line
@@ -132,13 +124,6 @@ def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         text=True,
         check=False,
     )
-
-
-@needs_bash
-def test_the_entry_point_knows_its_roles_and_no_other(tmp_path):
-    assert call("bash", HOME=str(tmp_path)).returncode == 2
-    usage = call(HOME=str(tmp_path)).stderr
-    assert re.findall(r"[a-z]+(?=[| ])", usage.partition("entrypoint ")[2]) == list(ROLES)
 
 
 @needs_bash

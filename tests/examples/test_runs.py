@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.records import read_run
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.local_superlink import LocalSuperLink
 from hospitals import task as hospitals
 from quickstart import task as quickstart
-from tests.examples.apps import EXAMPLES, run, weights
+from tests.examples.apps import run, weights
 from time_series import task as time_series
 
 pytestmark = pytest.mark.all
@@ -57,26 +54,3 @@ def test_the_quickstart_learns_and_the_mislabelled_have_the_lowest_scores(tmp_pa
         if row["weight_score"]
     }
     assert set(sorted(scores, key=scores.__getitem__)[:2]) == set(quickstart.MISLABELLED)
-
-
-def nobody_interrupts() -> None:
-    """Say nothing: a launch that goes on."""
-
-
-@pytest.mark.ray
-def test_flwr_run_in_an_examples_folder(tmp_path):
-    federation = {"num-supernodes": 8, "client-resources-num-cpus": 1, "init-args-num-cpus": 2}
-    log_path = tmp_path / "flwr.log"
-    with log_path.open("w+b") as log, LocalSuperLink(log, nobody_interrupts) as superlink:
-        stream = superlink.submit(
-            EXAMPLES / "hospitals",
-            {"output-dir": str(tmp_path), "num-server-rounds": 5},
-            federation,
-        )
-        assert stream.wait() == 0, superlink.printed()
-        assert superlink.outcome()[0] == "finished:completed", superlink.printed()
-    run_dir = tmp_path / "hospitals"
-    assert json.loads((run_dir / "summary.json").read_text())["accepted"] == 5 * 8
-    assert "round 5: test accuracy" in log_path.read_text()
-    verdicts = {m.partition_id: m.verdict.level for m in settle(read_run(run_dir)).members}
-    assert verdicts[hospitals.UNIT_ERROR] == "quarantine"

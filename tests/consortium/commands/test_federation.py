@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedif_consortium.federation.flower import Program
 from fedif_flower.errors import FedIFError
 from fedif_studies.commands import cli
 
@@ -45,31 +44,6 @@ def test_from_an_invitation_to_an_answer(server, tmp_path):
     assert (tmp_path / "node" / "hospital-a.answer.toml").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "starts"),
-    [
-        (["federation", "superlink", "--", "--log-file", "a.log"], "guarded_superlink"),
-        (
-            ["node", "start", "--policy", "policy.toml", "--", "--log-file", "a.log"],
-            "guarded_super",
-        ),
-    ],
-)
-def test_programs_are_started_with_more_of_their_options(
-    server, tmp_path, monkeypatch, words, starts
-):
-    started = []
-    monkeypatch.setattr(Program, "start", lambda program: started.append(program))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "policy.toml").touch()
-    call("federation", "invite", "hospital-a")
-    call("node", "join", server / "invitations" / "hospital-a.invitation.toml", "--no-check")
-    call(*words)
-    (program,) = started
-    assert starts in program.module
-    assert list(program.options[-2:]) == ["--log-file", "a.log"]
-
-
 def test_a_status_that_is_not_well_has_an_exit_status(server):
     call("federation", "invite", "hospital-a")
     told = CliRunner().invoke(cli, ["federation", "status", "--json"])
@@ -90,12 +64,3 @@ def test_a_status_that_is_not_well_has_an_exit_status(server):
 def test_what_is_wrong_is_one_sentence(server, words, match):
     with pytest.raises(FedIFError, match=match):
         call(*words)
-
-
-def test_a_join_whose_folders_are_not_there_makes_nothing(server, tmp_path):
-    call("federation", "invite", "hospital-a")
-    invitation = server / "invitations" / "hospital-a.invitation.toml"
-    for option, match in (("--data-dir", "data-dir = .* is no directory"), ("--policy", "policy")):
-        with pytest.raises(FedIFError, match=match):
-            call("node", "join", invitation, option, tmp_path / "nowhere")
-    assert not (tmp_path / "node").exists()

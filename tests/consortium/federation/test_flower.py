@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -39,15 +37,6 @@ def flwr(tmp_path, monkeypatch):
 
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(programs))
     return answers
-
-
-def test_a_node_is_registered_under_its_name(flwr, tmp_path):
-    called = flwr('\n{"success": true, "node-id": 77}')
-    assert Flower("consortium").register(tmp_path / "x.pub", "hospital-2") == "77"
-    assert json.loads(called.read_text()) == [
-        *("supernode", "register", str(tmp_path / "x.pub"), "consortium"),
-        *("--name", "hospital-2", "--format", "json"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -110,13 +99,6 @@ def no_pause(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
 
 
-def test_a_run_is_followed_to_its_end():
-    lines, runs = Lines(), Runs()
-    run_to_end(runs, PROJECT, "num-server-rounds=1", lines.append)
-    assert lines == ["run 9"]
-    assert runs.followed == 2
-
-
 def test_a_log_that_broke_off_goes_on_after_its_last_byte(flwr, capfd):
     flower = Flower("consortium")
     flwr("one", 1, "unavailable")
@@ -159,21 +141,3 @@ def test_a_superlink_that_does_not_answer_for_a_while_is_asked_again(monkeypatch
     monkeypatch.setattr(runs, "runs", asked)
     run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
     assert failing == []
-
-
-def test_a_program_takes_this_process_s_place_with_a_mask(tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text(
-        "import os, sys\nprint(os.getpid(), os.getcwd(), os.umask(0), sys.argv[1:], os.getenv('A'))"
-    )
-    code = (
-        "import os, pathlib\n"
-        "from fedif_consortium.federation.flower import Program\n"
-        f"print(os.getpid(), {str(tmp_path)!r}, 0o77, ['-x'], 'b')\n"
-        f"Program('own', ['-x'], pathlib.Path({str(tmp_path)!r}), {{'A': 'b'}}).start()\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True
-    )
-    first, second = done.stdout.splitlines()
-    assert first == second

@@ -101,11 +101,3 @@ def test_a_folder_serves_one_member_of_one_federation(tmp_path, invitation):
     (tmp_path / "node" / "ca.crt").write_bytes(before["ca.crt"])
     join_as(tmp_path / "node", invitation)
     assert content(tmp_path / "node") == before
-
-
-def test_a_wrong_setting_is_named(tmp_path, invitation):
-    join_as(tmp_path / "node", invitation)
-    path = tmp_path / "node" / "node.toml"
-    path.write_text(path.read_text().replace("port = 9094", "port = 0"))
-    with pytest.raises(ConfigError, match=r"node\.toml: port = 0; allowed: an integer >= 1"):
-        node_program(NodeFolder(tmp_path / "node"), "", [])

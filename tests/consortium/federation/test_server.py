@@ -6,7 +6,6 @@ import pytest
 
 from fedif_consortium.federation.server import (
     initialize,
-    superlink_program,
 )
 from fedif_flower.errors import ConfigError
 from tests.consortium.federation.folders import SETTINGS, Lines, content
@@ -41,16 +40,3 @@ def test_a_key_that_was_lost_is_not_made_anew_beside_its_certificate(folder, nam
     with pytest.raises(ConfigError, match=rf"{name}\.crt is there, but {name}\.key is not"):
         initialize(folder, SETTINGS, Lines().append)
     assert content(folder.path) == before
-
-
-def test_the_superlink_is_guarded_and_takes_more_options(folder):
-    program = superlink_program(folder, ["--log-file", "superlink.log"])
-    words = list(program.options)
-    assert program.module == "fedif_consortium.superlink.guarded_superlink"
-    assert words[:4] == ["--host", "127.0.0.1", "--port", "9095"]
-    assert "--enable-supernode-auth" in words
-    assert words[-2:] == ["--log-file", "superlink.log"]
-    assert program.more["FEDIF_STATEMENT_KEY"] == str(folder.statement_key)
-    folder.certificate.unlink()
-    with pytest.raises(ConfigError, match=r"server\.crt is missing: run `fedif federation init`"):
-        superlink_program(folder, [])

@@ -44,17 +44,6 @@ def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, mon
     assert seen["runs"][0]["run-id"] == "7"
 
 
-def test_half_of_the_members_are_enough_to_be_well(folder, tmp_path, registry, monkeypatch):
-    for name in ("ada", "bob"):
-        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().append)
-    nodes = registry.nodes()
-    monkeypatch.setattr(registry, "nodes", lambda: nodes)
-    nodes["1000"]["status"] = "offline"
-    assert seen_while_serving(folder, registry)["warnings"] == []
-    nodes["1001"]["status"] = "offline"
-    assert seen_while_serving(folder, registry)["warnings"] == ["0 of 2 members are online"]
-
-
 def test_a_member_reaches_the_server_that_its_invitation_means(folder, tmp_path, monkeypatch):
     with serving(folder, status=403) as settings:  # As a proxy answers other hosts.
         folder.configuration.write_text(settings)

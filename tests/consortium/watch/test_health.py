@@ -7,7 +7,6 @@ import socket
 import httpx
 import pytest
 
-from fedif_consortium.superlink.guarded_superlink import _online
 from fedif_consortium.watch.health import serving_health
 from fedif_flower.errors import ConfigError
 from tests.integration.deployed import free_port
@@ -55,16 +54,3 @@ def test_an_address_that_is_none_or_taken_is_refused_by_its_setting():
             serving_health("keeper", f"127.0.0.1:{port}"),
         ):
             pass
-
-
-def test_a_superlink_says_how_many_nodes_are_online():
-    class State:
-        def get_node_info(self, *, statuses):
-            return ["node"] * 3 if statuses == ["online"] else []
-
-    class App:
-        class state:  # noqa: N801
-            class linkstate_factory:  # noqa: N801
-                state = State
-
-    assert _online(App) == 3
