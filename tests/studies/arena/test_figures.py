@@ -7,20 +7,11 @@ import pytest
 from fedif_flower.run.folder import RunFolder
 from fedif_studies.arena.figures import (
     attackers_gain,
-    by_client,
     low_means_auc,
     read_figures,
 )
 
 MALICIOUS = {"1": False, "2": True, "3": False, "4": True}
-
-
-def test_values_are_sorted_by_client_and_gaps_left_out():
-    def row(client: str, weight: str) -> dict[str, str]:
-        return {"client_id": client, "weight": weight}
-
-    rows = [row("1", "0.9"), row("2", "0.1"), row("2", "0.7"), row("4", ""), row("3", "nan")]
-    assert by_client(rows, "weight") == {"1": [0.9], "2": [0.1, 0.7]}
 
 
 def test_malicious_clients_are_found_by_low_means():

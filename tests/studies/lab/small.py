@@ -7,9 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 from flwr.app import Message
-from PIL import Image
 from rich.console import Console
 
 from client_app import app as client_app
@@ -17,7 +15,6 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell
-from fedif_studies.lab.data import CIFAR10_CLASSES
 
 PROJECT = Path(__file__).parents[3]
 DEFAULTS = default_run_config()
@@ -71,16 +68,3 @@ def write_result(
     content = {"config": config, "machine": {"cores": 2, "processor": "abacus"}, **summary}
     (run_dir / "summary.json").write_text(json.dumps(content))
     return run_dir
-
-
-def make_cifar10_folder(folder: Path) -> Path:
-    """Make CIFAR-10 as JPEG files in ``<folder>/cifar10``, two images of each class."""
-    generator = np.random.default_rng(0)
-    for split in ("train", "test"):
-        for name in CIFAR10_CLASSES:
-            own = folder / "cifar10" / split / name
-            own.mkdir(parents=True)
-            for number in range(2):
-                pixels = generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(own / f"{number:04}.jpg")
-    return folder

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from fedif_flower.run.folder import RunFolder
-from fedif_studies.lab.cells import by_num_clients, find_result
+from fedif_studies.lab.cells import find_result
 from tests.studies.lab.small import small_cell
 
 
@@ -21,13 +18,8 @@ def test_a_directory_for_each_configuration(tmp_path):
     "changed",
     [
         {"fedif.gamma": 0.4},
-        {"seed": 1},
-        {"num_server_rounds": 3},
         {"attack": "label-noise"},
-        {"malicious_fraction": 0.6},
         {"fedif.weight-scope": "population"},
-        {"learning_rate": 0.1},
-        {"fedif.smooth-update": False},
         {"eval_every": 2},
     ],
 )
@@ -40,19 +32,6 @@ def test_settings_that_cannot_change_a_result_do_not(tmp_path):
     assert patient.digest == small_cell(tmp_path).digest
 
 
-def test_complete_means_a_readable_summary(tmp_path):
-    cell = small_cell(tmp_path)
-    run_dir = cell.config.run_dir
-    assert not RunFolder(run_dir).is_complete()
-    run_dir.mkdir(parents=True)
-    (run_dir / "rounds.csv").write_text("round\n")
-    assert find_result(cell) is None
-    (run_dir / "summary.json").write_text('{"half')
-    assert find_result(cell) is None
-    (run_dir / "summary.json").write_text(json.dumps({"rounds": 2}))
-    assert find_result(cell) == run_dir
-
-
 def test_a_result_of_the_same_settings_in_another_table_counts(tmp_path):
     cell, other = (
         small_cell(tmp_path, "clean"),
@@ -63,9 +42,3 @@ def test_a_result_of_the_same_settings_in_another_table_counts(tmp_path):
     (elsewhere / "summary.json").write_text("{}")
     assert find_result(cell) == elsewhere
     assert find_result(other) is None
-
-
-def test_a_simulation_for_each_number_of_clients(tmp_path):
-    five, six = small_cell(tmp_path), small_cell(tmp_path, num_clients=6)
-    again = small_cell(tmp_path, seed=1)
-    assert by_num_clients([five, six, again]) == [[five, again], [six]]

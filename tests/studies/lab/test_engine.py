@@ -10,8 +10,8 @@ import pytest
 from fedif_flower.devices import torch_threads
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
-from fedif_studies.lab.engine import default_jobs, run_cells, server_bytes
+from fedif_flower.runtime.shared_grid import GridInterrupted
+from fedif_studies.lab.engine import run_cells
 from tests.studies.lab.small import CountingGrid, printed, silent_console, small_cell
 
 
@@ -106,42 +106,3 @@ def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path):
     assert run_cells(cells, launches, silent_console(), jobs=1)
     assert rounds(cells[1].config.run_dir) == ["0", "1", "2", "3"]
     assert launches.grids[0].trained == 3 * 2
-
-
-def test_memory_limits_the_number_of_cells(tmp_path, monkeypatch):
-    cells = [small_cell(tmp_path, seed=seed) for seed in range(9)]
-    # 4,810 parameters of 4 bytes; 2 clients in a round.
-    assert server_bytes(cells[0]) == 4810 * 4 * 18
-    for free, jobs in ((8, 4), (4.1, 2), (0.1, 1)):
-        memory = free * server_bytes(cells[0])
-        monkeypatch.setattr("fedif_studies.lab.engine.available_memory", lambda m=memory: m)
-        assert default_jobs(cells, actors=6) == jobs
-
-
-def test_a_shared_grid_waits_no_longer_than_it_was_told():
-    class Mute(CountingGrid):
-        def push_messages(self, messages):
-            return ["1"]
-
-        def pull_messages(self, message_ids):
-            return []
-
-    assert SharedGrid(Mute(), lambda: False).send_and_receive([], timeout=0.1) == []
-    with pytest.raises(GridInterrupted):
-        SharedGrid(Mute(), lambda: True).send_and_receive([], timeout=None)
-
-
-class LastRoundFails(CountingGrid):
-    """Every client is gone when the second round begins."""
-
-    def pull_messages(self, message_ids):
-        return super().pull_messages(message_ids) if self.trained < 2 else []
-
-
-def test_a_cell_whose_last_round_failed_is_named_every_time(tmp_path):
-    cell = small_cell(tmp_path, "cell", round_timeout=0.5)
-    for launches in (Launches(LastRoundFails), Launches()):
-        console = silent_console()
-        assert not run_cells([cell], launches, console, jobs=1)
-        assert "failed: cell: the last round failed, as 1 of 2 did" in printed(console)
-    assert RunFolder(cell.config.run_dir).is_complete()

@@ -43,10 +43,6 @@ def test_a_run_is_read_without_its_initial_model(tmp_path):
     assert measurement.curve("test") == [(0, 0.1), (1, 0.6), (2, 0.5)]
 
 
-def test_a_run_that_never_evaluated_is_left_out(tmp_path):
-    assert read_measurement(write_result(tmp_path / "run", {}, [])) is None
-
-
 def test_only_complete_runs_are_found_each_once(tmp_path):
     write_result(tmp_path / "table" / "one", {}, [0.6])
     write_result(tmp_path / "two", {"seed": 1}, [0.6])

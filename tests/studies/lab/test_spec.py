@@ -33,13 +33,6 @@ def test_lists_are_axes_and_seeds_vary_slowest(tmp_path):
     assert first.name == f"strategy-fedif_learning-rate-0.3_seed0-{found[0].digest}"
 
 
-def test_one_value_is_no_axis_and_seed_may_be_one(tmp_path):
-    [cell] = cells(tmp_path, 'name = "other"\nattack = "label-noise"\nseed = 7\n')
-    assert (cell.config.attack, cell.config.seed) == ("label-noise", 7)
-    assert cell.config.run_dir.name == f"seed7-{cell.digest}"
-    assert cell.group == "other"
-
-
 def test_tables_of_cells_share_what_stands_above_them(tmp_path):
     text = """
         strategy = ["fedavg", "fedif"]

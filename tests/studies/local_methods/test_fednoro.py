@@ -5,29 +5,17 @@ import math
 
 import pytest
 import torch
-from flwr.app import RecordDict
 from sklearn.mixture import GaussianMixture
-from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from fedif_flower.client.app import task_app
-from fedif_flower.errors import ConfigError, ReplyError
-from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.layout import ParameterLayout
-from fedif_flower.messages.models import tensor_arrays
-from fedif_flower.messages.vector_workspace import VectorWorkspace
-from fedif_flower.round import ModelVectors, RoundUpdates
-from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import run_federation
+from fedif_flower.errors import ConfigError
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_studies.local_methods.fednoro import (
     FedNoRo,
-    FedNoRoGuide,
     distance_aware,
 )
-from tests.run.points import classes, line, regression, run
+from tests.run.points import classes, line, run
 
 NAME = "fedif_studies.local_methods.fednoro:FedNoRo"
 
@@ -49,54 +37,12 @@ def test_weights_fall_with_the_distance_from_clean_clients():
     assert nothing.tolist() == [0.0] * 4
 
 
-def test_the_guide_splits_once_and_tells_each_client():
-    guide = FedNoRo(num_classes=2, warm_up=3, ramp=1, distillation=0.6).guide()
-    members = [10, 11, 12]
-    assert guide.turn(members, 2) == (members, False)
-    assert guide.told(10, 2) == {"report": False, "distillation": 0.0}
-    assert guide.expected(2) == {}
-    guide.take(2, members, {})
-    assert guide.turn(members, 3).everyone
-    assert guide.told(10, 3) == {"report": True, "distillation": 0.0}
-    assert guide.expected(3) == {"class-losses": 2}
-    # Too few: everybody is asked again.
-    guide.take(3, [10], {"class-losses": torch.ones(1, 2).double()})
-    assert guide.turn(members, 4).everyone
-    losses = torch.tensor([[0.1, 0.1], [2.0, -1.0], [0.1, 0.1]]).double()
-    guide.take(4, members, {"class-losses": losses})
-    assert guide.noisy == {11}
-    assert not guide.turn(members, 5).everyone
-    assert [guide.told(i, 5)["distillation"] for i in (10, 11, 99)] == [0, 0.6, 0]
-    guide.take(5, members, {})
-    again = FedNoRoGuide(FedNoRo(num_classes=2, warm_up=3))
-    again.load_state_dict(guide.state_dict())
-    assert again.noisy == {11}
-    assert again.told(11, 5)["distillation"] == pytest.approx(0.8 * math.exp(-5))
-
-
 @pytest.mark.parametrize("value", [0.0, 1e15, -1e15])
 def test_absurd_reports_of_all_make_nobody_noisy(value):
     guide = FedNoRo(num_classes=2, warm_up=2).guide()
     guide.take(2, [0, 1, 2], {"class-losses": torch.full((3, 2), value).double()})
     assert guide.noisy == frozenset()
     assert not guide.turn([0, 1, 2], 3).everyone
-
-
-@pytest.mark.parametrize("ids", [(0, 1), (2, 3)])
-def test_without_clean_or_noisy_clients_in_a_round_weights_stay(ids):
-    guide = FedNoRo(num_classes=2).guide()
-    guide.noisy = frozenset({2, 3})
-    updates = RoundUpdates(
-        server_round=12,
-        client_ids=ids,
-        num_examples=torch.ones(2).double(),
-        model=ModelVectors(torch.zeros(2), torch.zeros(0)),
-        client_updates=torch.eye(2),
-        squared_norms=torch.ones(2).double(),
-        buffer_updates=torch.zeros(2, 0),
-    )
-    weights = torch.tensor([0.3, 0.7])
-    assert guide.weighted(updates, weights) is weights
 
 
 def labelled(client: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,81 +128,6 @@ def test_a_run_is_the_published_algorithm(tmp_path, caplog):
     last = [r for r in rows if int(r["round"]) == ROUNDS]
     weights = {int(r["partition_id"]): float(r["weight"]) for r in last}
     assert max(weights[i] for i in NOISY) < min(weights[i] for i in set(weights) - NOISY)
-
-
-def test_no_report_stops_a_run_and_a_reply_without_one_is_refused(tmp_path):
-    def lie(message, context, call_next):
-        reply = call_next(message, context)
-        reports = {1: None, 2: torch.full((2,), 1e15), 3: torch.full((2,), -7.0)}
-        partition_id = int(context.node_config["partition-id"])
-        if "local-method" in reply.content and partition_id in reports:
-            report = reports[partition_id]
-            del reply.content["local-method"]
-            if report is not None:
-                reply.content["local-method"] = tensor_arrays({"class-losses": report.double()})
-        return reply
-
-    config = RunConfig.from_run_config(
-        {
-            "task": "this-app:sides",
-            "num-clients": CLIENTS,
-            "fraction-train": 1.0,
-            "num-server-rounds": 4,
-            "local-method": NAME,
-            "FedNoRo.warm-up": 2,
-            "device": "cpu",
-            "output-dir": str(tmp_path),
-        }
-    )
-    grid = LocalGrid(task_app(task(), [lie]), CLIENTS)
-    rows = read_rows(run_federation(grid, config, task=task()) / "clients.csv")
-    refused = [(int(r["round"]), int(r["partition_id"])) for r in rows if r["status"] != "accepted"]
-    assert refused == [(2, 1)]
-    assert len(rows) == 4 * CLIENTS
-
-
-@pytest.mark.parametrize(
-    ("report", "reason"),
-    [
-        (None, "no array 'class-losses'"),
-        ({"class-losses": torch.ones(3).double()}, "class-losses"),
-        ({"class-losses": torch.tensor([1.0, NAN]).double()}, "has nan"),
-        ({"class-losses": torch.tensor([1, 2])}, "dtype int64"),
-        (
-            {"class-losses": torch.ones(2), "more": torch.ones(2)},
-            "2 arrays beside the model's, not 1",
-        ),
-    ],
-)
-def test_a_report_is_screened(report, reason):
-    layout = ParameterLayout.from_arrays(tensor_arrays({"weight": torch.zeros(1, 2)}))
-    workspace = VectorWorkspace(layout, has_vector=False)
-    workspace.expect({"class-losses": 2})
-    workspace.reserve(1)
-    records = {"arrays": tensor_arrays({"weight": torch.ones(1, 2)})}
-    if report is not None:
-        records["local-method"] = tensor_arrays(report)
-    received = ModelVectors(torch.zeros(2), torch.zeros(0), {})
-    with pytest.raises(ReplyError, match=reason):
-        workspace.unpack(RecordDict(records), ClientNode(0, 1), 0, received, None)
-
-
-@pytest.mark.parametrize(
-    ("own", "missing"),
-    [
-        (lambda: regression(), "class labels"),
-        (lambda: regression(num_classes=2), "cross-entropy"),
-        (lambda: classes(), "class labels"),
-        (lambda: classes(num_classes=2, train=lambda model, data, config: 0.0), "training by SGD"),
-        (
-            lambda: classes(num_classes=2, loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
-            "cross-entropy",
-        ),
-    ],
-)
-def test_tasks_that_are_no_classifiers_are_refused(tmp_path, own, missing):
-    with pytest.raises(ConfigError, match=f"local-method = '{NAME}' needs {missing}"):
-        run(tmp_path, own(), local_method=NAME)
 
 
 @pytest.mark.parametrize(

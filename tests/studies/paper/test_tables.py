@@ -3,16 +3,9 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.run.config import RunConfig
-from fedif_studies.paper.cells import cell_name
+from fedif_studies.paper.cells import Selection, cell_name, select
 from fedif_studies.paper.tables import TABLES
 from tests.studies.lab.small import DEFAULTS
-
-
-def settings(table: str, row: str, column: str) -> dict[str, object]:
-    found = TABLES[table]
-    [chosen_row] = [r for r in found.rows if r.key == row]
-    [chosen_column] = [c for c in found.columns if c.key == column]
-    return found.settings(chosen_row, chosen_column)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -55,17 +48,6 @@ def test_figures_as_printed(table, row, column, value):
     assert TABLES[table].paper[row][column] == value
 
 
-def test_settings_of_some_cells_by_hand():
-    cell = settings("fashion-mnist", "fedif", "label-noise_0.6_0.6-0.7")
-    assert cell["attack"] == "label-noise"
-    assert cell["malicious-fraction"] == 0.6
-    assert (cell["poison-ratio-min"], cell["poison-ratio-max"]) == (0.6, 0.7)
-    assert (cell["strategy"], cell["fedif.gamma"]) == ("fedif", 0.4)
-    assert (cell["dataset"], cell["model"]) == ("fashion-mnist", "cnn")
-    assert settings("cifar10", "fedif", "clean")["fedif.gamma"] == 0.3
-    assert "afedsv.gamma" not in settings("fashion-mnist", "afedsv", "clean")
-    noisy = settings("cifar10-gradient", "krum", "gradient-noise_0.6_0.05")
-    assert (noisy["malicious-fraction"], noisy["gradient-noise.std"]) == (0.6, 0.05)
-    assert settings("gamma-fashion-mnist", "gamma-0.6", "clean")["fedif.gamma"] == 0.6
-    labels = settings("gamma-fashion-mnist", "gamma-0.3", "label-noise")
-    assert (labels["malicious-fraction"], labels["poison-ratio-max"]) == (0.6, 0.7)
+@pytest.mark.parametrize(("pattern", "count"), [("*_fedif", 9), ("adversarial_0.7*krum*", 2)])
+def test_cells_are_chosen_by_patterns(pattern, count):
+    assert len(list(select(TABLES["cifar10"], Selection(patterns=(pattern,))))) == count
