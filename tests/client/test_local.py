@@ -43,14 +43,3 @@ def test_examples_whose_target_is_ignored_are_left_out():
         train_task(
             *(classes(), model, (inputs, torch.full((8,), -100)), training), torch.Generator()
         )
-
-
-def test_examples_of_a_class_without_weight_are_left_out():
-    inputs, _ = line(0, 8)
-    targets = torch.tensor([0, 1, 1, 1, 1, 1, 1, 0])
-    task = classes(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.0])))
-    training = TrainingConfig(local_epochs=1, batch_size=1)
-    model = nn.Linear(2, 2)
-    found = train_task(task, model, (inputs, targets), training, torch.Generator())
-    assert found.num_examples == 2
-    assert model.weight.isfinite().all()

@@ -22,15 +22,6 @@ integers = (arrays_of.integer_dtypes() | arrays_of.unsigned_integer_dtypes()).fl
 )
 
 
-def test_what_is_as_it_was_has_not_advanced():
-    assert measure_advance("index", INDEX, INDEX.copy()) == 0
-
-
-def test_a_counter_advances():
-    assert measure_advance("n", np.array(5), np.array(12)) == 7
-    assert measure_advance("usage", INDEX, INDEX + np.array([0, 1, 9, 0])) == 9
-
-
 def test_a_flag_that_is_raised_advances_by_one():
     assert measure_advance("initialized", np.array(False), np.array(True)) == 1
 
@@ -69,14 +60,6 @@ def test_an_index_that_most_left_as_it_was_stays():
     assert reasons == {
         1: "integer array 'position_ids' was changed, which most replies left as it was"
     }
-
-
-def test_half_of_the_replies_are_not_most():
-    assert list(refuse_advances([{"position_ids": 1}, {}])) == [0]
-
-
-def test_a_counter_of_any_name_advances_where_most_do():
-    assert refuse_advances([{"seen": 3}, {"seen": 4}, {}]) == {}
 
 
 def test_batches_tracked_may_advance_for_one_client_alone():

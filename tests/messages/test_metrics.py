@@ -82,10 +82,6 @@ def test_what_cannot_be_is_left_out_and_noted():
     assert scalar(fast.metrics, "train-seconds") == 59.0
 
 
-def test_seconds_below_0_are_left_out():
-    assert screen(metrics=MetricRecord({"n": 1, "train-seconds": -1.0})).metrics == {"n": 1}
-
-
 def test_names_are_made_printable_and_notes_are_few():
     names = {f"{i}\x1b[31m": math.nan for i in range(100)}
     screened = screen(**{"m\n": MetricRecord({"n": 1, "loss\ud800": 2.0, **names})})

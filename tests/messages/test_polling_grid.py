@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import logging
-import re
 import threading
 import time
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,7 +9,6 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedif_flower.messages import polling_grid
 from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.polling_grid import PollingGrid
 from fedif_flower.messages.screening import REGISTRATION_ENDED
@@ -73,10 +69,6 @@ def test_a_silent_node_costs_the_timeout_and_no_more():
     assert time.monotonic() - started >= 0.3
 
 
-def test_when_time_is_over_everybody_is_looked_for_once_more():
-    assert set(ask(SlowGrid(2), timeout=0.0)) == {1000}
-
-
 def test_an_upload_that_never_ends_delays_nobody():
     never = threading.Event()
 
@@ -128,50 +120,6 @@ def test_a_node_that_was_started_again_is_not_waited_for():
     assert replies[1001].error.reason == "the node was started again before it answered"
 
 
-def test_who_is_waited_for_is_told_by_name(monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "fedif_flower")
-    monkeypatch.setattr(polling_grid, "REPORT_SECONDS", 0.05)
-    both = {1000: "09:00", 1001: "09:00"}
-    ask_restarting(both, both, {1000: "09:00"}, both, both, timeout=0.5)
-    told = [re.sub(r"^\d+ s: ", "", message) for message in caplog.messages]
-    assert "waiting for hospital-b (node 1001); 2 of 2 online" in told
-    assert told.count("hospital-b (node 1001) is offline: 1 of 2 online") == 1
-    assert told.count("hospital-b (node 1001) is back: 2 of 2 online") == 1
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ({1000: "09:00", 1001: "09:00"}, {1000: "09:00", 1001: "09:00"}),  # busy
-        ({1000: "09:00", 1001: "09:00"}, {1000: "09:00"}),  # offline: the SuperLink says so itself
-        ({1000: "09:00"}, {1000: "09:00", 1001: "09:05"}),  # online only since: message to come
-    ],
-)
-def test_any_other_node_is(before, after):
-    assert set(ask_restarting(before, after, timeout=0.3)) == {1000}
-
-
-def test_a_reply_that_came_before_the_restart_counts():
-    class JustInTime(Restarting):
-        def pull_messages(self, message_ids):
-            return LocalGrid.pull_messages(self, message_ids) if len(self.activations) == 1 else []
-
-    grid = PollingGrid(JustInTime({1001: "09:00"}, {1001: "09:05"}), 0.01, restart_seconds=0.02)
-    (reply,) = grid.send_and_receive([query(1001)])
-    assert reply.has_content()
-
-
-def test_a_message_that_could_not_be_passed_on_is_not_waited_for():
-    class Rejecting(LocalGrid):
-        def push_messages(self, messages):
-            ids = super().push_messages(messages)
-            return ["", *ids[1:]]
-
-    replies = ask(Rejecting(Clients(), 2))
-    assert replies[1000].error.code == REGISTRATION_ENDED
-    assert replies[1001].has_content()
-
-
 @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, REGISTRATION_ENDED])
 @pytest.mark.parametrize("is_registered", [True, False])
 def test_the_end_of_a_registration_is_told_apart_from_a_crash(code, is_registered):
@@ -220,17 +168,6 @@ def test_a_reply_that_cannot_be_read_stands_alone():
     replies = ask(SlowGrid(2, {1000: explode}))
     assert "the reply cannot be read: KeyError('object')" in replies[1000].error.reason
     assert replies[1001].has_content()
-
-
-def test_an_error_in_the_superlink_s_name_is_put_down_to_the_node():
-    def from_superlink(message, reply):
-        error = Message(Error(code=9, reason="objects unavailable"), reply_to=message)
-        error.metadata.__dict__["_src_node_id"] = 1
-        return error
-
-    (reply,) = ask(SlowGrid(1, {1000: from_superlink})).values()
-    assert (reply.metadata.src_node_id, reply.error.code) == (1000, 9)
-    assert reply.error.reason == "objects unavailable"
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("gone"), ConnectionResetError("gone")])
@@ -296,15 +233,6 @@ def test_a_reply_that_was_being_fetched_when_its_round_closed_is_not_lost():
     assert found[0].has_content()
 
 
-def test_a_message_to_a_node_that_nobody_waits_for_is_forgotten():
-    grid = PollingGrid(Slow(Clients(), 3), poll_seconds=0.01)
-    closing = Closing(quorum=1, keeps=True)
-    for _ in grid.arrivals([query(1000), query(1002)], 60, closing):
-        closing.count()
-    assert grid.outstanding({1000}) == []
-    assert list(grid.arrivals([], 60, Closing(keeps=True))) == []
-
-
 def test_a_question_between_rounds_leaves_late_replies_to_the_next_one():
     grid = PollingGrid(Slow(Clients(), 3), poll_seconds=0.01)
     closing = Closing(quorum=2, keeps=True)
@@ -351,17 +279,6 @@ def test_a_node_that_was_started_again_between_two_rounds_is_free_to_be_asked():
     lost = next(reply for reply in replies if reply.metadata.src_node_id == 1001)
     assert lost.error.reason == "the node was started again before it answered"
     assert grid.outstanding({1001}) == []
-
-
-def test_when_a_node_was_last_online_is_known(monkeypatch):
-    clock = SimpleNamespace(time=iter((10, 11, 12)).__next__)
-    monkeypatch.setattr("fedif_flower.messages.attendance.time", clock)
-    both = {1000: "09:00", 1001: "09:00"}
-    grid = PollingGrid(Restarting(both, {1000: "09:00"}, both), poll_seconds=0.01)
-    for seen in (10, 10, 12):
-        grid.send_and_receive([query(1000)])
-        assert grid.last_seen(1001) == seen
-    assert grid.last_seen(7) is None
 
 
 def test_whose_registration_ended_is_told_from_who_is_offline():

@@ -153,20 +153,3 @@ def test_any_grid_is_wrapped_once_and_real_ones_are_polled():
     polling = ScreenedGrid(remote)._transport
     assert isinstance(polling, PollingGrid)
     assert ScreenedGrid(polling)._transport is polling
-
-
-def test_replies_are_handed_on_as_they_come():
-    taken = []
-
-    class Streaming(LocalGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            for message_id in self.push_messages(messages):
-                taken.append(message_id)
-                yield from self.pull_messages([message_id])
-
-    replies = ScreenedGrid(Streaming(Clients(), 3)).send_and_receive(
-        map(model_message, (1000, 1001, 1002))
-    )
-    next(replies)
-    assert len(taken) == 1
-    assert len(list(replies)) == 2

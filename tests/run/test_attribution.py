@@ -20,11 +20,6 @@ from tests.run.resuming import CLIENTS, Killed
 from tests.run.resuming import run_config as killable_run_config
 from tests.tolerance import rounding
 
-OTHERS = (
-    *("fedprox", "afedsv", "fedsv", "s-fedavg", "leave-one-out", "shapfed", "fedadp", "rfa"),
-    *("influence-descent", "flame", "dnc", "align-ins", "autobant", "fools-gold", "sign-guard"),
-    *("deep-sight",),
-)
 FILES = ("attribution.csv", "attribution_rounds.csv")
 
 
@@ -112,14 +107,6 @@ def test_with_a_server_optimizer_a_resumed_run_remembers_who_sent_what(tmp_path)
         assert float(row["attributed"]) == pytest.approx(float(row["decrease"]), rel=0.05)
 
 
-@pytest.mark.parametrize("kill_at", [3, pytest.param(5, marks=pytest.mark.all)])
-def test_a_resumed_run_has_each_round_once_bit_for_bit(whole, tmp_path, kill_at):
-    config = run_config(tmp_path, resume="auto")
-    run(config, kill_at=kill_at)
-    resumed = run(config)
-    assert resumed == {name: (whole / name).read_text() for name in FILES}
-
-
 def test_a_run_that_was_not_attributed_is_not_resumed_with_attribution(tmp_path):
     config = run_config(tmp_path, attribution="off", num_server_rounds=2)
     run_federation(LocalGrid(client_app, CLIENTS), config)
@@ -137,13 +124,7 @@ def test_run_config_knows_which_strategies_can_be_attributed(tmp_path, strategy)
             run_config(tmp_path, strategy=strategy, attribution="simpson")
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        *("fedavg", "fltrust", "krum"),
-        *(pytest.param(name, marks=pytest.mark.all) for name in OTHERS),
-    ],
-)
+@pytest.mark.parametrize("strategy", ["fedavg", "fltrust", "krum"])
 def test_every_strategy_that_combines_updates_is_attributed(tmp_path, strategy):
     config = run_config(tmp_path, strategy=strategy, num_server_rounds=1, attribution="simpson")
     run(config)

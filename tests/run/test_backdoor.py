@@ -34,13 +34,3 @@ def test_a_backdoors_success_is_in_rounds_summary_and_report(tmp_path):
     assert summary["attack_success"] == float(rows[-1]["attack_success"])
     assert summary["test_accuracy"] > 0.5  # the model is still of use
     assert "| attack success rate |" in (run_dir / "report.md").read_text()
-
-
-def test_on_off_attackers_are_honest_outside_their_rounds(tmp_path):
-    def model(**overrides):
-        run_dir = run(tmp_path, num_server_rounds=2, local_epochs=1, **overrides)
-        return (run_dir / "model.pt").read_bytes()
-
-    honest = model(attack="none")
-    assert model(attack="sign-flip", attack_first_round=3) == honest
-    assert model(attack="sign-flip", attack_first_round=2) != honest

@@ -3,8 +3,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import pickle
-import subprocess
-import sys
 from io import BytesIO
 from pathlib import Path
 
@@ -137,31 +135,3 @@ def test_another_configuration_is_refused_naming_the_keys(tmp_path, resume):
     assert "gamma = 0.3 there, 0.4 here" in str(error.value)
     assert "new-key = its default there, True here" in str(error.value)
     assert "seed" not in str(error.value)
-
-
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
-from fedif_flower.errors import CheckpointError
-import torch
-kept = CheckpointFolder(Path(sys.argv[1]), {})
-kept.save(Checkpoint(1, {}, {"w": torch.zeros(1000)}, {}, {}))
-resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-try:
-    kept.save(Checkpoint(2, {}, {"w": torch.zeros(100_000)}, {}, {}))
-except CheckpointError as error:
-    print(error)
-"""
-
-
-@pytest.mark.all
-def test_a_write_that_fails_halfway_is_an_error_and_leaves_the_old_checkpoint(tmp_path):
-    pytest.importorskip("resource", reason="no file-size limits on this system")
-    result = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert "cannot write" in result.stdout
-    assert "round-000002.pt" in result.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.pt"]
-    assert read_checkpoint(tmp_path / "round-000001.pt").server_round == 1

@@ -19,17 +19,6 @@ def config(**overrides) -> RunConfig:
     )
 
 
-def test_defaults_are_valid_and_the_papers_protocol():
-    parsed = config()
-    assert (parsed.num_clients, parsed.clients_per_round, parsed.num_server_rounds) == (
-        100,
-        10,
-        100,
-    )
-    assert (parsed.local_epochs, parsed.batch_size) == (5, 16)
-    assert parsed.momentum == 0.9
-
-
 @pytest.mark.parametrize(
     ("overrides", "learning_rate", "gamma"),
     [
@@ -63,29 +52,18 @@ def test_a_run_that_pays_bounds_updates(overrides, multiple):
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("num-server-rounds", "three", "an integer"),
-        ("num-server-rounds", 2.5, "an integer"),
         ("num-server-rounds", True, "an integer"),
-        ("num-server-rounds", 0, ">= 1"),
         ("fraction-train", 0, "> 0 and <= 1"),
-        ("fraction-train", 1.1, "<= 1"),
         ("fraction-train", float("nan"), "a number"),
         ("learning-rate", "fast", "a number > 0 or 'auto'"),
-        ("learning-rate", -1, "> 0 or 'auto'"),
         ("fedif.gamma", 0, "> 0 and <= 1 or 'auto'"),
-        ("dirichlet-alpha", float("inf"), "a number"),
         ("dataset", "mnist", "fashion-mnist"),
-        ("model", "vgg", "resnet18"),
         ("strategy", "fedsgd", "fedif, fedavg"),
-        ("attack", "backdoor", "label-noise"),
-        ("fedif.weight-scope", "all", "participants, population"),
         ("fedif.weight-normalization", 1, "true, false"),
         ("device", "gpu", "cuda:N"),
         ("data-dir", 3, "a string"),
         ("poison-ratio-min", 0.9, "poison-ratio-max"),
-        ("malicious-fraction", 1.5, "<= 1"),
         ("assumed-malicious-fraction", 1.5, "<= 1 or 'auto'"),
-        ("adversarial.steps", 0, ">= 1"),
         ("min-valid-replies", 11, "10 clients"),
         ("run-name", "../elsewhere", "folder"),
     ],
@@ -153,14 +131,10 @@ def test_node_config():
             {"partition-id": 0, "data-dir": "a", "data-path": "b"},
             "data-dir and data-path are both given",
         ),
-        ({}, "needs partition-id"),
         ({"data-dir": "x"}, "needs partition-id"),
         ({"partition-id": 1}, "needs num-partitions .* or data-dir"),
-        ({"partition-id": 1, "data-dir": ""}, "needs num-partitions .* or data-dir"),
         ({"partition-id": -1, "data-dir": "x"}, "partition-id = -1; allowed: an integer >= 0"),
-        ({"partition-id": 0, "data-dir": 7}, "data-dir = 7; allowed: a string"),
         ({"partition-id": 5, "num-partitions": 5}, "0 <= partition-id < 5"),
-        ({"partition-id": "1", "num-partitions": 5}, "an integer"),
         ({"partition-id": 0, "num-partitions": 1, "attack": "bad"}, "label-noise"),
         ({"data_dir": "x"}, "unknown node-config key 'data_dir'"),
     ],

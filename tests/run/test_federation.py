@@ -9,9 +9,7 @@ import torch
 from flwr.app import Context, Message
 
 from client_app import app as client_app
-from fedif_flower.client.reply import behaviour
 from fedif_flower.errors import TrainingFailedError
-from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.loaded_task import load_task
@@ -58,8 +56,8 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path):
     assert sum(v.numel() for v in model.values()) == 64 * 64 + 64 + 64 * 10 + 10
 
 
-@pytest.mark.parametrize("attack", ["label-noise", "gradient-noise", "adversarial"])
-def test_same_seed_same_bits(tmp_path, attack):
+def test_same_seed_same_bits(tmp_path):
+    attack = "gradient-noise"
     runs = [
         run(run_config(tmp_path, attack=attack, run_name=name, num_server_rounds=2))
         for name in ("first", "second")
@@ -140,28 +138,6 @@ def test_a_node_whose_classes_differ_is_refused_by_its_own_client(tmp_path, fold
     (refused,) = [row for row in rows if row["rejection"]]
     assert refused["partition_id"] == "0"
     assert "this client's classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, nine" in refused["rejection"]
-
-
-def test_behaviour_follows_the_seed_unless_the_node_says_otherwise(tmp_path):
-    config = run_config(tmp_path, attack="label-noise", malicious_fraction=0.3)
-    acting = [
-        type(behaviour(config, NodeConfig(partition_id=p, num_partitions=10))).__name__
-        for p in range(10)
-    ]
-    assert acting.count("LabelNoise") == 3
-    assert acting.count("Behaviour") == 7
-    assert (
-        type(
-            behaviour(config, NodeConfig(partition_id=0, num_partitions=10, attack="none"))
-        ).__name__
-        == "Behaviour"
-    )
-    assert (
-        type(
-            behaviour(config, NodeConfig(partition_id=0, num_partitions=10, attack="adversarial"))
-        ).__name__
-        == "AdversarialSamples"
-    )
 
 
 def test_normalization_is_the_run_config_s_for_server_and_clients(tmp_path):

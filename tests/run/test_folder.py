@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import RESULT_FILES, JsonFile, RunFolder, Table, files_of_rounds
-from fedif_flower.strategies.attributed import ClientAttribution, MemberCredit, RoundAttribution
+from fedif_flower.run.folder import RESULT_FILES, JsonFile, RunFolder, Table
 
 
 def test_a_table_grows_by_lines_and_leaves_empty_what_is_not_there(tmp_path):
@@ -65,32 +64,3 @@ def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_pa
     assert folder.results() == [*RESULT_FILES, "updates/round-000002.pt"]
     folder.begin()
     assert {path.name for path in tmp_path.iterdir()} == {"flwr.log", "updates"}
-
-
-def test_files_of_rounds_come_in_the_order_of_the_rounds(tmp_path):
-    names = ("round-1000000.pt", "round-000009.pt", "round-000010.pt", "round-9.pt", "notes.txt")
-    for name in names:
-        (tmp_path / name).write_text("")
-    assert list(files_of_rounds(tmp_path)) == [9, 10, 10**6]
-    assert files_of_rounds(tmp_path / "nowhere") == {}
-
-
-def test_an_attribution_has_a_line_for_each_client_and_one_for_the_round(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.begin_attribution(num_classes=2)
-    credit = MemberCredit(0.25, length=1.5)
-    clients = (
-        ClientAttribution(0, 1000, 0.5, 0.375, (0.25, 0.125), credit),
-        ClientAttribution(1, 1001, 0.5, -0.125, (0.0, -0.125)),
-    )
-    folder.add_attribution(RoundAttribution(1, 1.0, 0.5, clients))
-    assert folder.attribution.path.read_text().splitlines() == [
-        "round,partition_id,client_id,coefficient,contribution,credited,length,weight,borrowed,"
-        "opposed,contribution_class_0,contribution_class_1",
-        "1,0,1000,0.5,0.375,0.25,1.5,0.0,0.0,0.0,0.25,0.125",
-        "1,1,1001,0.5,-0.125,-0.125,0.0,0.0,0.0,0.0,0.0,-0.125",
-    ]
-    assert folder.attributed_rounds.path.read_text().splitlines() == [
-        "round,loss_before,loss_after,decrease,attributed,remainder",
-        "1,1.0,0.5,0.5,0.25,0.25",
-    ]

@@ -69,15 +69,6 @@ def test_each_line_of_a_run_is_written_once(tmp_path):
     assert [row["round"] for row in last.lines["rounds"]] == list(range(9))
 
 
-def test_a_checkpoint_moved_without_its_lines_says_so(tmp_path):
-    folder = CheckpointFolder(tmp_path / "checkpoints", {})
-    path = folder.save(Checkpoint(1, {}, {}, {}, {}, {"rounds": [{"round": 0}]}))
-    alone = tmp_path / "round-000001.pt"
-    alone.write_bytes(path.read_bytes())
-    with pytest.raises(CheckpointError, match=r"records\.jsonl, which belongs beside it"):
-        read_checkpoint(alone)
-
-
 @pytest.mark.parametrize("content", [b"[]\n", b"no JSON\n", b'{"rounds": 5}\n', b"\xff\n"])
 def test_lines_made_by_hand_are_refused_with_a_sentence(tmp_path, content):
     journal = tmp_path / "records.jsonl"

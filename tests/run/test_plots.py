@@ -34,17 +34,6 @@ def texts(rows, tmp_path, monkeypatch, **names) -> tuple[list[str], list[str]]:
     return beside, [text.get_text() for text in legend.texts] if legend else []
 
 
-def test_few_lines_are_named_and_those_that_end_together_share_a_label(tmp_path, monkeypatch):
-    rows = [
-        row(11, 0.5, partition_id=4),
-        row(12, 0.501, partition_id=2, malicious=True),
-        row(13, 1.0, partition_id=0),
-    ]
-    beside, legend = texts(rows, tmp_path, monkeypatch)
-    assert beside == ["2, 4", "0", "client"]
-    assert legend == ["honest (2 clients)", "malicious (1 client)"]
-
-
 def test_lines_are_called_what_the_operator_calls_members(tmp_path, monkeypatch):
     rows = [
         row(11, 0.5, partition_id=4),

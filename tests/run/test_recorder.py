@@ -196,23 +196,3 @@ def test_a_run_that_goes_on_knows_who_was_gone(tmp_path):
     lines["attendance"][0]["presence"] = "asleep"
     with pytest.raises(ValueError, match="presence = 'asleep'"):
         resumed.load_state_dict(recorder.state_dict(), lines, 4)
-
-
-def test_names_are_kept_beside_the_records_and_in_the_report(tmp_path):
-    recorder = RunRecorder(run_config(tmp_path), lambda node: False)
-    recorder.on_metrics(0, {})
-    assert not (recorder.run_dir / "names.csv").exists()
-    for server_round, name in ((1, "hospital-1"), (2, "hospital-2")):
-        node = ClientNode(server_round, 100 + server_round, name=name)
-        own = dataclasses.replace(report(server_round, {0: 0.5}), clients=(ClientReport(node),))
-        recorder.on_round(own)
-        recorder.on_metrics(server_round, {})
-    written = "client_id,name\n101,hospital-1\n102,hospital-2\n"
-    assert (recorder.run_dir / "names.csv").read_text() == written
-    state, lines = recorder.state_dict(), recorder.lines(-1, 2)
-    again = RunRecorder(run_config(tmp_path), lambda node: False)
-    assert not (again.run_dir / "names.csv").exists()
-    again.load_state_dict(state, lines, 2)
-    assert (again.run_dir / "names.csv").read_text() == written
-    again.finish({"w": torch.zeros(1)})
-    assert "| hospital-2 | 102 | 1 |" in (again.run_dir / "report.md").read_text()

@@ -64,17 +64,6 @@ def test_the_largest_contribution_comes_first():
     ]
 
 
-def test_columns_of_which_nothing_is_known_are_left_out():
-    """FedAvg scores nobody."""
-    rows = [replace(row(0, 1000), weight_score=None), replace(row(1, 1001), weight_score=None)]
-    columns, _ = table(*rows)
-    assert "weight score" not in columns
-    assert "accumulative influence" not in columns
-    assert "core" not in " ".join(member_table(reported(*rows)))
-    columns, _ = table(*rows, replace(row(1, 1001), accumulative_influence=0.5))
-    assert {"weight score", "accumulative influence"} <= set(columns)
-
-
 def test_who_was_away_is_not_refused():
     away = replace(row(1, 1001), round=2, status="away", rejection="no reply before the deadline")
     ended = replace(row(2, 1002), status="revoked", rejection="the operator ended its registration")
@@ -87,22 +76,6 @@ def test_who_was_away_is_not_refused():
         "1002": ("1", "0", "1; revoked"),
     }
     assert "missing" not in table(refused)[0]
-
-
-def test_both_tables_say_the_same_of_who_was_asked():
-    """The run ended before a member answered that had answered late before."""
-    late = replace(row(1, 1001), status="late", rejection="no reply before the round closed")
-    came = replace(row(1, 1001), round=2, asked_in=1)
-    cut_off = replace(late, round=3)
-    run = reported(row(0, 1000), late, came, cut_off, late_rounds=3)
-    columns, _, *lines = [line for line in member_table(run) if line.startswith("|")]
-    assert "missing" not in columns
-    cells = [cell.strip() for cell in lines[1].split("|")]
-    assert cells[1:4] == ["client 1", "1001", "1"]
-    assert [(m.asked, m.missing, m.open) for m in run.completeness.members] == [
-        (1, 0, 0),
-        (1, 0, 1),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,12 @@
 from __future__ import annotations
 
-import io
 import logging
-
-from rich.console import Console
 
 from fedif_flower import FedIF, ShowRounds
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.run.round_progress import RoundProgress
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from tests.strategies.lines import Movers, Threshold, threshold_validation
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def shown(num_rounds: int, seconds_per_round: float) -> list[str]:
-    output, clock = io.StringIO(), Clock()
-    with RoundProgress(num_rounds, Console(file=output, width=80), clock) as progress:
-        for server_round in range(num_rounds + 1):
-            progress.show(server_round, "test accuracy 25.0%" if server_round % 2 == 0 else "")
-            clock.now += seconds_per_round
-    return output.getvalue().splitlines()
-
-
-def test_without_a_terminal_every_tenth_of_the_way_is_a_line():
-    lines = shown(20, seconds_per_round=0.1)
-    assert lines == [f"round {i}/20 test accuracy 25.0%" for i in range(0, 21, 2)]
 
 
 def test_a_notebook_sees_one_line_a_round_in_place_of_flowers(capsys, caplog):

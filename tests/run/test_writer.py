@@ -51,14 +51,6 @@ def test_rounds_clients_and_a_report(tmp_path, pictures):
         assert f"({picture})" in report
 
 
-def test_without_held_out_data_there_are_no_accuracies(tmp_path):
-    writer = written(tmp_path, rounds=1)
-    assert not (tmp_path / "accuracy.png").exists()
-    assert "accuracy.png" not in (tmp_path / "report.md").read_text()
-    assert [row["validation_accuracy"] for row in read_rows(tmp_path / "rounds.csv")] == ["", ""]
-    assert len(writer.rounds) == 2
-
-
 def test_an_earlier_writers_files_are_replaced_and_nothing_else(tmp_path):
     written(tmp_path, rounds=2)
     (tmp_path / "mine.txt").write_text("mine")
@@ -106,25 +98,3 @@ def test_a_run_that_an_error_ended_is_not_complete(tmp_path):
     assert (tmp_path / "report.md").is_file()
     with pytest.raises(ConfigError, match="no complete run"):
         read_run(tmp_path)
-
-
-def test_metrics_of_an_evaluate_fn_are_written(tmp_path):
-    from flwr.app import MetricRecord
-
-    writer = RunWriter(tmp_path)
-    strategy = FedIF(
-        threshold_validation(),
-        fraction_evaluate=0.0,
-        callbacks=[writer],
-        setup=Setup(device="cpu"),
-    )
-    strategy.start(
-        LocalGrid(Movers([[1.0], [-1.0]]), 2),
-        model_arrays(Threshold()),
-        num_rounds=1,
-        evaluate_fn=lambda number, _: MetricRecord(
-            {"test-accuracy": 0.25 * number, "test-loss": [1.0, 2.0]}
-        ),
-    )
-    rows = read_rows(tmp_path / "rounds.csv")
-    assert [(row["test_accuracy"], row["test_loss"]) for row in rows] == [("0.0", ""), ("0.25", "")]
