@@ -26,7 +26,9 @@ from fedif_consortium.member import inspection
 from fedif_consortium.member.inspection import inspect_examples
 from fedif_consortium.parts import client_parts, run_parts
 from fedif_flower.apps import client_app
+from fedif_flower.client.data import client_site
 from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
@@ -45,15 +47,11 @@ def kept(weight: list[float], gradient: list[float], server_round: int = 1) -> K
     return KeptGradient(server_round, arrays, np.array(gradient, dtype=np.float32), "{}", "t", "{}")
 
 
-def linear(**changes) -> Task:
-    return regression(loss=functional.mse_loss, **changes)
-
-
 def test_influence_and_loss_are_means_over_the_rounds():
     # f = a, then f = 0; errors 1 and 0; the gradient of an example is 2 (f - y) (a, b, 1).
     data = (torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0], [0.0]]))
     rounds = [kept([1.0, 0.0], [3.0, 0.0, 4.0]), kept([0.0, 0.0], [0.0, 1.0, 0.0], 7)]
-    found = inspect_examples(linear(), data, rounds, "cpu")
+    found = inspect_examples(regression(), data, rounds, "cpu")
     assert found.rounds == (1, 7)
     assert found.losses.tolist() == [0.5, 0.0]
     assert found.influence.tolist() == pytest.approx([(2 * 3 + 2 * 4) / 5 / 2, 0.0])
@@ -109,38 +107,38 @@ def test_a_gradient_that_is_none_is_not_kept_and_stops_nothing(tmp_path, gradien
     assert "was not kept" in caplog.text
 
 
+def run_with_gradients(about: Task, folder: Path, **settings) -> Path:
+    """Run a federation whose member 0 keeps the gradients; return where."""
+    values = {
+        "num-clients": 4,
+        "fraction-train": 1.0,
+        "gradients.publish": True,
+        "device": "cpu",
+        "output-dir": str(folder),
+        **settings,
+    }
+    config = RunConfig.from_run_config(values, run_parts())
+    own = {0: {"gradients-dir": str(folder / "gradients")}}
+    grid = LocalGrid(client_app(about, client_parts()), 4, node_configs=own)
+    run_federation(grid, config, task=about, parts=run_parts())
+    return folder / "gradients"
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """A run on digits whose member 0 has 30 % wrong labels, and keeps the gradients."""
-    folder = tmp_path_factory.mktemp("digits")
-    config = RunConfig.from_run_config(
-        {
-            "num-clients": 4,
-            "fraction-train": 1.0,
-            "num-server-rounds": 3,
-            "local-epochs": 2,
-            "dirichlet-alpha": 1000.0,
-            "gradients.publish": True,
-            "device": "cpu",
-            "output-dir": str(folder),
-        },
-        run_parts(),
-    )
+    """A run on digits whose member 0 has 30 % wrong labels."""
+    settings = {"num-server-rounds": 3, "local-epochs": 2, "dirichlet-alpha": 1000.0}
+    config = RunConfig.from_run_config({"num-clients": 4, **settings}, run_parts())
     task, wrong = noisy_task(config, 0.3, 100)
-    own = {0: {"gradients-dir": str(folder / "gradients")}}
-    run_federation(
-        LocalGrid(client_app(task, client_parts()), 4, node_configs=own),
-        config,
-        task=task,
-        parts=run_parts(),
-    )
-    return folder, task, wrong
+    return run_with_gradients(task, tmp_path_factory.mktemp("digits"), **settings), task, wrong
 
 
 def test_an_inspection_finds_flipped_labels(digits):
     folder, task, wrong = digits
-    data = task.load("client_data", inspection.client_site(settings_of(folder), node_of(folder)))
-    found = inspect_examples(task, data, map(read_kept, kept_rounds(folder / "gradients")), "cpu")
+    own = NodeConfig(partition_id=0, num_partitions=4, gradients_dir=str(folder))
+    kept = [read_kept(path) for path in kept_rounds(folder)]
+    data = task.load("client_data", client_site(ClientConfig.from_json(kept[0].config), own))
+    found = inspect_examples(task, data, kept, "cpu")
     assert found.rounds == (1, 2, 3)
     count = int(wrong.sum())
     assert count == 30
@@ -148,16 +146,6 @@ def test_an_inspection_finds_flipped_labels(digits):
     assert int(wrong[found.agreement.argsort()[:count]].sum()) >= 18
     # Learning the right ones goes along with the server's gradient more than the wrong ones does.
     assert found.influence[~wrong].median() > found.influence[wrong].median()
-
-
-def settings_of(folder: Path):
-    from fedif_flower.messages.client_config import ClientConfig
-
-    return ClientConfig.from_json(read_kept(kept_rounds(folder / "gradients")[0]).config)
-
-
-def node_of(folder: Path) -> NodeConfig:
-    return NodeConfig(partition_id=0, num_partitions=4, gradients_dir=str(folder / "gradients"))
 
 
 def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monkeypatch):
@@ -168,7 +156,7 @@ def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monke
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     output = folder / "inspection" / "own.csv"
-    config = f'partition-id=0 num-partitions=4 gradients-dir="{folder / "gradients"}"'
+    config = f'partition-id=0 num-partitions=4 gradients-dir="{folder}"'
     options = ["--node-config", config, "--output", str(output), "--show", "5"]
     result = CliRunner().invoke(cli, ["inspect", *options])
     assert result.exit_code == 0, result.output
@@ -184,8 +172,11 @@ def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monke
 
 
 def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
-    first = read_kept(kept_rounds(run_of_an_own_task(tmp_path))[0])
-    model, data = nn.Linear(2, 2), classes().validation_data(None)
+    task, own = classes(), {"num-server-rounds": 1, "strategy": "fedavg"}
+    first = read_kept(
+        kept_rounds(run_with_gradients(task, tmp_path, **own, task="this-app:sides"))[0]
+    )
+    model, data = nn.Linear(2, 2), task.validation_data(None)
     inspection.load_kept(model, first)
     functional.cross_entropy(model(data[0]), data[1]).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
@@ -196,28 +187,3 @@ def test_no_gradient_is_published_of_data_that_are_secret():
     settings = {"secret-validation": True, "attribution": "simpson", "gradients.publish": True}
     with pytest.raises(ConfigError, match=r"gradients.publish = True; allowed: false with secret"):
         RunConfig.from_run_config(settings, run_parts())
-
-
-def run_of_an_own_task(tmp_path: Path) -> Path:
-    task, folder = classes(), tmp_path / "gradients"
-    config = RunConfig.from_run_config(
-        {
-            "task": "this-app:sides",
-            "num-clients": 4,
-            "fraction-train": 1.0,
-            "num-server-rounds": 1,
-            "strategy": "fedavg",
-            "gradients.publish": True,
-            "device": "cpu",
-            "output-dir": str(tmp_path),
-        },
-        run_parts(),
-    )
-    own = {0: {"gradients-dir": str(folder)}}
-    run_federation(
-        LocalGrid(client_app(task, client_parts()), 4, node_configs=own),
-        config,
-        task=task,
-        parts=run_parts(),
-    )
-    return folder

@@ -55,106 +55,51 @@ def f32(*values: float) -> np.ndarray:
     return np.array([values], np.float32)
 
 
-# What is no policy.
-
-
-@pytest.mark.parametrize(
-    ("table", "named"),
-    [
-        ({"metric-digit": 3}, "unknown key 'metric-digit'; did you mean metric-digits?"),
-        ({"metrics": "num-examples"}, "metrics = 'num-examples'; allowed: a list of names"),
-        ({"metric-digits": 0}, "metric-digits = 0; allowed: an integer >= 1 and <= 15"),
-        ({"arrays": ["arrays.extra"]}, r"arrays = \['arrays.extra'\]; allowed: a list such as"),
-        ({"arrays": ["arrays.extra nofloat"]}, "arrays = "),
-        ({"config": ["node.attack"]}, r"config = \['node.attack'\]; allowed: a list such as"),
-        ({"config": ["node.attack text[*]"]}, "config = "),
-        ({"clip-length": -1.0}, "clip-length = -1.0; allowed: a number >= 0"),
-        ({"noise-multiplier": 1.0}, "clip-length = 0.0; allowed: more than 0 where noise-mult"),
-        ({"noise-multiplier": 0.001, "clip-length": 1.0}, "noise-multiplier = 0.001"),
-        (
-            {"noise-multiplier": 1.0, "clip-length": 1.0, "buffers": True},
-            "buffers = True; allowed: none where noise-multiplier > 0",
-        ),
-        (
-            {"noise-multiplier": 1.0, "clip-length": 1.0, "longest-update": 2.0},
-            "longest-update = 2.0; allowed: 0 where noise-multiplier > 0",
-        ),
-        ({"noise-multiplier": 1.0, "clip-length": 1.0}, "noise-multiplier needs a log"),
-    ],
-)
-def test_a_wrong_key_is_named(table, named):
-    with pytest.raises(ConfigError, match=f"^{named}"):
-        OutgoingPolicy(LeavesSettings(**table))
+def test_noise_without_a_log_is_no_policy():
+    with pytest.raises(ConfigError, match="noise-multiplier needs a log"):
+        policy(noise_multiplier=1.0, clip_length=1.0)
 
 
 # Arrays.
 
 
+NEITHER = "an array is neither the model's nor on the list"
+OTHER = "an array is of another type or shape than the model's"
+CHANGED = "an array that is no parameter has changed"
+
+
 @pytest.mark.parametrize(
-    ("reply", "told"),
+    ("returned", "told"),
     [
+        pytest.param(arrays(patients=np.zeros((3, 28, 28), np.float32)), NEITHER, id="data"),
+        pytest.param(arrays(weight=np.zeros((100, 784), np.float32)), OTHER, id="as a parameter"),
+        pytest.param(arrays(weight=np.array([[1.0, 2.0]])), OTHER, id="29 bits for each parameter"),
+        pytest.param(arrays(norm__num_batches_tracked=np.array(8)), CHANGED, id="an integer"),
+        pytest.param(arrays(norm__running_mean=f32(3.5)[0]), CHANGED, id="a statistic"),
+        pytest.param(arrays(mask=f32(1.0, -np.inf)[0]), CHANGED, id="a constant"),
+        pytest.param(arrays(weight=f32(math.nan, 1)), "the update is not finite", id="NaN"),
+        pytest.param(arrays(weight=f32(math.inf, 1)), "the update is not finite", id="Inf"),
         pytest.param(
-            content(arrays=arrays(patients=np.zeros((3, 28, 28), np.float32))),
-            "an array is neither the model's nor on the list",
-            id="training data beside the model",
-        ),
-        pytest.param(
-            content(arrays=arrays(), more=ArrayRecord({"weight": pack_array(f32(1, 2))})),
-            "an array is neither the model's nor on the list",
-            id="in a record of its own",
-        ),
-        pytest.param(
-            content(arrays=arrays(weight=np.zeros((100, 784), np.float32))),
-            "an array is of another type or shape than the model's",
-            id="in the place of a parameter",
-        ),
-        pytest.param(
-            content(arrays=arrays(weight=np.array([[1.0, 2.0]]))),
-            "an array is of another type or shape than the model's",
-            id="29 more bits for each parameter",
-        ),
-        pytest.param(
-            content(arrays=arrays(norm__num_batches_tracked=np.array(8))),
-            "an array that is no parameter has changed",
-            id="an integer",
-        ),
-        pytest.param(
-            content(arrays=arrays(norm__running_mean=np.array([3.5], np.float32))),
-            "an array that is no parameter has changed",
-            id="a statistic",
-        ),
-        pytest.param(
-            content(arrays=arrays(mask=np.array([1.0, -np.inf], np.float32))),
-            "an array that is no parameter has changed",
-            id="a constant",
-        ),
-        pytest.param(
-            content(arrays=arrays(weight=f32(math.nan, 1))), "the update is not finite", id="NaN"
-        ),
-        pytest.param(
-            content(arrays=arrays(weight=f32(math.inf, 1))), "the update is not finite", id="Inf"
-        ),
-        pytest.param(
-            content(arrays=ArrayRecord({"weight": pack_array(f32(1, 1))})),
+            ArrayRecord({"weight": pack_array(f32(1, 1))}),
             "an array of the model is missing",
             id="one of five",
         ),
         pytest.param(
-            content(
-                arrays=ArrayRecord(
-                    {
-                        **arrays(),
-                        "weight": Array("float32", (1, 2), "numpy.ndarray", b"patients"),
-                    }
-                )
+            ArrayRecord(
+                {**arrays(), "weight": Array("float32", (1, 2), "numpy.ndarray", b"patients")}
             ),
             "an array cannot be read",
             id="no array",
         ),
     ],
 )
-def test_what_is_no_update_of_the_model_that_came_is_refused(reply, told):
-    assert refusal(reply).told == told
+def test_what_is_no_update_of_the_model_that_came_is_refused(returned, told):
+    assert refusal(content(arrays=returned)).told == told
+
+
+def test_a_record_of_its_own_is_refused():
+    more = ArrayRecord({"weight": pack_array(f32(1, 2))})
+    assert refusal(content(arrays=arrays(), more=more)).told == NEITHER
 
 
 def test_the_server_is_not_told_what_the_app_wrote():
@@ -174,14 +119,10 @@ def test_a_listed_array_leaves_as_a_row_of_its_type():
 
 
 def test_buffers_may_change_where_the_policy_says_so():
-    reply = content(
-        arrays=arrays(
-            norm__running_mean=np.array([3.5], np.float32), norm__num_batches_tracked=np.array(8)
-        )
-    )
-    found = left(reply, buffers=True)
+    changed = {"norm__running_mean": f32(3.5)[0], "norm__num_batches_tracked": np.array(8)}
+    found = left(content(arrays=arrays(**changed)), buffers=True)
     assert (found["norm.running_mean"].item(), found["norm.num_batches_tracked"].item()) == (3.5, 8)
-    broken = content(arrays=arrays(norm__running_mean=np.array([np.nan], np.float32)))
+    broken = content(arrays=arrays(norm__running_mean=f32(math.nan)[0]))
     assert refusal(broken, buffers=True).told == "an array is not finite"
 
 
@@ -189,7 +130,6 @@ def test_nothing_leaves_by_an_order_a_header_or_a_record_without_content():
     packed = arrays()
     plain = packed["weight"].data
     # 64 bytes of text in the header's padding, which NumPy reads as the same array.
-    padded = plain.replace(b"}", b"}" + b" " * 0, 1)
     end = plain.index(b"\n")
     padded = plain[:8] + (end - 9 + 64).to_bytes(2, "little") + plain[10:end] + b" " * 64
     padded += plain[end:]
@@ -198,7 +138,6 @@ def test_nothing_leaves_by_an_order_a_header_or_a_record_without_content():
         {
             "a secret": MetricRecord(),
             "arrays": ArrayRecord({**dict(reversed(packed.items())), "weight": hidden}),
-            "another": ConfigRecord(),
         }
     )
     found = policy().check(RECEIVED, reply)
@@ -220,10 +159,7 @@ def test_a_long_update_is_refused_or_shortened():
     assert left(reply, longest_update=5.1)["weight"].tolist() == [[4.0, 2.0]]
     shortened = left(reply, clip_length=2.5)
     assert shortened["weight"].tolist() == [[2.5, 2.0]]
-    assert shortened["bias"].item() == 2.5
-    assert shortened["bias"].shape == ()
-    unchanged = left(reply, clip_length=5.0)
-    assert unchanged["weight"].tolist() == [[4.0, 2.0]]
+    assert shortened["bias"].tolist() == 2.5
 
 
 def test_the_vector_of_a_local_method_leaves_where_it_is_listed_and_no_length_is_bounded():
@@ -279,12 +215,10 @@ def test_other_metrics_are_refused(values, keys, told):
 def test_bytes_hidden_in_metrics_are_gone():
     secret = b"patient 4711 has"
     # Six bytes in the mantissa's low bits: the metric differs by less than a millionth.
-    carried = {}
-    for position in range(0, len(secret), 2):
-        bits = struct.pack("<d", 0.7)
-        hidden = struct.unpack("<d", secret[position : position + 2] + bits[2:])[0]
-        carried[f"accuracy-{position}"] = hidden
-    assert all(abs(value - 0.7) < 1e-6 for value in carried.values())
+    high = struct.pack("<d", 0.7)[2:]
+    pairs = [secret[at : at + 2] for at in range(0, len(secret), 2)]
+    carried = {f"a{i}": struct.unpack("<d", pair + high)[0] for i, pair in enumerate(pairs)}
+    assert list(carried.values()) == pytest.approx([0.7] * 8, abs=1e-6)
     low = b"".join(struct.pack("<d", value)[:2] for value in carried.values())
     assert low == secret  # What a server that knows the trick reads.
     assert set(metrics_left(carried, metric_digits=4).values()) == {0.7}
@@ -297,7 +231,6 @@ def test_texts_leave_in_answers_to_queries_alone():
     for kind in ("train", "train.query", "evaluate"):
         with pytest.raises(RefusedByMemberError, match="a text leaves in the answer"):
             policy().check(RECEIVED, answer, kind=kind)
-    assert "bytes" not in {kind for kind, _ in policy()._values.values()}
 
 
 @pytest.mark.parametrize(
