@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import json
 import math
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from fedif_consortium.statement.account import (
     withheld_shares,
 )
 from fedif_consortium.statement.records import read_run
-from fedif_flower.errors import ConfigError
 from tests.consortium.statement.runs import make_run
 
 NATS = st.floats(-10, 10, allow_nan=False)
@@ -116,43 +113,6 @@ def test_refusals_and_absence_are_told_apart(tmp_path):
     assert nonsense.verdict.level == "quarantine"
 
 
-def test_a_late_reply_is_one_request(tmp_path):
-    run_dir = make_run(tmp_path / "run", [{0: 1.0}, {0: 1.0, 1: 0.5}], late={(2, 1): 1})
-    (late,) = (m for m in settle(read_run(run_dir)).members if m.partition_id == 1)
-    assert (late.asked, late.taken_part, late.late, late.away) == (1, 1, 1, 0)
-
-
-def test_completeness_is_of_the_whole_run_whichever_rounds_count(tmp_path):
-    silent = {(t, 1): "no reply before the deadline" for t in (1, 2, 3)}
-    statuses = dict.fromkeys(silent, "away")
-    rounds = [{0: 1.0}, {0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.5}]
-    records = read_run(make_run(tmp_path / "run", rounds, rejections=silent, statuses=statuses))
-    found = settle(records.since(4))
-    assert [(m.name, m.asked, m.away) for m in found.members if m.partition_id == 1] == [
-        ("client 1", 1, 0)
-    ]
-    assert found.completeness is not None
-    assert found.completeness.verdict == "incomplete"
-    assert found.completeness.members[0].rounds == "---+"
-
-
-def test_the_end_of_a_registration_is_no_crash(tmp_path):
-    reasons = {(1, 1): "no reply before the deadline", (2, 1): "its registration ended"}
-    statuses = {(1, 1): "away", (2, 1): "revoked"}
-    rounds = [{0: 1.0, 2: 0.5}] * 2
-    found = by_name(
-        account(
-            tmp_path,
-            rounds,
-            rejections=reasons | {(1, 3): "slow"},
-            statuses=statuses | {(1, 3): "away"},
-        )
-    )
-    assert (found["client 1"].away, found["client 1"].refused) == (2, 0)
-    revoked = {name: member.revoked_in for name, member in found.items()}
-    assert revoked == {f"client {i}": 2 if i == 1 else None for i in range(4)}
-
-
 def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
     # Round 2 brought 2 of 3.
     rounds = [{0: 0.125, 1: 0.125}, {0: 2.5, 1: -0.5}, *[{0: 0.125, 1: 0.125}] * 3]
@@ -205,16 +165,6 @@ def test_a_member_drawn_once_has_a_wide_interval_and_one_drawn_always_a_narrow_o
     assert found[2].tolist() == [0.0, 0.0]
 
 
-def test_intervals_cover_the_sum_they_are_of():
-    # Rounds drawn from one distribution: 95 % of intervals hold the expected sum, for most.
-    generator = np.random.default_rng(1)
-    covered = 0
-    for _ in range(100):
-        low, high = intervals(generator.normal(1.0, 1.0, size=(50, 1)))[0]
-        covered += low <= 50.0 <= high
-    assert 86 <= covered <= 100
-
-
 def test_few_rounds_have_no_interval_and_the_same_records_the_same_one():
     assert intervals(np.ones((4, 2))) is None
     values = np.random.default_rng(0).normal(size=(30, 4))
@@ -262,32 +212,10 @@ def test_amounts_add_up_to_the_budget_to_the_cent(contributions, cents):
             assert (share, amount) == (0, 0)
 
 
-@given(st.lists(NATS, min_size=2, max_size=10), st.integers(0, 10**6))
-def test_who_contributed_more_is_paid_no_less(contributions, cents):
-    paid = share_out(cents, gain_shares(contributions))
-    ranked = sorted(range(len(paid)), key=lambda i: contributions[i])
-    for low, high in pairwise(ranked):
-        if contributions[low] < contributions[high]:
-            assert paid[low] <= paid[high]
-
-
 def test_the_cents_left_over_go_to_the_largest_fractions():
     thirds = [Fraction(1, 3)] * 3
     assert share_out(100, thirds) == [34, 33, 33]
     assert share_out(10, [Fraction(26, 100), Fraction(48, 100), Fraction(26, 100)]) == [3, 5, 2]
-
-
-@given(st.lists(NATS, min_size=5, max_size=12), st.integers(2, 5))
-def test_splitting_a_contribution_into_identities_gains_nothing(values, identities):
-    whole = gain_shares([math.fsum(values), 3.0])[0]
-    split = gain_shares([*(math.fsum(values) / identities for _ in range(identities)), 3.0])
-    assert float(sum(split[:-1])) == pytest.approx(float(whole), rel=1e-12)
-
-
-def test_classes_are_summed_over_rounds(tmp_path):
-    found = account(tmp_path, [{0: 0.5, 1: 0.25}, {0: 0.5}], by_class=2)
-    assert by_name(found)["client 0"].by_class == (0.5, 0.5)
-    assert by_name(found)["client 1"].by_class == (0.125, 0.125)
 
 
 def test_intervals_are_about_the_held_out_set_where_all_took_part(tmp_path):
@@ -324,12 +252,3 @@ def test_without_blocks_intervals_are_about_rounds(tmp_path):
     found = account(tmp_path, [{0: 1.0}] * 5)
     assert (found.about, found.widest_share) == ("other rounds", None)
     assert account(tmp_path, [{0: 1.0}] * 4).about == ""
-
-
-@pytest.mark.parametrize("weights", [[0.5, 0.5, 0.5], [0.5, "x"], [1.0, 0.0], {"0": 1}])
-def test_weights_that_are_none_are_named(tmp_path, weights):
-    run_dir = make_run(tmp_path / "run", [{0: 1.0}] * 5, blocks={0: [0.5, 0.5]})
-    file = run_dir / "provenance.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"held_out_blocks": weights}))
-    with pytest.raises(ConfigError, match="blocks"):
-        read_run(run_dir)

@@ -45,12 +45,6 @@ def test_every_file_of_results_is_signed(tmp_path, key):
     assert {name for name in signed if "/" not in name} == set(RESULT_FILES) - {"names.csv"}
 
 
-def test_a_name_that_a_spreadsheet_would_execute_is_quoted(tmp_path, key):
-    run_dir = make_run(tmp_path / "run", ROUNDS, names={0: "=1+1"})
-    folder = make_statement(run_dir, key)
-    assert ",'=1+1," in (folder / "statement.csv").read_text()
-
-
 def test_an_earlier_statement_is_refused_or_kept(tmp_path, key):
     run_dir = make_run(tmp_path / "run", ROUNDS)
     folder = make_statement(run_dir, key)
@@ -79,13 +73,15 @@ def _full(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cents"), [("1000", 100000), ("1000.5", 100050), ("0.07", 7), ("0", 0)]
+    ("text", "cents"),
+    [
+        *(("1000", 100000), ("1000.5", 100050), ("0.07", 7), ("0", 0)),
+        *((no, None) for no in ("", "-1", "1e3", "1.005", "1,000", "nan", "1" * 13, "\u0661")),
+    ],
 )
 def test_budgets_are_amounts(text, cents):
-    assert parse_budget(text) == cents
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1e3", "1.005", "1,000", "nan", "1" * 13, "\u0661"])
-def test_what_is_no_amount_is_refused(text):
+    if cents is not None:
+        assert parse_budget(text) == cents
+        return
     with pytest.raises(ConfigError, match="budget = "):
         parse_budget(text)

@@ -119,21 +119,15 @@ CHANGES = [
     (("_type",), "https://in-toto.io/Statement/v2"),
     (("predicateType",), "urn:fedif-flower:contributions:v2"),
     (("subject",), []),
-    (("subject", 0, "name"), 1),
     (("subject", 0, "digest"), {"sha1": "a" * 40}),
     (("subject", 0, "uri"), "file:///model.pt"),
     (("predicate", "made"), "2026-11-02 09:30:00+00:00"),
-    (("predicate", "made"), 1),
     (("predicate", "chain"), "A" * 64),
-    (("predicate", "files"), []),
     (("predicate", "files", "clients.csv"), "short"),
     (("predicate", "files", "more.csv"), "0" * 64),
     (("predicate", "files", "\x1b[2J"), "0" * 64),
-    (("predicate", "files", ""), "0" * 64),
     (("subject", 0, "name"), "model\x1b.pt"),
     (("predicate", "member"), "hospital-2"),
-    (("more",), 1),
-    (("predicate", "contact"), None),
 ]
 
 

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from client_app import app as client_app
 from fedif_consortium.parts import server_parts
@@ -76,6 +76,7 @@ def test_a_node_that_is_away_gets_its_page_the_next_time_once(tmp_path, run_dir)
     [
         RecordDict(),
         RecordDict({"statement": ConfigRecord({"kept": "yes", "wanted": True, "reason": ""})}),
+        RecordDict({"statement": MetricRecord({"kept": 1})}),
         RuntimeError("no"),
     ],
 )

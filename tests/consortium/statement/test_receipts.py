@@ -82,18 +82,6 @@ def test_what_members_kept_is_what_the_records_say(honest, caplog):
     assert found.manifest.head in page.read_text()
 
 
-def test_a_members_receipt_names_its_line_and_nobody_elses(honest):
-    files = sorted((honest / "bob").glob("*/receipt-*.json"))
-    leaves = [read_leaf(json.loads(path.read_text())["leaf"]) for path in files]
-    assert [(leaf["round"], leaf["client_id"]) for leaf in leaves] == [
-        (str(t), "1001") for t in (1, 2, 3)
-    ]
-    signed = RunFolder(honest / "runs" / "run").signatures.read()
-    assert [leaf["update"] for leaf in leaves] == [
-        row["sent"] for row in signed if row["client_id"] == "1001"
-    ]
-
-
 def rebuilt(run: RunFolder, key) -> None:
     """Let the server make tree and heads anew from its records, and sign them."""
     run_id = run.provenance.read()["run_id"]
@@ -237,26 +225,6 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
         verify(run_dir, receipts=held(tmp_path, "bob", "cyd"))
     with pytest.raises(StatementError, match="round 1: history was rewritten: cyd has a receipt"):
         verify(run_dir, receipts=held(tmp_path, "cyd"))
-
-
-def test_a_member_is_warned_as_soon_as_history_is_rewritten(tmp_path, key, monkeypatch, caplog):
-    told = ReceiptBook.attributed
-
-    def attributed(book, found):
-        told(book, found)
-        if found.server_round == 2:  # Round 1 is another one now.
-            tree = type(book._tree)()
-            first = book._tree.leaves[0].replace(",accepted", ",refused")
-            tree.add([first, *book._tree.leaves[1:]])
-            head = SignedHead.by(key, book._witness.run, len(tree.leaves), tree.tree.root())
-            tree.heads.append((2, head))
-            book._tree = tree
-
-    monkeypatch.setattr(ReceiptBook, "attributed", attributed)
-    caplog.set_level(logging.WARNING, "fedif_flower")
-    settings = config(tmp_path / "runs", num_server_rounds=4, **{"evidence.receipts": True})
-    run_federation(grid(tmp_path), settings, parts=told_by(key))
-    assert caplog.text.count("history was rewritten: the records told before, of 3 lines") == 3
 
 
 def test_a_member_is_warned_of_another_update_than_it_sent(tmp_path, key, caplog):

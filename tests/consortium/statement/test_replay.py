@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 
 from client_app import app as client_app
 from fedif_consortium.parts import run_parts
+from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.replay import replay
@@ -71,32 +71,6 @@ def test_the_attribution_is_recomputed_bit_for_bit(free_riding):
     assert (found.rounds, found.contributions) == (ROUNDS, 5 * ROUNDS)
 
 
-def test_the_statement_of_a_real_run_adds_up_and_free_riders_get_nothing(copy, key):
-    folder = make_statement(copy, key, budget_cents=1000_00)
-    verify(copy)
-    account = json.loads((folder / "statement.json").read_text())
-    records = read_run(copy)
-    partitions = {m["partition_id"]: m for m in account["members"]}
-    assert account["attributed"] + account["remainder"] == pytest.approx(account["decrease"])
-    assert account["decrease"] == pytest.approx(records.losses[0] - records.losses[-1], rel=1e-5)
-    assert sum(m["contribution"] for m in account["members"]) == pytest.approx(
-        account["attributed"], rel=1e-6
-    )
-    paid = sum(m["cents"] for m in account["members"])
-    assert paid + account["nobody_cents"] == 1000_00
-    assert paid > 900_00  # Honest members stay within the bounds, nearly.
-    # Who returns the model has a weight score, but contributed exactly 0.
-    assert partitions[1]["contribution"] == 0.0
-    assert partitions[1]["cents"] == 0
-    assert partitions[1]["verdict"]["level"] == "review"
-    assert partitions[1]["weight_score"] > 0.0
-    # Noise: within noise of 0.
-    assert abs(partitions[3]["contribution"]) < 0.05 * account["decrease"]
-    assert partitions[3]["verdict"]["level"] != "accept"
-    honest = [partitions[p] for p in (0, 2, 4)]
-    assert all(m["contribution"] > 0.05 * account["decrease"] for m in honest)
-
-
 def test_kept_updates_are_signed(copy, key):
     make_statement(copy, key)
     path = files_of_rounds(copy / "updates")[2]
@@ -143,14 +117,6 @@ def test_a_run_of_others_imports_what_the_user_allows(copy, tmp_path, monkeypatc
     del json.planted
 
 
-def test_a_pipe_among_the_updates_is_not_waited_for(copy):
-    path = files_of_rounds(copy / "updates")[2]
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(ConfigError, match="the updates of round 2 were not kept"):
-        replay(copy)
-
-
 def test_another_validation_set_is_named(copy):
     path = copy / "provenance.json"
     provenance = json.loads(path.read_text())
@@ -159,16 +125,10 @@ def test_another_validation_set_is_named(copy):
         replay(copy)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {"strategy": "fedavg", "server_optimizer": "fedavgm", "attribution": "trapezoid"},
-        {"strategy": "krum", "attribution": "gauss2", "attribution_per_class": True},
-    ],
-)
-def test_other_strategies_and_rules_are_recomputed_too(tmp_path, overrides):
-    replayed = replay(run(config(tmp_path, num_server_rounds=4, **overrides)))
-    assert replayed.rounds == 4
+def test_another_strategy_rule_and_server_optimizer_are_recomputed_too(tmp_path):
+    overrides = {"strategy": "fedavg", "server_optimizer": "fedavgm", "attribution": "gauss2"}
+    run_dir = run(config(tmp_path, num_server_rounds=3, attribution_per_class=True, **overrides))
+    assert replay(run_dir).rounds == 3
 
 
 def test_a_round_that_failed_kept_nothing_and_is_passed_over(tmp_path):
@@ -224,3 +184,15 @@ def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
     (folder / "validation-salt.txt").write_text("00\n")
     with pytest.raises(StatementError, match="salt is not the one that the run committed to"):
         replay(run_dir)
+
+
+def test_free_riders_of_a_real_run_get_nothing(free_riding):
+    found = settle(read_run(free_riding), 1000_00)
+    members = {member.partition_id: member for member in found.members}
+    assert found.attributed + found.remainder == pytest.approx(found.decrease)
+    # Who returns the model has a weight score, but contributed exactly 0; noise is nearly nothing.
+    assert (members[1].contribution, members[1].cents) == (0.0, 0)
+    assert abs(members[3].contribution) < 0.05 * found.decrease
+    assert {members[1].verdict.level, members[3].verdict.level}.isdisjoint(["accept"])
+    assert all(members[i].contribution > 0.05 * found.decrease for i in (0, 2, 4))
+    assert sum(member.cents for member in found.members) > 900_00  # Bounds leave it to the honest.

@@ -16,10 +16,9 @@ from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.signatures import SignedMember
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import StatementError, TrainingFailedError
+from fedif_flower.errors import StatementError
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.rows import read_rows
 from tests.consortium.statement.signed_runs import (
     NAMES,
     ROUNDS,
@@ -128,32 +127,6 @@ def test_a_strangers_key_is_no_members(signed_run, keys, key, tmp_path):
     make_statement(run_dir, key)
     with pytest.raises(StatementError, match=r"round 1: the update of bob .* no member's"):
         verify(run_dir, members=read_members(keys / "ada.pub"))
-
-
-def test_who_signs_nothing_takes_part_and_its_line_says_so(keys, key, tmp_path):
-    run_dir = run_federation(nodes(keys, signing=("ada",)), config(tmp_path), parts=run_parts())
-    folder = make_statement(run_dir, key)
-    members = verify(run_dir, members=read_members(keys / "ada.pub")).members
-    assert [(m.name, m.signed) for m in members] == [("ada", 3), ("bob", 0), ("cyd", 0)]
-    assert (folder / "statement.html").read_text().count("none signed") == 2
-
-
-def test_a_run_that_requires_signatures_refuses_the_others(keys, tmp_path):
-    settings = config(tmp_path, **{"evidence.require-signatures": True}, attribution="off")
-    run_dir = run_federation(nodes(keys, signing=("ada", "bob")), settings, parts=run_parts())
-    rows = read_rows(run_dir / "clients.csv")
-    assert {row["client_id"]: row["status"] for row in rows} == {
-        "1000": "accepted",
-        "1001": "accepted",
-        "1002": "refused",
-    }
-    assert "evidence.require-signatures" in rows[2]["rejection"]
-    with pytest.raises(TrainingFailedError):
-        run_federation(
-            nodes(keys, signing=()),
-            config(tmp_path / "none", **{"evidence.require-signatures": True}),
-            parts=run_parts(),
-        )
 
 
 def test_masked_updates_are_signed_too(keys, key, tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.records import read_run
@@ -10,32 +11,6 @@ from tests.consortium.statement.runs import make_run
 ROUNDS = np.array([0.5, 0.4, 0.3, -0.1, 0.2, 0.1])
 
 
-def columns(*members) -> list[bool]:
-    return have_twins(np.stack(members, axis=1)).tolist()
-
-
-def test_equal_up_to_rounding_in_every_round():
-    assert columns(ROUNDS, ROUNDS * (1 + 1e-6), ROUNDS[::-1]) == [True, True, False]
-
-
-def test_alike_is_not_the_same():
-    assert columns(ROUNDS, ROUNDS * 1.01) == [False, False]
-    once_different = ROUNDS.copy()
-    once_different[3] = 0.1
-    assert columns(ROUNDS, once_different) == [False, False]
-
-
-def test_only_rounds_that_both_have_a_part_in_count_and_five_are_needed():
-    away_once = np.concatenate([[0.0], ROUNDS[1:]])
-    assert columns(ROUNDS, away_once) == [True, True]
-    away_twice = np.concatenate([[0.0, 0.0], ROUNDS[2:]])
-    assert columns(ROUNDS, away_twice) == [False, False]
-
-
-def test_those_who_send_nothing_are_no_twins():
-    assert columns(np.zeros(6), np.zeros(6), ROUNDS) == [False, False, False]
-
-
 def test_a_statement_asks_to_look_at_both(tmp_path):
     rounds = [{0: value, 1: value, 2: 2 * value} for value in (0.5, 0.4, 0.3, 0.2, 0.1)]
     found = settle(read_run(make_run(tmp_path / "run", rounds)))
@@ -43,3 +18,19 @@ def test_a_statement_asks_to_look_at_both(tmp_path):
     assert levels == {0: "review", 1: "review", 2: "accept"}
     reasons = [m.verdict.reason for m in found.members if m.verdict.level == "review"]
     assert all("copied update" in reason and "partition" not in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        (ROUNDS * (1 + 1e-6), True),
+        (ROUNDS * 1.01, False),
+        (np.where(ROUNDS < 0, 0.1, ROUNDS), False),  # Different once.
+        (np.concatenate([[0.0], ROUNDS[1:]]), True),  # Five rounds together.
+        (np.concatenate([[0.0, 0.0], ROUNDS[2:]]), False),
+        (0 * ROUNDS, False),
+    ],
+)
+def test_the_same_up_to_rounding_in_each_of_five_rounds(other, found):
+    members = np.stack([ROUNDS, other, 0 * ROUNDS], axis=1)
+    assert have_twins(members).tolist() == [found, found, False]
