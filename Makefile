@@ -11,6 +11,7 @@ ARGS ?=
 
 python := $(VENV)/bin/python
 ready := $(VENV)/.ready
+dev := $(VENV)/.dev
 # A file's tests stay on one process: they share the federation that it starts.
 pytest = $(python) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 checks = $(python) -m ruff check . && $(python) -m ruff format --check . && \
@@ -32,7 +33,7 @@ help: ## list the targets
 run: $(ready) ## simulate 100 clients, half of them malicious, through `flwr run`
 	@$(python) -m fedif_flower.runtime.flwr_run -c '$(CONFIG)' $(ARGS)
 
-test: $(ready) ## run the tests, and beside them the checks of `make lint`, shown at the end
+test: $(dev) ## run the tests, and beside them the checks of `make lint`, shown at the end
 	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	{ $(checks); } >"$$said" 2>&1 & lint=$$!; \
 	$(pytest) $(ARGS); tests=$$?; \
@@ -40,7 +41,7 @@ test: $(ready) ## run the tests, and beside them the checks of `make lint`, show
 	echo "make test: the tests exited with $$tests, lint with $$lint"; \
 	test $$tests = 0 && test $$lint = 0
 
-test-all: $(ready) ## run all that can be tested on one machine: 30 minutes at most
+test-all: $(dev) ## run all that can be tested on one machine: 30 minutes at most
 	@failed=; \
 	{ $(checks); } || failed="$$failed lint,"; \
 	HYPOTHESIS_PROFILE=search $(pytest) -m 'not long' $(ARGS) || failed="$$failed tests,"; \
@@ -52,29 +53,29 @@ test-all: $(ready) ## run all that can be tested on one machine: 30 minutes at m
 	$(python) -m tests.mutants || failed="$$failed mutants,"; \
 	test -z "$$failed" || { echo "make test-all failed in:$${failed%,}" >&2; exit 1; }
 
-test-fast: $(ready) ## run the tests that start neither Ray nor a federation of processes
+test-fast: $(dev) ## run the tests that start neither Ray nor a federation of processes
 	$(pytest) -m 'not ray and not deployment and not all and not long' $(ARGS)
 
-lint: $(ready) ## check style, types and who imports whom
+lint: $(dev) ## check style, types and who imports whom
 	@$(checks)
 
-docs: $(ready) ## build the documentation site, build/docs/index.html
+docs: $(dev) ## build the documentation site, build/docs/index.html
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build $(ARGS)
 
-bench: $(ready) ## measure speed beside peers; FULL=1 for the figures quoted, DATA=image folder of CIFAR-10
+bench: $(dev) ## measure speed beside peers; FULL=1 for the figures quoted, DATA=image folder of CIFAR-10
 	$(python) -m fedif_studies.benchmarks $(if $(FULL),--full) $(if $(DATA),--data-dir '$(DATA)')
 
 deploy-demo: $(ready) ## a federation of real processes on this machine: TLS, known nodes, a report
 	@bash deploy/demo.sh
 
-format: $(ready) ## format the code, apply safe fixes
+format: $(dev) ## format the code, apply safe fixes
 	$(python) -m ruff format .
 	$(python) -m ruff check --fix .
 
 clean: ## remove the virtual environment and caches; results stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(ready): pyproject.toml
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "fedif-flower needs Python 3.11 or newer; '$(PYTHON)' is not. Name another one:" \
 	    "make PYTHON=python3.12" >&2; exit 1; }
@@ -82,5 +83,14 @@ $(ready): pyproject.toml
 	  echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu it is a package of its own:" \
 	    "apt install python3-venv" >&2; exit 1; }
 	@echo 'Installing into $(VENV); PyTorch, Ray and Flower take a few minutes the first time.'
-	$(python) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(python) -m pip install --quiet --disable-pip-version-check --editable '$(1)'
 	@touch $@
+endef
+
+# What a run needs, and what tests and pages need beside it.
+$(ready): pyproject.toml
+	$(call install,.)
+
+$(dev): pyproject.toml
+	$(call install,.[dev])
+	@touch $(ready)

@@ -132,7 +132,7 @@ def epsilon_of(replies: Mapping[float, int], delta: float) -> float:
     except ImportError as error:
         raise ConfigError(
             "noise-multiplier needs the accountant of dp-accounting: "
-            "pip install 'fedif-flower[privacy]'"
+            "pip install 'fedif-flower[consortium]'"
         ) from error
     precision = sum(count / multiplier**2 for multiplier, count in replies.items())
     return float(get_epsilon_gaussian(precision**-0.5, delta))

@@ -15,7 +15,7 @@ from fedif_consortium.member.privacy import PrivacyBudget, add_noise, epsilon_of
 from fedif_flower.errors import RefusedByMemberError, StorageError
 from fedif_flower.messages.arrays import pack_array, view_array
 
-pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
+pytest.importorskip("dp_accounting", reason="the extra `consortium` is not installed")
 
 TABLE = {"noise-multiplier": 2.0, "clip-length": 0.5, "most-epsilon": 4.0, "metrics": []}
 MODEL = np.zeros(1000, np.float32)
