@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-
-if TYPE_CHECKING:
-    from fedif_consortium.watch.listed import ListedRun
 
 watch_cli = typer.Typer(add_completion=False)
 
@@ -50,40 +48,45 @@ def runs(
     """List the runs in a folder: whether each goes on, how far it is and how good."""
     import json
 
-    from fedif_consortium.watch.listed import list_runs
-    from fedif_flower.errors import ConfigError
-
-    if not directory.is_dir():
-        raise ConfigError(f"{str(directory)!r} is no directory")
-    found = list_runs(directory)
-    if as_json:
-        typer.echo(json.dumps([vars(run) for run in found], indent=2))
-    elif not found:
-        raise ConfigError(f"{str(directory)!r} holds no run")
-    else:
-        _print_table(found)
-
-
-def _print_table(found: list[ListedRun]) -> None:
-    """Print a line a run; in a terminal that is too narrow for it two, the name alone on one."""
-    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    from fedif_consortium.watch.page import lasting
+    from fedif_flower.errors import ConfigError
+    from fedif_flower.tables import print_whole
 
-    table = Table("run", "state", "strategy", "data")
-    lines: list[str] = []
-    for name in ("rounds", "test", "age"):
-        table.add_column(name, justify="right")
+    found = []
+    for path, folders, files in os.walk(directory):
+        if {"config.json", "rounds.csv"} & set(files):
+            folders.clear()  # What lies in a run's folder is no other run.
+            found.append({"run": os.path.relpath(path, directory), **_listed(Path(path))})
+    if not found:
+        raise ConfigError(f"{str(directory)!r} holds no run")
+    found.sort(key=lambda run: run["age_seconds"])
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    table = Table(*(name.replace("_", " ") for name in found[0]))
     for run in found:
-        rounds, figure = f"{run.rounds} / {run.num_rounds}", run.figure.removeprefix("test ")
-        row = (run.state, run.strategy, run.data, rounds, figure, lasting(run.age_seconds))
-        table.add_row(*map(Text, (run.run, *row)))
-        lines += [run.run, f"  {', '.join(filter(None, row))}"]
-    console = Console()
-    whole = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-    if whole <= console.width:
-        console.print(table)
-    else:
-        console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+        table.add_row(*(Text(f"{v:.0f}" if isinstance(v, float) else str(v)) for v in run.values()))
+    print_whole(table, Console())
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """Return what a list says of a run; where its files cannot be read, why."""
+    from fedif_consortium.watch.state import Watched
+    from fedif_flower.errors import ConfigError
+    from fedif_flower.run.folder import RunFolder
+
+    said = dict.fromkeys(("state", "strategy", "rounds", "num_rounds", "result"), "")
+    try:
+        run = Watched(RunFolder(path))
+    except ConfigError as error:
+        return {**said, "state": str(error), "age_seconds": 0.0}
+    return {
+        "state": run.state,
+        "strategy": str(run.config.get("strategy", "")),
+        "rounds": run.last_round,
+        "num_rounds": run.num_rounds,
+        "result": run.figure,
+        "age_seconds": max(run.now - run.last_sign, 0.0),
+    }

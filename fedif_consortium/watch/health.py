@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
@@ -53,7 +52,7 @@ def serving(host: str, port: int, registry: CollectorRegistry, *, key: str) -> I
 def serving_health(
     part: str,
     address: str,
-    figures: Mapping[str, Callable[[], float]] = MappingProxyType({}),
+    figures: Mapping[str, Callable[[], float]] | None = None,
     *,
     key: str = VARIABLE,
 ) -> Iterator[None]:
@@ -65,7 +64,7 @@ def serving_health(
         What the process is: ``"keeper"``, ``"superlink"``, ``"node"``.
     address : str
         ``HOST:PORT``; empty: it is not served.
-    figures : mapping of str to callable
+    figures : mapping of str to callable, optional
         Further figures by name, asked for at every look.
     key : str
         What set the address, for errors.
@@ -83,7 +82,7 @@ def serving_health(
     require(is_address, key, address, "HOST:PORT, such as 127.0.0.1:9096")
     registry = CollectorRegistry()
     Gauge("up", "It is alive", ["part"], namespace="fedif", registry=registry).labels(part).set(1)
-    for name, figure in figures.items():
+    for name, figure in (figures or {}).items():
         words = name.replace("_", " ").capitalize()
         Gauge(name, words, namespace="fedif", registry=registry).set_function(figure)
     with serving(host.strip("[]"), int(port), registry, key=key):

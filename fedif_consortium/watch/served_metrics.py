@@ -57,4 +57,4 @@ class ServedMetrics(RunPart):
         served = serving(own.host or LOOPBACK, own.port, metrics.registry, key=key)
         run.stack.enter_context(served)
         run.waits.append(metrics.keeper_answered)
-        return Built(wires=[metrics.watched], callbacks=[metrics], on_row=metrics.row)
+        return Built(callbacks=[metrics], on_row=metrics.row)

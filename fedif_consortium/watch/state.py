@@ -1,29 +1,31 @@
-"""What a run's records say about it: how far it is, when it may end, how each member fares."""
+"""What a run's folder says about it: how far it is, when it may end, how each member fares."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 from pydantic import BaseModel, ValidationError
 
-from fedif_consortium.watch.reader import MemberTotals, Records
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import regular
 from fedif_flower.messages.client_node import called
+from fedif_flower.messages.screening import Status
+from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
-from fedif_flower.run.rows import headline
+from fedif_flower.run.rows import ClientRow, RoundRow
 
 RunState = Literal["running", "finished", "stopped", "failed"]
-# In the order in which a page lists them: who needs attention comes first.
-MemberState = Literal[
-    "refused", "failed", "away", "quarantined", "revoked", "paused", "offline", "late",
-    "training", "answered", "idle",
-]  # fmt: skip
-STATE_WORDS: dict[MemberState, str] = {
+# In the order in which a page lists them: who needs a look comes first.
+STATE_WORDS = {
     "refused": "its last reply was refused",
     "failed": "its app raised an error",
     "away": "asked, and no reply came",
@@ -31,18 +33,40 @@ STATE_WORDS: dict[MemberState, str] = {
     "revoked": "its registration has ended",
     "paused": "left out for a while after errors",
     "offline": "not connected when the round began",
-    "late": "still at work for an earlier round",
+    "late": "at work for an earlier round",
     "training": "asked, its reply is awaited",
     "answered": "its reply to this round is here",
-    "idle": "not asked in this round",
+    "accepted": "its last reply counted",
+    "new": "never asked",
 }
-STATES: tuple[MemberState, ...] = tuple(STATE_WORDS)
-NEED_ATTENTION: tuple[MemberState, ...] = STATES[: STATES.index("late")]
+STATES = tuple(STATE_WORDS)
+NEED_ATTENTION = STATES[: STATES.index("late")]
 LATEST_ROUNDS = 20  # By which the time of those to come is estimated.
 SILENCE = 6 * SECONDS_PER_SIGN  # Without a sign of life, a run has stopped.
+_CLIENTS = {
+    "round": pa.int64(),
+    "partition_id": pa.int64(),
+    "client_id": pa.uint64(),
+    "malicious": pa.int64(),
+    "weight_score": pa.float64(),
+    "weight": pa.float64(),
+    "status": pa.string(),
+    "rejection": pa.string(),
+}
+_SECONDS = ("round_seconds", "aggregation_seconds", "evaluation_seconds")
+_COUNTS = ("accepted", "rejected", "failed", "evaluations")
+_ROUNDS = {
+    **dict.fromkeys((f.name for f in fields(RoundRow) if f.name != "metrics"), pa.float64()),
+    **dict.fromkeys(("round", "round_failed", "late", "online", *_COUNTS), pa.int64()),
+    **dict.fromkeys(("reason", "losses", "status"), pa.string()),
+}
+# Of a line that somebody else wrote some columns may be missing.
+_NOTHING: dict[str, Any] = {f.name: None for f in fields(RoundRow) if f.default is MISSING}
+_NOTHING |= dict.fromkeys(_SECONDS, 0.0) | dict.fromkeys(_COUNTS, 0)
+_ATTRIBUTION = {"round": pa.int64(), "client_id": pa.uint64(), "contribution": pa.float64()}
 
 
-class AskedNode(BaseModel):
+class LiveNode(BaseModel):
     """A member as ``state.json`` names it."""
 
     client_id: int
@@ -55,146 +79,113 @@ class Live(BaseModel):
 
     time: float
     phase: str = ""
-    started: float = 0.0
     reason: str = ""
     round: int = 0
     since: float = 0.0
     num_asked: int = 0
     num_answered: int = 0
-    num_online: int = 0
-    asked: list[AskedNode] = []
+    asked: list[LiveNode] = []
     answered: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()
-    at_work: list[AskedNode] = []
+    at_work: list[LiveNode] = []
     paused: frozenset[int] = frozenset()
     online: frozenset[int] | None = None
-
-    @cached_property
-    def asked_ids(self) -> frozenset[int]:
-        """Who was asked in the present round."""
-        return frozenset(node.client_id for node in self.asked)
-
-    @cached_property
-    def at_work_ids(self) -> frozenset[int]:
-        """Who is at work for an earlier round."""
-        return frozenset(node.client_id for node in self.at_work)
-
-
-@dataclass(frozen=True)
-class Point:
-    """A line of ``rounds.csv``; ``seconds`` are those of the whole round."""
-
-    round: int
-    figures: Mapping[str, float]
-    seconds: float
-    accepted: int
-    rejected: int
-    failed: int
-    round_failed: bool
-    reason: str
-
-    @property
-    def asked(self) -> int:
-        """How many members were asked."""
-        return self.accepted + self.rejected + self.failed
 
 
 @dataclass(frozen=True)
 class WatchedMember:
-    """A member as an operator sees it."""
+    """A member as an operator sees it.
 
-    totals: MemberTotals
-    label: str
-    state: MemberState
-    share: float | None  # Of all weight given so far.
-    until: int = 0  # The round in which it may be drawn again.
-
-    @property
-    def id(self) -> int:
-        """Its client id."""
-        return self.totals.client_id
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A run as an operator sees it, at a moment.
-
-    Attributes
-    ----------
-    records : Records
-        What its folder says.
-    now : float
-        The moment, in seconds since 1970.
+    ``misses`` are the rounds that it was asked in since its last accepted reply, ``reason`` why
+    the last one of them did not count, ``share`` is of all weight given so far.
     """
 
-    records: Records
-    now: float
+    id: int
+    label: str
+    state: str
+    asked: int = 0
+    accepted: int = 0
+    misses: int = 0
+    last_status: str = ""
+    reason: str = ""
+    share: float | None = None
+    weight_score: float | None = None
+    contribution: float | None = None
+    malicious: bool = False
 
-    @cached_property
-    def live(self) -> Live | None:
-        """What the run is doing; ``None``: there is no ``state.json``.
 
-        Raises
-        ------
-        ConfigError
-            If the file is not what a run writes.
-        """
+class Watched:
+    """A run as an operator sees it, at a moment; its tables may be growing.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        Of the run.
+    now : float, optional
+        The moment, in seconds since 1970; default: this one.
+
+    Raises
+    ------
+    ConfigError
+        Also when an attribute is read: if a file is not what a run writes, naming it.
+    """
+
+    def __init__(self, folder: RunFolder, now: float | None = None) -> None:
+        self.folder, self.now = folder, time.time() if now is None else now
+        self.config, self.summary = _object(folder.config), _object(folder.summary)
+        live = _object(folder.live)
         try:
-            return Live(**self.records.live) if self.records.live else None
-        except ValidationError as error:
-            raise ConfigError(f"state.json is not what a run writes: {error}") from error
-
-    @cached_property
-    def points(self) -> list[Point]:
-        """The rounds so far, the untrained model first."""
-        return [_point(row) for row in self.records.rounds]
+            self.live = Live(**live) if live else None
+            self.rounds = [
+                _round(line)
+                for line in read_table(folder.rounds.path, _ROUNDS, more=True).to_pylist()
+            ]
+        except (ValidationError, KeyError, TypeError, ValueError) as error:
+            where = folder.live if isinstance(error, ValidationError) else folder.rounds
+            raise ConfigError(f"{where.path} is not what a run writes: {error!r}") from error
+        times = [_changed(folder.rounds.path), _changed(folder.clients.path)]
+        self.last_sign = max(*times, self.live.time if self.live else 0.0)
 
     @property
     def last_round(self) -> int:
         """The last complete round."""
-        return self.points[-1].round if self.points else 0
+        return self.rounds[-1].round if self.rounds else 0
 
     @property
     def num_rounds(self) -> int:
         """How many rounds there are to be; without a run config, those that there are."""
-        found = self.records.config.get("num-server-rounds")
+        found = self.config.get("num-server-rounds")
         return found if isinstance(found, int) and found > 0 else self.last_round
 
     @cached_property
-    def last_sign(self) -> float:
-        """When the run last wrote anything, in seconds since 1970."""
-        return max(self.live.time if self.live else 0.0, self.records.changed)
-
-    @cached_property
     def state(self) -> RunState:
-        """Whether it goes on.
-
-        A run is running while it gives signs of life: its ``state.json`` is younger than
-        :data:`SILENCE`; without that file, its tables are younger than that and three rounds. One
-        that wrote nothing is about to begin.
-        """
-        live = self.live
-        if self.records.summary:
-            return "failed" if self.records.summary.get("last_round_failed") else "finished"
-        if live is not None and live.phase in ("finished", "stopped", "failed"):
-            return "failed" if live.phase == "failed" else "stopped"
-        if not self.last_sign:
-            return "running"  # It is about to begin.
-        patience = SILENCE if live else max(SILENCE, 3 * (self.seconds_per_round or 0.0))
-        return "running" if self.now - self.last_sign < patience else "stopped"
+        """Whether it goes on: it does while it gives signs of life, or is about to begin."""
+        if self.summary:
+            return "failed" if self.summary.get("last_round_failed") else "finished"
+        if self.live and self.live.phase in ("finished", "stopped", "failed"):
+            return "failed" if self.live.phase == "failed" else "stopped"
+        # Without state.json only its tables tell, once a round.
+        patience = SILENCE if self.live else max(SILENCE, 3 * (self.seconds_per_round or 0.0))
+        silent = self.last_sign and self.now - self.last_sign >= patience
+        return "stopped" if silent else "running"
 
     @property
     def is_running(self) -> bool:
         """Whether it goes on."""
         return self.state == "running"
 
+    @property
+    def training(self) -> Live | None:
+        """What a running run is doing."""
+        return self.live if self.is_running else None
+
     @cached_property
     def seconds_per_round(self) -> float | None:
         """The mean of the last rounds; ``None``: none is over."""
-        seconds = [point.seconds for point in self.points if point.round][-LATEST_ROUNDS:]
-        return statistics.fmean(seconds) if seconds else None
+        found = [seconds_of(row) for row in self.rounds if row.round][-LATEST_ROUNDS:]
+        return statistics.fmean(found) if found else None
 
-    @cached_property
+    @property
     def end(self) -> float | None:
         """When a running run may end, by its last rounds, in seconds since 1970."""
         if not self.is_running or self.seconds_per_round is None:
@@ -204,106 +195,159 @@ class Watched:
         # A round that takes longer than usual may end any time.
         return max(min(begun, self.now) + left, self.now)
 
-    @cached_property
+    @property
     def figure(self) -> str:
         """The last figure of the test split, in words."""
-        usual = {"test_accuracy": None, "test_loss": None}
-        shown = (headline({**usual, **point.figures}) for point in reversed(self.points))
-        return next(filter(None, shown), "")
-
-    def series(self, name: str) -> list[tuple[int, float]]:
-        """Return a figure over the rounds in which it was measured."""
-        return [(p.round, p.figures[name]) for p in self.points if name in p.figures]
+        return next(filter(None, (row.headline for row in reversed(self.rounds))), "")
 
     @cached_property
-    def measures(self) -> dict[str, list[str]]:
-        """What is measured, by its name: the columns of both splits."""
-        found: dict[str, list[str]] = {}
-        for name in dict.fromkeys(name for point in self.points for name in point.figures):
-            split, _, measure = name.partition("_")
-            if split in ("test", "validation"):
-                found.setdefault(measure.replace("_", " "), []).append(name)
-        return found
+    def clients(self) -> pa.Table:
+        """The lines of ``clients.csv``."""
+        return read_table(self.folder.clients.path, _CLIENTS)
+
+    @cached_property
+    def attribution(self) -> pa.Table:
+        """The lines of ``attribution.csv``."""
+        return read_table(self.folder.attribution.path, _ATTRIBUTION)
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """What the operator calls members, by client id."""
+        named = {"client_id": pa.uint64(), "name": pa.string()}
+        lines = read_table(self.folder.names.path, named).to_pylist()
+        return {line["client_id"]: line["name"] for line in lines if line["name"]}
 
     @cached_property
     def members(self) -> list[WatchedMember]:
-        """Everybody known, who needs attention first."""
-        known = dict(self.records.members)
-        named = [*self.live.asked, *self.live.at_work] if self.live else []
-        asked = {node.client_id: node for node in named}
-        for client_id, node in asked.items():
-            known.setdefault(client_id, MemberTotals(client_id, node.partition_id))
-        total = math.fsum(member.weight for member in known.values())
-        weighed = total > 0 and math.isfinite(total)
-        found = [
-            WatchedMember(
-                totals,
-                self.records.names.get(client_id) or _label(totals, asked.get(client_id)),
-                self._state_of(totals),
-                totals.weight / total if weighed else None,
-                self._until.get(client_id, 0),
-            )
-            for client_id, totals in known.items()
-        ]
-        return sorted(
-            found,
-            key=lambda m: (STATES.index(m.state), -m.totals.misses, m.totals.partition_id, m.id),
+        """Everybody known, who needs a look first."""
+        totals = self.clients.group_by("client_id", use_threads=False).aggregate(
+            [
+                *(("status", "list"), ("weight", "sum"), ("rejection", "last")),
+                *(("weight_score", "last"), ("partition_id", "last"), ("malicious", "last")),
+            ]
         )
-
-    def count(self, *states: MemberState) -> int:
-        """Return how many members are in one of these states."""
-        return sum(member.state in states for member in self.members)
+        known = {line["client_id"]: line for line in totals.to_pylist()}
+        sums = self.attribution.group_by("client_id").aggregate([("contribution", "sum")])
+        contributed = {row["client_id"]: row["contribution_sum"] for row in sums.to_pylist()}
+        nodes = (
+            {n.client_id: n for n in [*self.live.asked, *self.live.at_work]} if self.live else {}
+        )
+        weight = math.fsum(line["weight_sum"] or 0.0 for line in known.values())
+        found = []
+        for i in dict.fromkeys([*known, *nodes, *contributed]):
+            line, node = known.get(i, {}), nodes.get(i)
+            statuses: Sequence[str] = line.get("status_list", ())
+            counted = [number for number, s in enumerate(statuses, 1) if s == "accepted"]
+            last, partition = statuses[-1] if statuses else "", node.partition_id if node else -1
+            if last and last not in get_args(Status):
+                raise ConfigError(f"{self.folder.clients.path}: status = {last!r}")
+            own = called(i, line.get("partition_id_last", partition), node.name if node else "")
+            found.append(
+                WatchedMember(
+                    id=i,
+                    label=self.names.get(i) or own,
+                    state=self._state_of(i, last),
+                    asked=len(statuses),
+                    accepted=len(counted),
+                    misses=len(statuses) - (counted[-1] if counted else 0),
+                    last_status=last,
+                    reason=line.get("rejection_last") or "",
+                    share=(line.get("weight_sum") or 0.0) / weight if 0 < weight < 1e30 else None,
+                    weight_score=line.get("weight_score_last"),
+                    contribution=contributed.get(i),
+                    malicious=bool(line.get("malicious_last")),
+                )
+            )
+        return sorted(found, key=lambda m: (STATES.index(m.state), -m.misses, m.label))
 
     @cached_property
-    def _until(self) -> dict[int, int]:
-        """The first round after each member's last quarantine."""
-        return {found.client_id: found.until_round for found in self.records.quarantine}
+    def _left_out(self) -> set[int]:
+        """Who is in quarantine in the present round."""
+        whom = {"client_id": pa.uint64(), "until_round": pa.int64()}
+        present = max(self.last_round, self.live.round if self.live else 0)
+        lines = read_table(self.folder.quarantine.path, whom).to_pylist()
+        until = {line["client_id"]: line["until_round"] for line in lines}
+        return {i for i, end in until.items() if end > present}
 
-    def _state_of(self, member: MemberTotals) -> MemberState:
+    def _state_of(self, client_id: int, last: str) -> str:
         """Return what becomes of a member in the present round, else what became of it."""
-        live, client_id = self.live if self.is_running else None, member.client_id
-        if live is not None:
-            if live.phase == "training" and client_id in live.asked_ids:
-                if client_id in live.failed:
-                    return "failed"
-                return "answered" if client_id in live.answered else "training"
-            if client_id in live.at_work_ids and client_id not in live.answered:
-                return "late"
-        if member.last_status == "revoked":
-            return "revoked"
-        if self._until.get(client_id, 0) > max(self.last_round, live.round if live else 0):
-            return "quarantined"
-        if live is not None and client_id in live.paused:
-            return "paused"
-        if live is not None and live.online is not None and client_id not in live.online:
-            return "offline"
-        if member.last_status is None or member.last_status == "accepted":
-            newest = member.last_round == self.last_round and member.last_round
-            return "answered" if newest else "idle"
-        return member.last_status
+        live = self.training
+        if live and live.phase == "training" and client_id in {n.client_id for n in live.asked}:
+            failed, answered = client_id in live.failed, client_id in live.answered
+            return "failed" if failed else "answered" if answered else "training"
+        if live and client_id in {n.client_id for n in live.at_work} - live.answered:
+            return "late"
+        if last != "revoked":
+            if client_id in self._left_out:
+                return "quarantined"
+            if live and client_id in live.paused:
+                return "paused"
+            if live and live.online is not None and client_id not in live.online:
+                return "offline"
+        return last or "new"
 
 
-def _label(member: MemberTotals, node: AskedNode | None) -> str:
-    """Return how a member is called that the records give no name."""
-    return called(member.client_id, member.partition_id, node.name if node else "")
+def read_table(path: Path, types: Mapping[str, pa.DataType], *, more: bool = False) -> pa.Table:
+    """Return the whole lines of a CSV file that another process writes, as columns of types.
 
+    A last line may be half there. A column that is not there is empty; ``more``: other columns of
+    the file follow, and none is added.
 
-def _point(row: Mapping[str, str]) -> Point:
+    Raises
+    ------
+    ConfigError
+        If a cell is not of its column's type, or the file cannot be read.
+    """
     try:
-        return Point(
-            round=int(row["round"]),
-            figures={
-                name: float(text)
-                for name, text in row.items()
-                if name.startswith(("test_", "validation_")) and text
-            },
-            seconds=math.fsum(
-                float(row.get(name) or 0.0)
-                for name in ("round_seconds", "aggregation_seconds", "evaluation_seconds")
+        content = b""
+        if path.is_file():
+            with open(path, "rb", opener=regular) as file:
+                content = file.read()
+            content = content[: content.rfind(b"\n") + 1]
+        if not content:
+            return pa.schema(types).empty_table()
+        return pa_csv.read_csv(
+            pa.BufferReader(content),
+            parse_options=pa_csv.ParseOptions(invalid_row_handler=lambda _: "skip"),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=types,
+                include_columns=None if more else list(types),
+                include_missing_columns=not more,
+                null_values=[""],
+                strings_can_be_null=True,
             ),
-            **{n: int(row.get(n) or 0) for n in ("accepted", "rejected", "failed")},
-            round_failed=row.get("round_failed") == "1",
-            reason=row.get("reason", ""),
         )
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"rounds.csv cannot be read: {error!r}") from error
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def client_rows(lines: pa.Table) -> list[ClientRow]:
+    """Return lines of ``clients.csv`` as records, empty where the table has no such column."""
+    empty = dict.fromkeys(field.name for field in fields(ClientRow))
+    return [ClientRow(**{**empty, **line}) for line in lines.to_pylist()]
+
+
+def seconds_of(row: RoundRow) -> float:
+    """Return how long a whole round took."""
+    return math.fsum(getattr(row, name) for name in _SECONDS)
+
+
+def _round(line: Mapping[str, Any]) -> RoundRow:
+    """Return a line of ``rounds.csv``; what follows its usual columns are the task's metrics."""
+    there = {name: value for name, value in line.items() if value is not None}
+    usual = {name: there.pop(name) for name in _ROUNDS if name in there}
+    return RoundRow(**{**_NOTHING, **usual, "round": int(line["round"]), "metrics": there})
+
+
+def _object(file: JsonFile) -> Mapping[str, Any]:
+    try:
+        return file.read()
+    except FileNotFoundError:
+        return {}
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -16,7 +16,6 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution
-from fedif_flower.tasks.task import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,21 +28,15 @@ MAX_NAME = 24  # Characters of a name beside a line.
 _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 
-def plot_progress(
-    rounds: Sequence[RoundRow], metrics: Sequence[Metric], folder: RunFolder, title: str
-) -> Path:
+def plot_progress(rounds: Sequence[RoundRow], folder: RunFolder, title: str) -> Path:
     """Draw test and validation accuracy over the rounds, or what a task has in its place."""
     has_accuracy = any(
         value is not None
         for row in rounds
         for value in (row.test_accuracy, row.validation_accuracy)
     )
-    if metrics and not has_accuracy:
-        name, key = metrics[0].name, metrics[0].key
-    elif not has_accuracy:
-        name = key = "loss"
-    else:
-        name = key = "accuracy"
+    own = next((name.partition("_")[2] for row in rounds for name in row.metrics), "loss")
+    key = "accuracy" if has_accuracy else own
     path = folder.accuracy_picture if key == "accuracy" else folder.metric_picture
     figure = new_figure()
     axes = figure.subplots()
@@ -52,7 +45,7 @@ def plot_progress(
         shown = [(number, value) for number, value in columns if value is not None]
         if shown:
             axes.plot(*zip(*shown, strict=True), style, color=HONEST, label=split)
-    axes.set(xlabel="round", ylabel=name, title=title)
+    axes.set(xlabel="round", ylabel=key.replace("_", " "), title=title)
     if key == "accuracy":
         axes.set(ylim=(0, 1))
     axes.grid(alpha=0.3)

@@ -20,7 +20,6 @@ from fedif_flower.run.rows import ClientRow, RoundRow
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution, sums_by_client
 from fedif_flower.strategies.scoring import Scoring
-from fedif_flower.tasks.task import Metric
 
 _UNKNOWN = "-"
 
@@ -39,8 +38,6 @@ class ReportedRun:
         How far pictures reach.
     completeness : Completeness
         Whether what it asked for came.
-    metrics : sequence of Metric
-        What was evaluated beside loss and accuracy.
     names : mapping of int to str
         What the operator calls members, by client id.
     scoring : Scoring, optional
@@ -54,7 +51,6 @@ class ReportedRun:
     clients: Sequence[ClientRow]
     last_round: int
     completeness: Completeness
-    metrics: Sequence[Metric] = ()
     names: Mapping[int, str] = field(default_factory=dict)
     scoring: Scoring | None = None
     attributed: Sequence[RoundAttribution] = ()
@@ -73,7 +69,7 @@ def write_report(folder: RunFolder, run: ReportedRun, summary: Mapping[str, Any]
     if told := _remainder(summary):
         lines += [*wrap(told, 100), ""]
     if any(row.test_loss is not None or row.validation_loss is not None for row in run.rounds):
-        picture = plot_progress(run.rounds, run.metrics, folder, run.title)
+        picture = plot_progress(run.rounds, folder, run.title)
         lines += [f"![{picture.stem} over rounds]({picture.name})", ""]
     if by_loss:
         lines += ["![attributed contributions over rounds](attribution.png)", ""]

@@ -187,7 +187,6 @@ class RunWriter(Callback):
             self.clients,
             self.last_round,
             self.completeness,
-            self.metrics,
             self.names,
             self.scoring,
         )

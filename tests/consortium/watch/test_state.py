@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
-from fedif_consortium.watch.reader import read_records
-from fedif_consortium.watch.state import SILENCE, Watched
+from fedif_consortium.watch.state import SILENCE, Watched, WatchedMember
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.strategies.quarantine import Decision
 from tests.consortium.watch.made import NOW, asked, client, make_folder
+
+LARGE = 2**63 + 7  # A node id beyond signed numbers, which a float would round.
 
 
 def watched(folder: RunFolder, now: float = NOW) -> Watched:
@@ -20,11 +20,7 @@ def watched(folder: RunFolder, now: float = NOW) -> Watched:
     for table in (folder.rounds, folder.clients):
         if table.path.exists():
             os.utime(table.path, (NOW, NOW))
-    return Watched(read_records(folder), now)
-
-
-def states(run: Watched) -> dict[int, str]:
-    return {member.id: member.state for member in run.members}
+    return Watched(folder, now)
 
 
 def test_a_run_is_running_while_it_gives_signs_of_life(tmp_path):
@@ -51,9 +47,8 @@ def test_how_a_run_ended(tmp_path, phase, summary, state):
 
 
 def test_the_end_is_estimated_by_the_last_rounds(tmp_path):
-    accuracies = [0.1, *[None] * 4]
     live = {"round": 5, "since": NOW - 1, "time": NOW}
-    folder = make_folder(tmp_path, accuracies=accuracies, live=live, num_rounds=10)
+    folder = make_folder(tmp_path, accuracies=[0.1, *[None] * 4], live=live, num_rounds=10)
     # Six rounds of 4 s are left; the fifth began a second ago.
     assert watched(folder).end == NOW - 1 + 6 * 4
     assert watched(folder, NOW + 30).end == NOW + 30  # It is overdue.
@@ -78,7 +73,7 @@ def test_each_member_has_one_state_while_a_round_goes_on(tmp_path):
     folder.quarantine.begin()
     folder.quarantine.append([vars(Decision(2, 5, 6, 6, "worth -1"))])
     run = watched(folder)
-    assert states(run) == {
+    assert {member.id: member.state for member in run.members} == {
         1: "training",
         2: "answered",
         3: "failed",
@@ -93,17 +88,65 @@ def test_each_member_has_one_state_while_a_round_goes_on(tmp_path):
     # Who needs a look comes first.
     order = ["refused", "failed", "quarantined", "revoked", "paused", "offline", "late"]
     assert [member.state for member in run.members][:7] == order
-    assert run.count("training", "answered") == 3
+
+
+LINES = [
+    client(1, 7, weight=0.75, weight_score=0.5),
+    client(1, LARGE, "refused", rejection='a, "quoted" reason'),
+    client(2, 7, weight=0.25),
+    client(2, LARGE, "away"),
+    client(3, LARGE, "late"),
+    client(3, 7, "failed", malicious=True),
+]
+
+
+def test_a_member_s_lines_are_summed_up(tmp_path):
+    contributions = {(1, 7): 0.5, (2, 7): -0.125}
+    folder = make_folder(tmp_path, LINES, contributions=contributions, names={7: "Köln"})
+    with folder.clients.path.open("ab") as file:
+        file.write(b"4,7,7,0,")  # A line that is still being written.
+    assert Watched(folder).members == [
+        WatchedMember(
+            id=7,
+            label="Köln",
+            state="failed",
+            asked=3,
+            accepted=2,
+            misses=1,
+            last_status="failed",
+            reason="why",
+            share=1.0,
+            weight_score=0.5,
+            contribution=0.375,
+            malicious=True,
+        ),
+        WatchedMember(
+            id=LARGE,
+            label=f"client {LARGE % 100}",
+            state="late",
+            asked=3,
+            misses=3,
+            last_status="late",
+            reason="why",
+            share=0.0,
+        ),
+    ]
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("file", "content"),
     [
-        {"asked": [1]},
-        {"time": "soon"},
+        ("clients.csv", "round,client_id,status\n1,7,excellent\n"),
+        ("clients.csv", "round,client_id,status\n1,seven,accepted\n"),
+        ("quarantine.csv", "client_id,until_round\n7,soon\n"),
+        ("rounds.csv", "test_accuracy\n0.5\n"),
+        ("state.json", "{"),
+        ("state.json", '{"time": "soon"}'),
+        ("state.json", '{"time": 1, "asked": [1]}'),
     ],
 )
-def test_a_state_that_no_run_writes_is_named(tmp_path, wrong):
-    folder = make_folder(tmp_path, live=wrong)
-    with pytest.raises(ConfigError, match=r"state\.json"):
-        _ = Watched(read_records(folder), time.time()).state
+def test_a_file_that_is_not_what_it_should_be_is_named(tmp_path, file, content):
+    folder = make_folder(tmp_path, LINES)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ConfigError, match=file.replace(".", r"\.")):
+        _ = Watched(folder).members
