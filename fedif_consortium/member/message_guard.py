@@ -40,7 +40,6 @@ from fedif_consortium.member.outgoing import OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies
 from fedif_consortium.member.policy import MemberPolicy
 from fedif_consortium.member.round_counts import RoundCounts
-from fedif_consortium.member.run_rules import AskedRun
 from fedif_flower.errors import RefusedByMemberError, StorageError
 from fedif_flower.messages.instructions import CONFIG_KEY, told_config
 from fedif_flower.messages.text import printable
@@ -52,6 +51,7 @@ REFUSED = ErrorCode.MOD_FAILED_PRECONDITION
 MOST_WAITING = 4  # Messages without a reply; an app that answers none must not fill the memory.
 WHOLE_SECONDS = 600.0  # For a reply that its app has announced to be there.
 _CODES = range(ErrorCode.CLIENT_APP_CRASHED + 1)
+_FAILED = "the app failed; the reason is in the member's log"
 _POLL_SECONDS = 0.1
 
 
@@ -160,9 +160,7 @@ class MessageGuard:
         try:
             self._policy.runs.check_day(self._today())
             self._admit(message.metadata.run_id)
-            self._counts.count(
-                message.metadata.run_id, message.metadata.message_type, self._today()
-            )
+            self._counts.count(message.metadata.message_type, self._today())
             objects = self._pull(message, tree)
             content = _read_message(message, objects)
             self._check_told(message.metadata.run_id, content)
@@ -205,9 +203,7 @@ class MessageGuard:
             own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
         except ValueError as error:
             raise RefusedByMemberError(f"the run config does not fit the app: {error}") from error
-        overridden = {key: value for key, value in config.items() if value != own[key]}
-        asked = AskedRun(bundle.name, run.federation_id, config, overridden)
-        self._policy.runs.check_run(asked, self._policy.config)
+        self._policy.runs.check_run(bundle.name, config, own, self._policy.config)
         self._runs[run_id] = AdmittedRun(run, config, fab)
 
     def _check_told(self, run_id: int, content: RecordDict) -> None:
@@ -282,12 +278,12 @@ class MessageGuard:
         return set(), ""
 
     def _failure(self, message: Message, asked: Message) -> Message:
-        """Return what leaves of an app's error."""
-        said = str(message.error.reason)
-        logger.warning("run %d: the app failed: %s", asked.metadata.run_id, printable(said, 2000))
+        """Return what leaves of an app's error: that there was one."""
+        said = printable(str(message.error.reason), 2000)
+        logger.warning("run %d: the app failed: %s", asked.metadata.run_id, said)
         code = message.error.code
         known = code if code in _CODES else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        return Message(Error(known, self._leaves.error_text(said)), reply_to=asked)
+        return Message(Error(known, _FAILED), reply_to=asked)
 
     def _contents(self, tree: Any) -> dict[str, bytes]:
         """Return the objects of a reply once the app has sent all of them."""

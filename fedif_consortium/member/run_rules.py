@@ -11,10 +11,8 @@ from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError, RefusedByMemberError
 from fedif_flower.messages.text import printable
-from fedif_flower.settings import AUTO, RefusedValueError, Scalar, Settings, setting, unknown_key
+from fedif_flower.settings import AUTO, RefusedValueError, Scalar, Settings, setting
 
-_RANGE = ("least", "most")
-_NAMES = "a list of strings"
 _DAY = "a date, such as 2026-01-31"
 
 
@@ -47,12 +45,11 @@ class Accepted:
             return cls((value,))
         if isinstance(value, list) and value and all(isinstance(v, Scalar) for v in value):
             return cls(tuple(value))
-        if isinstance(value, dict) and value:
-            for name, end in value.items():
-                if name not in _RANGE:
-                    raise ConfigError(f"[runs.config] {key}: {unknown_key(name, _RANGE)}")
-                if not _is_number(end):
-                    raise ConfigError(f"[runs.config] {key}: {name} = {end!r}; allowed: a number")
+        if (
+            isinstance(value, dict)
+            and {"least", "most"} >= value.keys() > set()
+            and all(map(_is_number, value.values()))
+        ):
             return cls((), **value)
         raise ConfigError(
             f"[runs.config] {key} = {value!r}; allowed: a value, a list of values, or a range such "
@@ -78,38 +75,13 @@ class Accepted:
         return " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
 
 
-@dataclass(frozen=True)
-class AskedRun:
-    """A run as a member sees it before it takes part.
-
-    Attributes
-    ----------
-    name : str
-        The app's publisher and name, as its bundle says.
-    federation : str
-        The federation's id, as the server says.
-    config : mapping of str to bool, int, float or str
-        The run config as the app will get it.
-    overridden : mapping of str to bool, int, float or str
-        Those of its values that are not the app's own.
-    """
-
-    name: str
-    federation: str
-    config: Mapping[str, Scalar]
-    overridden: Mapping[str, Scalar]
-
-
 class RunRules(Settings):
     """``[runs]``: which runs a member takes part in, and how often. Days are days in UTC."""
 
     names: list[str] = setting(
         [],
         "Apps that it takes part in, as `publisher/name`; empty: any that `[apps]` lets run.",
-        allowed=_NAMES,
-    )
-    federations: list[str] = setting(
-        [], "Ids of the federations that it takes part in; empty: any.", allowed=_NAMES
+        allowed="a list of strings",
     )
     first_day: date | None = setting(
         None, "The first day on which it answers; without: no first.", allowed=_DAY
@@ -117,12 +89,11 @@ class RunRules(Settings):
     last_day: date | None = setting(
         None, "The last day on which it answers; without: no last.", allowed=_DAY
     )
-    most_rounds: int = setting(
-        0, "Rounds, that is, messages of the type `train`, of one run; 0: any number.", ge=0
+    most_rounds_a_day: int = setting(
+        0, "Rounds, that is, messages of the type `train`, of all runs in a day; 0: any.", ge=0
     )
-    most_rounds_a_day: int = setting(0, "Rounds of all runs in a day; 0: any number.", ge=0)
     most_messages_a_day: int = setting(
-        0, "Messages of any type, of all runs, in a day; 0: any number.", ge=0
+        0, "Messages of any type, of all runs, in a day; 0: any.", ge=0
     )
     unknown_keys: bool = setting(
         False,
@@ -135,29 +106,35 @@ class RunRules(Settings):
             raise RefusedValueError("last_day", f"from first_day = {self.first_day} on")
         return self
 
-    def check_run(self, asked: AskedRun, accepted: Mapping[str, Accepted]) -> None:
+    def check_run(
+        self,
+        name: str,
+        config: Mapping[str, Scalar],
+        own: Mapping[str, Scalar],
+        accepted: Mapping[str, Accepted],
+    ) -> None:
         """Raise RefusedByMemberError unless a member takes part in such a run.
 
         Parameters
         ----------
-        asked : AskedRun
-            The run.
+        name : str
+            The app's publisher and name, as its bundle says.
+        config, own : mapping of str to bool, int, float or str
+            The run config as the app will get it, and the app's own.
         accepted : mapping of str to Accepted
             ``[runs.config]``: what each listed key may be, whoever set it.
         """
-        if self.names and asked.name not in self.names:
-            raise _refusal(f"app {asked.name}", "names", ", ".join(self.names))
-        if self.federations and asked.federation not in self.federations:
-            raise _refusal(
-                f"federation {asked.federation}", "federations", ", ".join(self.federations)
+        if self.names and name not in self.names:
+            raise RefusedByMemberError(
+                f"app {printable(name)} is none that this member takes part in: "
+                f"names = {', '.join(self.names)}"
             )
-        for key, allowed in accepted.items():
-            if key in asked.config and not allowed.allows(value := asked.config[key]):
+        for key, value in config.items():
+            if key in accepted and not accepted[key].allows(value):
                 raise RefusedByMemberError(
-                    f"run config {key} = {value!r}; this member accepts {allowed}"
+                    f"run config {key} = {value!r}; this member accepts {accepted[key]}"
                 )
-        for key, value in {} if self.unknown_keys else asked.overridden.items():
-            if key not in accepted:
+            if key not in accepted and not self.unknown_keys and value != own[key]:
                 raise RefusedByMemberError(
                     f"run config {key} = {value!r}; this member accepts the app's own value only"
                 )
@@ -200,12 +177,6 @@ class RunRules(Settings):
             raise RefusedByMemberError(f"this member takes part from {self.first_day} on")
         if self.last_day and today > self.last_day:
             raise RefusedByMemberError(f"this member took part until {self.last_day}")
-
-
-def _refusal(what: str, key: str, allowed: str) -> RefusedByMemberError:
-    return RefusedByMemberError(
-        f"{printable(what)} is none that this member takes part in: {key} = {allowed}"
-    )
 
 
 def _is_number(value: object) -> bool:
