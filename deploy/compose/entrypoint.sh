@@ -11,7 +11,7 @@ export FLWR_TELEMETRY_ENABLED=0 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 PYTHONUNBU
 
 setup() { # every key, certificate and setting; for a federation whose parts are all on this host
   fedif keeper init "$KEEPER" "$KEEPER_HOST"
-  local known=() member
+  local known=() member policy
   ! masked || known=(--keeper-key "$(<"$KEEPER/keeper-state/box-key.pub")")
   fedif federation init "$FEDERATION" "$SUPERLINK_HOST" --listen "0.0.0.0:$SUPERLINK_PORT" \
     --superlink "127.0.0.1:$SUPERLINK_LOCAL" "${known[@]}"
@@ -21,8 +21,17 @@ setup() { # every key, certificate and setting; for a federation whose parts are
   cp "$KEEPER/keeper.crt" "$FEDIF_FEDERATION/"
   for member in $MEMBERS; do
     fedif federation invite "$member"
+    # What a member lets run, take part and leave: this app, with any settings.
+    policy=$NODES/$member/member-policy.toml
+    mkdir -p "$NODES/$member"
+    [ -e "$policy" ] ||
+      sed -e 's|^state = "[^"]*"|state = "member-state"|' \
+        -e 's|^unknown-keys = false|unknown-keys = true|' \
+        "$APP/deploy/member-policy.toml" >"$policy"
     fedif node join "$FEDIF_FEDERATION/invitations/$member.invitation.toml" \
-      --in "$NODES/$member" --port "$NODE_PORT" --no-check ${NODE_CONFIG:+--config "$NODE_CONFIG"}
+      --in "$NODES/$member" --port "$NODE_PORT" --no-check --policy "$policy" \
+      ${NODE_CONFIG:+--config "$NODE_CONFIG"}
+    fedif app approve "$APP" --policy "$policy"
     cp "$NODES/$member/$member.answer.toml" "$FEDIF_FEDERATION/answers/"
     cp "$NODES/$member/node.key.pub" "$KEEPER/keys/$member.pub"
   done
