@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -324,7 +324,8 @@ def read_table(path: Path, types: Mapping[str, pa.DataType], *, more: bool = Fal
 def client_rows(lines: pa.Table) -> list[ClientRow]:
     """Return lines of ``clients.csv`` as records, empty where the table has no such column."""
     empty = dict.fromkeys(field.name for field in fields(ClientRow))
-    return [ClientRow(**{**empty, **line}) for line in lines.to_pylist()]
+    rows = [ClientRow(**{**empty, **line}) for line in lines.to_pylist()]
+    return [replace(row, malicious=bool(row.malicious)) for row in rows]
 
 
 def seconds_of(row: RoundRow) -> float:
