@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_flower.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ def make(
         int, typer.Option(help="the first round that counts, where the first ones decide too much")
     ] = 1,
     contact: Annotated[str, typer.Option(help="whom members may ask: shown on every page")] = "",
+    pay_by: Annotated[
+        PayBy, typer.Option(help="shares of the sum over all rounds, or of the mean per draw")
+    ] = "sum",
+    ties: Annotated[
+        Ties, typer.Option(help="alike: members that are not told apart share equally")
+    ] = "apart",
     again: Annotated[
         bool, typer.Option("--again", help="make another one; the one that is there is kept")
     ] = False,
@@ -85,6 +92,8 @@ def make(
         names=known,
         from_round=from_round,
         contact=contact,
+        pay_by=pay_by,
+        ties=ties,
         again=again,
     )
     console = Console()

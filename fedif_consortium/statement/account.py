@@ -25,22 +25,29 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from fedif_consortium.statement.luck import (
+    DRAW,
+    EXAMPLES,
+    ROUNDS,
+    Between,
+    Luck,
+    between,
+    groups,
+    of_draws,
+    of_examples,
+    of_rounds,
+    told_apart,
+)
 from fedif_consortium.statement.records import Part, Reply, RoundLoss, RunRecords
+from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.twins import have_twins
 from fedif_consortium.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
 from fedif_flower.messages.client_node import all_different, called
 from fedif_flower.run.completeness import Completeness
-from fedif_flower.valuation.intervals import (
-    MIN_ROUNDS,
-    half_widths,
-    intervals,
-    share_half_widths,
-)
+from fedif_flower.valuation.intervals import MIN_ROUNDS, share_deviations
 
 NOTHING = Fraction(0)
 MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
-EXAMPLES, DRAW = "another held-out set of the same size", "another draw of members"
-ROUNDS = "other rounds"
 DECISIVE = 0.5  # Of what all rounds together moved.
 
 
@@ -67,14 +74,20 @@ class MemberAccount:
         In nats of validation loss; negative: it raised the loss.
     equal_part : float
         What it would be if each round's were shared equally among those who took part.
-    interval : tuple of float, optional
-        Its 95 % interval, about what :attr:`Account.about` says.
-    share_interval : tuple of float, optional
-        That of its share with another held-out set of the same size, in [0, 1].
+    intervals : tuple of Between
+        Its 95 % intervals, one for each kind of luck; the last is about all of them.
+    per_draw : float, optional
+        The contribution over the number of rounds in which it was asked.
+    draw_intervals, share_intervals : tuple of Between
+        The same of that mean, and of the share, in [0, 1].
+    place : int
+        Its place among all by what its share is of.
+    places : (int, int), optional
+        The places that luck leaves open.
+    alike : int
+        How many others its group has, from whom it is not told apart.
     other_rounds : float, optional
         The contribution without the decisive round, where there is one.
-    other_interval : tuple of float, optional
-        The interval of that.
     by_class : tuple of float
         The same in each class's loss, where that was attributed.
     credited : float
@@ -108,10 +121,14 @@ class MemberAccount:
     examples: float | None
     contribution: float
     equal_part: float
-    interval: tuple[float, float] | None
-    share_interval: tuple[float, float] | None
+    intervals: tuple[Between, ...]
+    per_draw: float | None
+    draw_intervals: tuple[Between, ...]
+    share_intervals: tuple[Between, ...]
+    place: int
+    places: tuple[int, int] | None
+    alike: int
     other_rounds: float | None
-    other_interval: tuple[float, float] | None
     by_class: tuple[float, ...]
     credited: float
     share: float
@@ -123,10 +140,15 @@ class MemberAccount:
     verdict: Verdict
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of the contribution about every kind of luck."""
+        return (self.intervals[-1].low, self.intervals[-1].high) if self.intervals else None
+
+    @property
     def may_be_nothing(self) -> bool:
         """Whether the interval of what it contributed includes 0."""
-        between = self.interval
-        return between is not None and self.contribution != 0 and between[0] <= 0 <= between[1]
+        ends = self.interval
+        return ends is not None and self.contribution != 0 and ends[0] <= 0 <= ends[1]
 
 
 @dataclass(frozen=True)
@@ -139,7 +161,9 @@ class Account:
     has a share; it is empty where shares hold. ``uncredited`` is what of the contributions lies
     beyond the bounds, ``nobody_share`` and ``nobody_cents`` what is paid to nobody.
     ``completeness`` is that of the whole run, whichever rounds count. ``about`` names what the
-    intervals are about; empty: there are none.
+    intervals are about; empty: there are none. ``is_drawn`` says whether some members were asked
+    in fewer rounds than others, ``never_drawn`` who was in none. ``groups`` are the client ids of
+    those who are not told apart, see :mod:`~fedif_consortium.statement.luck`.
     """
 
     rounds: int
@@ -159,6 +183,11 @@ class Account:
     unpaid: str = ""
     completeness: Completeness | None = None
     about: str = ""
+    pay_by: PayBy = "sum"
+    ties: Ties = "apart"
+    is_drawn: bool = False
+    never_drawn: tuple[str, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
     members: tuple[MemberAccount, ...] = field(default_factory=tuple)
 
     @property
@@ -168,15 +197,11 @@ class Account:
 
     @property
     def widest_share(self) -> float | None:
-        """Half the width of the widest interval of a share, if shares have one."""
-        return max(
-            (
-                max(m.share_interval[1] - m.share, m.share - m.share_interval[0])
-                for m in self.members
-                if m.share_interval
-            ),
-            default=None,
-        )
+        """Half the width of the widest interval of a share, with another held-out set."""
+        ends = [(m.share, m.share_intervals[0]) for m in self.members if m.share_intervals]
+        widths = [max(own.high - share, share - own.low) for share, own in ends]
+        is_known = ends and ends[0][1].about == EXAMPLES
+        return max(widths) if is_known else None
 
     @property
     def has_signatures(self) -> bool:
@@ -189,7 +214,12 @@ class Account:
         return math.fsum(max(member.credited, 0.0) for member in self.members)
 
 
-def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
+def settle(
+    records: RunRecords,
+    budget_cents: int | None = None,
+    pay_by: PayBy = "sum",
+    ties: Ties = "apart",
+) -> Account:
     """Return the account of a run.
 
     Parameters
@@ -198,49 +228,79 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         What the run left.
     budget_cents : int, optional
         What is shared out, in cents, >= 0; ``None``: nothing is.
+    pay_by : {"sum", "draw"}
+        Whether shares are of credits, or of their means over the rounds a member was asked in.
+    ties : {"apart", "alike"}
+        Whether members that are not told apart share equally what is theirs together.
     """
     whole, left_out = records, left_out_rounds(records.rounds)
     records = records.without(left_out)
-    rounds, losses = records.rounds, whole.losses
-    per_round = contributions_by_round(records)  # [T, n]
-    totals = [math.fsum(column) + 0.0 for column in per_round.T]
+    rounds, losses, ids = records.rounds, whole.losses, list(records.members)
+    per_round, credited = by_round(records)  # [T, n] each
+    totals, credits = ([math.fsum(own) + 0.0 for own in of.T] for of in (per_round, credited))
     decisive = decisive_row([row.attributed for row in rounds])
-    others = per_round[:0] if decisive is None else np.delete(per_round, decisive, axis=0)
     decrease = math.fsum(row.decrease for row in rounds)
     remainder = math.fsum(row.remainder for row in rounds)
-    credits = [
-        math.fsum(part.credited for part in parts) + 0.0 for parts in records.parts_of.values()
-    ]
+    draws = times_drawn(records)
+    names, turns = labels(records), {turn.client_id: turn for turn in records.judged().members}
+    never = [i for i in {**records.names, **records.members} if not draws.get(i)]
+    asked = [turn.asked for turn in turns.values()]
+    is_drawn = bool(never) or min(asked, default=0) < max(asked, default=0)
+
+    times = np.array([max(draws[i], 1.0) for i in ids])
+    over = times if pay_by == "draw" else np.ones_like(times)
+    paid, gained = (
+        [Fraction(value) / int(n) for value, n in zip(of, over, strict=True)]
+        for of in (credits, totals)
+    )
     unpaid = reason_against_shares(decrease, remainder, credits)
-    shares = [NOTHING if unpaid else s for s in gain_shares(credits, _sum(totals))]
-    withheld = withheld_shares(totals, credits) if any(shares) else [NOTHING] * len(shares)
+    shares = [NOTHING if unpaid else s for s in gain_shares(paid, sum(gained, NOTHING))]
+    withheld = withheld_shares(gained, paid) if any(shares) else [NOTHING] * len(shares)
     nobody = 1 - sum(shares, NOTHING) if any(shares) else NOTHING
+
+    of_sums, of_means = kinds_of_luck(records, per_round, credited, times, is_drawn)
+    lucks = [kind for kind in (of_means if pay_by == "draw" else of_sums) if kind.about != ROUNDS]
+    values = np.array([float(value) for value in paid])
+    apart = told_apart(values, lucks)
+    together = groups(values, apart) if lucks else []
+    mixed = np.eye(len(ids))  # Who shares with whom.
+    for group in together if ties == "alike" else ():
+        mixed[np.ix_(group, group)] = 1 / len(group)
+        part = sum((shares[i] for i in group), NOTHING) / len(group)
+        shares = [part if i in group else share for i, share in enumerate(shares)]
+    own_intervals, draw_intervals = (
+        between(of, [(kind.about, kind.contributed, kind.degrees) for kind in kinds])
+        for of, kinds in ((np.array(totals), of_sums), (np.array(totals) / times, of_means))
+    )
+    share_intervals = between(
+        np.array([float(share) for share in shares]),
+        [
+            (
+                kind.about,
+                share_deviations(values, np.array(totals) / over, kind.credited, kind.contributed)
+                @ mixed,
+                kind.degrees,
+            )
+            for kind in lucks
+            if any(shares)
+        ],
+    )
     cents: list[int] | list[None] = [None] * (len(shares) + 1)
     if budget_cents is not None:
         cents = share_out(budget_cents, [*shares, nobody])
-    by_block, credited = blocks_by_round(records)  # [T, b, n] each
-    other_blocks = by_block[:0] if decisive is None else np.delete(by_block, decisive, axis=0)
-    about = what_intervals_tell(records)
-    between = _intervals(per_round, by_block, records.block_weights, about)
-    other_between = _intervals(others, other_blocks, records.block_weights, about)
-    share_widths = None
-    if between and records.block_weights and any(shares):
-        weights = np.array(records.block_weights)
-        share_widths = share_half_widths(credited.sum(axis=0), by_block.sum(axis=0), weights)
-    names, twins, equal = labels(records), have_twins(per_round), equal_parts(records)
-    turns = {member.client_id: member for member in records.judged().members}
-    replies: dict[int, list[Reply]] = {client_id: [] for client_id in records.members}
+    twins, equal = have_twins(per_round), equal_parts(records)
+    replies: dict[int, list[Reply]] = {client_id: [] for client_id in ids}
     for reply in records.replies:
         replies[reply.client_id].append(reply)
     members = []
     for i, (client_id, partition_id) in enumerate(records.members.items()):
         own, parts, turn = replies[client_id], records.parts_of[client_id], turns.get(client_id)
         scores = [r.weight_score for r in own if r.weight_score is not None]
-        interval = between[i] if between else None
+        ends = own_intervals[i]
         facts = Facts(
             contribution=totals[i],
             equal_part=equal[client_id],
-            interval=interval,
+            interval=(ends[-1].low, ends[-1].high) if ends else None,
             taken_part=turn.usable if turn else 0,
             refused=turn.refused if turn else 0,
             has_twin=bool(twins[i]),
@@ -263,15 +323,23 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
             examples=max((r.num_examples for r in own if r.num_examples is not None), default=None),
             contribution=totals[i],
             equal_part=facts.equal_part,
-            interval=interval,
-            share_interval=None
-            if share_widths is None
-            else (
-                max(float(shares[i]) - float(share_widths[i]), 0.0),
-                min(float(shares[i]) + float(share_widths[i]), 1.0),
+            intervals=ends,
+            per_draw=totals[i] / draws[client_id] if draws[client_id] else None,
+            draw_intervals=draw_intervals[i] if draws[client_id] else (),
+            share_intervals=tuple(
+                Between(e.about, max(e.low, 0.0), min(e.high, 1.0)) for e in share_intervals[i]
             ),
-            other_rounds=None if decisive is None else math.fsum(others[:, i]) + 0.0,
-            other_interval=other_between[i] if other_between else None,
+            place=1 + int((values > values[i]).sum()),
+            places=(
+                1 + int((apart[i] & (values > values[i])).sum()),
+                len(ids) - int((apart[i] & (values < values[i])).sum()),
+            )
+            if lucks
+            else None,
+            alike=max((len(group) - 1 for group in together if i in group), default=0),
+            other_rounds=None
+            if decisive is None
+            else math.fsum(np.delete(per_round[:, i], decisive)) + 0.0,
             by_class=tuple(map(math.fsum, zip(*(p.by_class for p in parts), strict=True))),
             credited=credits[i],
             share=float(shares[i]),
@@ -300,7 +368,12 @@ def settle(records: RunRecords, budget_cents: int | None = None) -> Account:
         nobody_cents=cents[-1],
         unpaid=unpaid,
         completeness=records.completeness,
-        about=about if between else "",
+        about=" and ".join(kind.about for kind in of_sums),
+        pay_by=pay_by,
+        ties=ties,
+        is_drawn=is_drawn,
+        never_drawn=tuple(names.get(i) or records.names[i] for i in sorted(never)),
+        groups=tuple(tuple(ids[i] for i in group) for group in together if len(group) > 1),
         members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
     )
 
@@ -337,62 +410,60 @@ def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
     return decrease <= 0 or abs(remainder) <= MOST_REMAINDER * decrease
 
 
-def contributions_by_round(records: RunRecords) -> NDArray[np.float64]:
-    """Return what each member contributed in each round, ``[T, n]``: 0 where it had no part."""
+def by_round(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what members contributed in each round, and are credited with, ``[T, n]`` each."""
     column = {client_id: i for i, client_id in enumerate(records.members)}
     row = {of_round.round: t for t, of_round in enumerate(records.rounds)}
-    values = np.zeros((len(records.rounds), len(column)))
+    values = np.zeros((2, len(row), len(column)))
     for part in records.parts:
-        values[row[part.round], column[part.client_id]] += part.contribution
-    return values
+        values[:, row[part.round], column[part.client_id]] += part.contribution, part.credited
+    return values[0], values[1]
 
 
-def blocks_by_round(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return contributions by round, block and member ``[T, b, n]``, and what is credited of them.
+def by_block(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the same by block of held-out examples, ``[b, n]`` each.
 
     Of a part of a contribution as much is credited as of the whole: bounds are those of the round.
     """
     column = {client_id: i for i, client_id in enumerate(records.members)}
-    row = {of_round.round: t for t, of_round in enumerate(records.rounds)}
-    values = np.zeros((len(row), len(records.block_weights), len(column)))
-    credited = np.zeros_like(values)
-    for part in records.parts if records.block_weights else ():
-        t, i = row[part.round], column[part.client_id]
+    values = np.zeros((2, len(records.block_weights), len(column)))
+    for part in records.parts:
         kept = part.credited / part.contribution if part.contribution else 1.0
-        values[t, :, i] += part.by_block
-        credited[t, :, i] += kept * np.array(part.by_block)
-    return values, credited
+        own = np.array(part.by_block)
+        values[:, :, column[part.client_id]] += own, kept * own
+    return values[0], values[1]
 
 
-def what_intervals_tell(records: RunRecords) -> str:
-    """Return what intervals of this run are about.
-
-    Where members were drawn, or contributions are not split by held-out examples, they are about
-    rounds.
-    """
-    asked = [member.asked for member in records.judged().members]
-    drawn = min(asked, default=0) < max(asked, default=0)
-    if not records.block_weights:
-        return ROUNDS
-    return f"{EXAMPLES} and {DRAW}" if drawn else EXAMPLES
+def times_drawn(records: RunRecords) -> dict[int, int]:
+    """Return in how many of the rounds that count each member was asked, by client id."""
+    counted = {row.round for row in records.rounds}
+    asked = {(reply.client_id, reply.asked_in or reply.round) for reply in records.replies}
+    found = Counter(client_id for client_id, number in asked if number in counted)
+    return {client_id: found[client_id] for client_id in records.members}
 
 
-def _intervals(
+def kinds_of_luck(
+    records: RunRecords,
     per_round: NDArray[np.float64],
-    by_block: NDArray[np.float64],
-    weights: Sequence[float],
-    about: str,
-) -> list[tuple[float, float]]:
-    """Return members' intervals; about two things, they are the root of the sum of squares."""
-    of_rounds = intervals(per_round)
-    if of_rounds is None:
-        return []
-    totals = per_round.sum(axis=0)[:, None]
-    if weights:
-        own = half_widths(by_block.sum(axis=0), np.array(weights))[:, None]
-        beside = np.hypot(own, 0.0 if about == EXAMPLES else of_rounds - totals)  # [n, 2]
-        of_rounds = totals + np.broadcast_to(beside, of_rounds.shape) * np.array([-1.0, 1.0])
-    return [(float(low), float(high)) for low, high in of_rounds]
+    credited: NDArray[np.float64],
+    times: NDArray[np.float64],
+    is_drawn: bool,
+) -> tuple[list[Luck], list[Luck]]:
+    """Return the kinds of luck of members' sums, and of their means per draw.
+
+    Where contributions are not split by held-out examples, and nobody was drawn, they are about
+    other rounds. Fewer than five rounds tell nothing.
+    """
+    if len(per_round) < MIN_ROUNDS:
+        return [], []
+    of_sums, of_means = [], []
+    if records.block_weights:
+        of_sums = [of_examples(*by_block(records), records.block_weights)]
+        of_means = [of_sums[0].scaled(1 / times)]
+    if is_drawn or not records.block_weights:
+        of_sums += of_rounds(per_round, credited, DRAW if is_drawn else ROUNDS)
+        of_means += of_draws(per_round, credited, times)
+    return of_sums, of_means
 
 
 def decisive_row(attributed: Sequence[float]) -> int | None:
@@ -436,7 +507,7 @@ def reason_against_shares(decrease: float, remainder: float, contributions: Sequ
     return "" if any(value > 0 for value in contributions) else "nobody contributed"
 
 
-def gain_shares(credits: Sequence[float], gained: Fraction = NOTHING) -> list[Fraction]:
+def gain_shares(credits: Sequence[float | Fraction], gained: Fraction = NOTHING) -> list[Fraction]:
     """Return each credit's exact share of the positive ones, or of ``gained`` if that is more.
 
     All are 0 if none is positive.
@@ -446,7 +517,9 @@ def gain_shares(credits: Sequence[float], gained: Fraction = NOTHING) -> list[Fr
     return [Fraction(value) / whole if any(positive) else NOTHING for value in positive]
 
 
-def withheld_shares(contributions: Sequence[float], credits: Sequence[float]) -> list[Fraction]:
+def withheld_shares(
+    contributions: Sequence[float | Fraction], credits: Sequence[float | Fraction]
+) -> list[Fraction]:
     r"""Return what bounds take from each member's share.
 
     .. math:: \frac{\max(c_i, 0) - \max(\hat c_i, 0)}
@@ -459,8 +532,8 @@ def withheld_shares(contributions: Sequence[float], credits: Sequence[float]) ->
     ]
 
 
-def _sum(values: Sequence[float]) -> Fraction:
-    return sum(map(Fraction, values), NOTHING)
+def _sum(values: Sequence[float | Fraction]) -> Fraction:
+    return sum((Fraction(value) for value in values), NOTHING)
 
 
 def beyond(parts: Sequence[Part]) -> Beyond:

@@ -31,6 +31,7 @@ from fedif_consortium.statement.manifest import (
 from fedif_consortium.statement.pages import made_with, page_names, render
 from fedif_consortium.statement.receipts import last_head
 from fedif_consortium.statement.records import RunRecords, first_of, read_run
+from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, refused_as
 from fedif_flower.run.folder import RunFolder
@@ -65,6 +66,8 @@ def make_statement(
     from_round: int = 1,
     contact: str = "",
     again: bool = False,
+    pay_by: PayBy = "sum",
+    ties: Ties = "apart",
 ) -> Path:
     """Write ``statement/`` in a run's folder; return it.
 
@@ -100,20 +103,14 @@ def make_statement(
             "and keeps it"
         )
     with refused_as(ConfigError, f"{run_dir}: no statement can be made of its records"):
-        return _made(run_dir, key, budget_cents, names, from_round, contact)
+        records = read_run(run_dir, names)
+        counted = records.since(from_round)
+        return _made(records, counted, settle(counted, budget_cents, pay_by, ties), key, contact)
 
 
 def _made(
-    run_dir: Path,
-    key: SigningKey,
-    budget_cents: int | None,
-    names: Mapping[int, str] | None,
-    from_round: int,
-    contact: str,
+    records: RunRecords, counted: RunRecords, account: Account, key: SigningKey, contact: str
 ) -> Path:
-    records = read_run(run_dir, names)
-    counted = records.since(from_round)
-    account = settle(counted, budget_cents)
     hashes = chain(records)
     manifest = Manifest(
         run=records.name,
@@ -137,7 +134,7 @@ def _made(
     }
     folder = records.folder.statement
     digests = {f"{folder.name}/{n}": hashlib.sha256(c).hexdigest() for n, c in written.items()}
-    of_run = {name: file_hash(run_dir / name) for name in records.folder.results()}
+    of_run = {name: file_hash(folder.parent / name) for name in records.folder.results()}
     model = records.folder.model
     if model.name not in of_run:
         raise ConfigError(f"{model} is not there: a statement is about the model of its run")
@@ -196,15 +193,16 @@ def read_account(text: str | bytes) -> tuple[Account, dict[int, str]]:
 
 def account_csv(account: Account) -> str:
     """Return the members' accounts as a table."""
-    intervals = ("interval", "share_interval", "other_interval")
-    elsewhere = (*intervals, "by_class", "refusals", "verdict")
+    intervals = ("intervals", "draw_intervals", "share_intervals")
+    elsewhere = (*intervals, "places", "by_class", "refusals", "verdict")
     columns = [f.name for f in fields(MemberAccount) if f.name not in elsewhere]
     columns[columns.index("cents")] = "amount"
-    ends = ("low", "high", "share_low", "share_high")
+    ends = [f"{of}{end}" for of in ("", "draw_", "share_") for end in ("low", "high")]
     rows: list[list[object]] = [[*columns, *ends, "verdict", "reason"]]
     for member in account.members:
         values = vars(member) | {"amount": "" if member.cents is None else amount(member.cents)}
-        between = *(member.interval or (None, None)), *(member.share_interval or (None, None))
+        last = [of[-1] if of else None for of in (vars(member)[name] for name in intervals)]
+        between = [end for own in last for end in ((own.low, own.high) if own else (None, None))]
         verdict = member.verdict
         rows.append([*(values[c] for c in columns), *between, verdict.level, verdict.reason])
     return csv_text(rows)

@@ -18,12 +18,13 @@ from jinja2.runtime import Context
 from fedif_consortium.evidence.keys import fingerprint
 from fedif_consortium.page import TEMPLATES, templates
 from fedif_consortium.statement.account import Account, MemberAccount
+from fedif_consortium.statement.luck import BOTH, DRAW, EXAMPLES, ROUNDS
 from fedif_consortium.statement.manifest import PAGE, PAGES, Manifest
 from fedif_consortium.statement.open_games import CREDIT_BOUNDS, open_games
 from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.verdict import RULES
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
-from fedif_flower.valuation.intervals import MIN_ROUNDS, RESAMPLES
+from fedif_flower.valuation.intervals import MIN_ROUNDS
 
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 _COUNTED = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
@@ -95,7 +96,6 @@ def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[st
         pages[names[member.client_id]] = page.render(
             **shared,
             member=member,
-            place=1 + sum(value > member.contribution for value in values),
             scale=scale,
             ticks=ticks,
             own=own,
@@ -153,8 +153,8 @@ def _templates() -> Environment:
         "counted": _COUNTED,
         "letters": LETTERS,
         "not_asked": NOT_ASKED,
-        "resamples": RESAMPLES,
         "min_rounds": MIN_ROUNDS,
+        "short_for": {EXAMPLES: "examples", DRAW: "draw", ROUNDS: "rounds", BOTH: "both"},
     }
     return found
 

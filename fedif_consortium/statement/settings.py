@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fedif_flower.settings import Settings, in_section, setting
 
+PayBy = Literal["sum", "draw"]
+Ties = Literal["apart", "alike"]
 CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
 
 
@@ -24,5 +28,16 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
         "whom members may ask about that statement: its pages say it",
         pattern=r"^[^\x00-\x1f\x7f]{0,200}$",
         allowed="at most 200 printable characters",
+        changes_result=False,
+    )
+    pay_by: PayBy = setting(
+        "sum",
+        "what shares are of: `sum` over all rounds, so that being drawn often pays, or the mean "
+        "per `draw`, so that who is there for a few good rounds is paid as for all",
+        changes_result=False,
+    )
+    ties: Ties = setting(
+        "apart",
+        "`alike`: members that the held-out set (and the draw) cannot tell apart share equally",
         changes_result=False,
     )

@@ -231,7 +231,8 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
             name = run.attributed_rounds.path.name
             raise StatementError(f"{name}: round {row.round} does not add up")
     _check_credits(run, records)
-    again = json.loads(account_json(settle(counted, account.budget_cents), counted))
+    settled = settle(counted, account.budget_cents, account.pay_by, account.ties)
+    again = json.loads(account_json(settled, counted))
     for where, told, found in _differences(json.loads(content), again, ACCOUNT):
         raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
     # Another version may word or draw things differently.

@@ -1,4 +1,9 @@
-"""How far contributions depend on which rounds there were, and on which held-out examples."""
+"""How far contributions depend on which rounds there were, and on which held-out examples.
+
+Every figure here is a sum over blocks: of held-out examples, or of rounds. What the sum would be
+without one of them tells how much is luck (a jackknife). What depends on the figures, such as
+shares or differences, moves as they do.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
-RESAMPLES = 2000
 CONFIDENCE = 0.95
 MIN_ROUNDS = 5  # Fewer rounds say nothing about how much depends on the rounds.
 
 
-def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return 95 % bootstrap intervals of the members' sums, over rounds.
+def quantile(degrees: float) -> float:
+    """Return by which multiple of its standard error a 95 % interval reaches to each side."""
+    return float(t.ppf((1 + CONFIDENCE) / 2, degrees))
 
-    All T rounds are drawn again with replacement, 2,000 times, whole: a round in which a member
-    had no part counts 0 for it. So a member drawn once has an interval from 0 to about three times
-    its contribution: in a third of the drawings its round is not there. The seed is fixed: whoever
-    has the records gets the same interval.
+
+def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Return 95 % intervals of the members' sums, with other rounds.
+
+    A round in which a member had no part counts 0 for it. So a member drawn once has an interval
+    that includes 0: another time it might not have been drawn.
 
     Parameters
     ----------
@@ -29,26 +36,21 @@ def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
     NDArray or None
         ``[n, 2]``; ``None`` with fewer than 5 rounds, which cannot tell.
     """
-    rounds = per_round.shape[0]
+    rounds = len(per_round)
     if rounds < MIN_ROUNDS:
         return None
-    generator = np.random.default_rng(0)
-    drawn = generator.multinomial(rounds, np.full(rounds, 1 / rounds), size=RESAMPLES)  # [B, T]
-    sums = drawn.astype(np.float64) @ per_round  # [B, n]
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(sums, [tail, 1 - tail], axis=0, method="inverted_cdf")
-    return np.stack([low, high], axis=1) + 0.0
+    totals, widths = per_round.sum(axis=0), half_widths(per_round, np.full(rounds, 1 / rounds))
+    return np.stack([totals - widths, totals + widths], axis=1) + 0.0
 
 
-def half_widths(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Return half the widths of 95 % intervals for another held-out set of the same size, ``[n]``.
+def deviations(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    r"""Return how a sum moves without each block, ``[b, n]``: its squares add up to its variance.
 
-    .. math:: t_{b-1} \sqrt{\frac{1}{b} \sum_k \frac{1 - W_k}{W_k} (c_{(k)} - c)^2}, \qquad
+    .. math:: z_k = \sqrt{\frac{1 - W_k}{b\,W_k}}\; (c_{(k)} - c), \qquad
               c_{(k)} = \frac{c - c_k}{1 - W_k}
 
-    with :math:`c = \sum_k c_k` a sum over b blocks, :math:`c_{(k)}` what it would be without block
-    k, and :math:`t_{b-1}` the .975 quantile of Student's t. A difference between two members is the
-    sum of its blocks' differences: it is given as one more column.
+    with :math:`c = \sum_k c_k` a sum over b blocks and :math:`c_{(k)}` what it would be without
+    block k. They are linear in the blocks: those of a difference are the differences.
 
     Parameters
     ----------
@@ -61,25 +63,28 @@ def half_widths(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> 
     ----------
     Tukey, 1958; Busing, Meijer and van der Leeden, "Delete-m Jackknife for Unequal m", 1999.
     """
-    blocks, own = len(weights), weights[:, None]
-    total = by_block.sum(axis=0)
-    moved = (total - by_block) / (1 - own) - total  # [b, n]
-    variance = ((1 - own) / own * moved**2).sum(axis=0) / blocks
-    widths: NDArray[np.float64] = t.ppf((1 + CONFIDENCE) / 2, blocks - 1) * np.sqrt(variance)
-    return widths
+    own, total = weights[:, None], by_block.sum(axis=0)
+    moved = (total - by_block) / (1 - own) - total
+    found: NDArray[np.float64] = np.sqrt((1 - own) / own / len(weights)) * moved
+    return found
+
+
+def half_widths(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    r"""Return half the widths of 95 % intervals for another held-out set of the same size, ``[n]``.
+
+    .. math:: t_{b-1} \sqrt{\textstyle\sum_k z_k^2}
+
+    with :math:`t_{b-1}` the .975 quantile of Student's t; see :func:`deviations` for z and what is
+    given.
+    """
+    errors: NDArray[np.float64] = np.linalg.norm(deviations(by_block, weights), axis=0)
+    return quantile(len(weights) - 1) * errors
 
 
 def share_half_widths(
     credited: NDArray[np.float64], contributed: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    r"""Return the same of shares, by the delta method, ``[n]``.
-
-    .. math:: s_i = \hat c_i^+ / D, \qquad
-              D = \max\Big(\sum_j \hat c_j^+, \sum_j c_j\Big), \qquad
-              \mathrm{d} s_i = (\mathrm{d} \hat c_i^+ - s_i\, \mathrm{d} D) / D
-
-    A member without a share has the width 0. All shares together move by nothing where all of the
-    gain is paid.
+    """Return the same of shares, ``[n]``; see :func:`share_deviations`.
 
     Parameters
     ----------
@@ -88,9 +93,40 @@ def share_half_widths(
     weights : NDArray
         ``[b]``.
     """
-    paid = credited * (credited.sum(axis=0) > 0)
-    together = paid.sum(axis=1), contributed.sum(axis=1)
-    whole = max(together, key=lambda by_block: float(by_block.sum()))  # [b]
-    gained = float(whole.sum())
-    shares = paid.sum(axis=0) / gained
-    return half_widths((paid - shares * whole[:, None]) / gained, weights)
+    moved = share_deviations(
+        *(credited.sum(axis=0), contributed.sum(axis=0)),
+        *(deviations(credited, weights), deviations(contributed, weights)),
+    )
+    errors: NDArray[np.float64] = np.linalg.norm(moved, axis=0)
+    return quantile(len(weights) - 1) * errors
+
+
+def share_deviations(
+    credited: NDArray[np.float64],
+    contributed: NDArray[np.float64],
+    of_credited: NDArray[np.float64],
+    of_contributed: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    r"""Return how shares move where credits and contributions do, by the delta method, ``[k, n]``.
+
+    .. math:: s_i = \hat c_i^+ / D, \qquad
+              D = \max\Big(\sum_j \hat c_j^+, \sum_j c_j\Big), \qquad
+              \mathrm{d} s_i = (\mathrm{d} \hat c_i^+ - s_i\, \mathrm{d} D) / D
+
+    A member without a share does not move. All shares together move by nothing where all of the
+    gain is paid.
+
+    Parameters
+    ----------
+    credited, contributed : NDArray
+        ``[n]``; some credit is positive.
+    of_credited, of_contributed : NDArray
+        ``[k, n]``: their deviations.
+    """
+    is_paid = credited > 0
+    paid, moved = credited * is_paid, of_credited * is_paid
+    beyond = contributed.sum() > paid.sum()
+    gained = contributed.sum() if beyond else paid.sum()
+    whole = (of_contributed if beyond else moved).sum(axis=1)  # [k]
+    found: NDArray[np.float64] = (moved - (paid / gained) * whole[:, None]) / gained
+    return found

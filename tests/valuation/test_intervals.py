@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from fedif_flower.valuation.intervals import half_widths, share_half_widths
+from fedif_flower.valuation.intervals import half_widths, intervals, share_half_widths
 
 HALVES = np.array([0.5, 0.5])
 
@@ -47,3 +47,13 @@ def test_intervals_cover():
         examples = generator.exponential(size=(60, 1)).reshape(20, 3, 1).mean(axis=1) / 20
         hits += abs(float(examples.sum()) - 1.0) <= float(half_widths(examples, weights)[0])
     assert 0.90 <= hits / 400 <= 0.98
+
+
+def test_a_member_drawn_once_has_a_wide_interval_and_one_drawn_always_a_narrow_one():
+    rounds = np.zeros((20, 3))
+    rounds[:, 0] = 0.05  # Every round.
+    rounds[7, 1] = 1.0  # Once: of 20 rounds 20 / 19 * (1 - 1 / 20) = 1 is the variance.
+    assert intervals(rounds) == pytest.approx(
+        np.array([[1.0, 1.0], [1 - t.ppf(0.975, 19), 1 + t.ppf(0.975, 19)], [0.0, 0.0]])
+    )
+    assert intervals(rounds[:4]) is None

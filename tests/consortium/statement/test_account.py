@@ -7,24 +7,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import t
+from scipy.stats import studentized_range, t
 
 from fedif_consortium.statement.account import (
     decisive_row,
     gain_shares,
-    intervals,
     settle,
     share_out,
     withheld_shares,
 )
+from fedif_consortium.statement.luck import Luck, groups, told_apart
 from fedif_consortium.statement.records import read_run
 from tests.consortium.statement.runs import make_run
 
 NATS = st.floats(-10, 10, allow_nan=False)
 
 
-def account(tmp_path, contributions, budget_cents=None, **more):
-    return settle(read_run(make_run(tmp_path / "run", contributions, **more)), budget_cents)
+def account(tmp_path, contributions, budget_cents=None, pay_by="sum", ties="apart", **more):
+    records = read_run(make_run(tmp_path / "run", contributions, **more))
+    return settle(records, budget_cents, pay_by, ties)
 
 
 def by_name(found):
@@ -121,9 +122,6 @@ def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
     members = by_name(found)
     assert members["client 0"].other_rounds == 0.5
     assert members["client 1"].other_rounds == 0.5
-    assert members["client 0"].other_interval is None  # four rounds say nothing
-    found = account(tmp_path, [*rounds, {0: 0.125, 1: 0.0}])
-    assert found.members[0].other_interval == (0.625, 0.625)
     # Half of it does not decide, nor do rounds of a run that gained nothing.
     even = account(tmp_path, [{0: 0.5}, *[{0: 0.125}] * 4])
     assert (even.decisive_round, even.members[0].other_rounds) == (None, None)
@@ -153,22 +151,6 @@ def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
     assert set(by_name(found)) == {"client 0", "node 22"}
     found = account(tmp_path, [{0: 1.0, 1: 0.5, 2: 0.5}], names={0: "clinic", 1: "clinic"})
     assert set(by_name(found)) == {"clinic (0)", "clinic (1)", "client 2"}
-
-
-def test_a_member_drawn_once_has_a_wide_interval_and_one_drawn_always_a_narrow_one():
-    rounds = np.zeros((20, 3))
-    rounds[:, 0] = 0.05  # every round
-    rounds[7, 1] = 1.0  # once
-    found = intervals(rounds)
-    np.testing.assert_allclose(found[0], [1.0, 1.0])
-    np.testing.assert_allclose(found[1], [0.0, 3.0])
-    assert found[2].tolist() == [0.0, 0.0]
-
-
-def test_few_rounds_have_no_interval_and_the_same_records_the_same_one():
-    assert intervals(np.ones((4, 2))) is None
-    values = np.random.default_rng(0).normal(size=(30, 4))
-    assert np.array_equal(intervals(values), intervals(values))
 
 
 @pytest.mark.parametrize(
@@ -229,23 +211,73 @@ def test_intervals_are_about_the_held_out_set_where_all_took_part(tmp_path):
     assert second.interval == pytest.approx((1 - quantile / 2, 1 + quantile / 2))
     # Shares 3/4 and 1/4 of 4; in the first block d s = (1 - 3/4 * 5/4) / 4 = 1/64, a half counts.
     assert first.share == 0.75
-    assert first.share_interval == pytest.approx((0.75 - quantile / 32, 1.0))
-    assert second.share_interval == pytest.approx((0.0, 0.25 + quantile / 32))
+    (of_first,), (of_second,) = first.share_intervals, second.share_intervals
+    assert (of_first.low, of_first.high) == pytest.approx((0.75 - quantile / 32, 1.0))
+    assert (of_second.low, of_second.high) == pytest.approx((0.0, 0.25 + quantile / 32))
     assert found.widest_share == pytest.approx(quantile / 32)
 
 
-def test_where_members_were_drawn_intervals_are_about_both(tmp_path):
+def test_where_members_were_drawn_luck_is_told_apart_and_together(tmp_path):
     rounds = [{0: 1.0, 1: 0.5}, {0: 1.0}, {0: 0.5, 1: 0.5}, {0: 1.0}, {0: 0.75, 1: 0.25}]
     found = account(tmp_path, rounds, blocks={0: [0.4, 0.6], 1: [0.5, 0.5]})
     assert found.about == "another held-out set of the same size and another draw of members"
-    of_rounds = intervals(np.array([[r.get(0, 0.0), r.get(1, 0.0)] for r in rounds]))
+    values = np.array([[r.get(0, 0.0), r.get(1, 0.0)] for r in rounds])
+    of_draw = t.ppf(0.975, 4) * values.std(axis=0, ddof=1) * math.sqrt(5)
     first, second = found.members
     own = t.ppf(0.975, 1) * 4.25 * 0.2
-    expected = [
-        4.25 + sign * math.hypot(own, of_rounds[0, i] - 4.25) for i, sign in enumerate((-1, 1))
-    ]
-    assert first.interval == pytest.approx(expected)
-    assert second.interval == pytest.approx(tuple(of_rounds[1]))  # Its blocks are alike.
+    widths = [each.high - first.contribution for each in first.intervals]
+    assert widths == pytest.approx([own, of_draw[0], math.hypot(own, of_draw[0])])
+    assert [each.about for each in first.intervals] == [*found.about.split(" and "), "both"]
+    assert second.interval == pytest.approx((1.25 - of_draw[1], 1.25 + of_draw[1]))
+    for member in found.members:
+        examples, draw, both = (each.high - each.low for each in member.share_intervals)
+        assert both >= max(examples, draw) > 0
+
+
+def test_shares_per_draw_are_of_means(tmp_path):
+    rounds = [{0: 1.0, 1: 0.5}, {0: 1.0}, {0: 1.0, 1: 1.0}, {0: 1.0}, {0: 1.0, 2: 0.5}]
+    more = {"names": {1: "often", 7: "never"}}
+    found = account(tmp_path, rounds, 90_00, "draw", **more)
+    members = by_name(found)
+    assert (found.is_drawn, found.never_drawn) == (True, ("never",))
+    assert [m.per_draw for m in found.members] == [1.0, 0.75, 0.5]
+    assert [m.cents for m in found.members] == [40_00, 30_00, 20_00]
+    # The standard error of .5 and 1; who was drawn once might have contributed nothing.
+    half = t.ppf(0.975, 1) * 0.25
+    assert members["often"].draw_intervals[0].high == pytest.approx(0.75 + half)
+    assert members["client 2"].draw_intervals[0].low < 0
+    by_sum = account(tmp_path, rounds, 70_00, **more)
+    assert [m.cents for m in by_sum.members] == [50_00, 15_00, 5_00]
+
+
+def test_a_request_without_a_reply_is_a_draw(tmp_path):
+    away = {"rejections": {(2, 1): "no reply"}, "statuses": {(2, 1): "away"}}
+    found = by_name(account(tmp_path, [{0: 1.0, 1: 1.0}, {0: 1.0}], 3_00, "draw", **away))
+    assert [found[f"client {i}"].per_draw for i in (0, 1)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(("ties", "cents"), [("apart", [50_00, 45_00]), ("alike", [47_50, 47_50])])
+def test_members_that_are_not_told_apart_may_be_paid_alike(tmp_path, ties, cents):
+    even = [0.25] * 4
+    blocks = {0: [0.2, 0.3, 0.25, 0.25], 1: [0.3, 0.2, 0.25, 0.25], 2: even, 3: even}
+    rounds = [{0: 1.0, 1: 0.9, 2: 0.1, 3: 0.0}] * 5
+    found = account(tmp_path, rounds, 100_00, ties=ties, blocks=blocks)
+    assert found.groups == ((0, 1),)
+    # Whoever sent nothing gets nothing.
+    assert [member.cents for member in found.members] == [*cents, 5_00, 0]
+    assert [member.alike for member in found.members] == [1, 1, 0, 0]
+    assert [member.places for member in found.members] == [(1, 2), (1, 2), (3, 3), (4, 4)]
+
+
+def test_groups_are_told_by_the_studentised_range():
+    # Three members of variance 2 each: differences of 4, as far as q / sqrt(2) * 2 = q sqrt(2).
+    luck = Luck("luck", np.eye(3), np.eye(3) * math.sqrt(2), 12)
+    limit = studentized_range.ppf(0.95, 3, 12) * math.sqrt(2)
+    values = np.array([2 * limit + 1, limit + 0.99, 1.0])
+    apart = told_apart(values, [luck])
+    assert apart.tolist() == [[False, True, True], [True, False, False], [True, False, False]]
+    assert groups(values, apart) == [[0], [1, 2]]
+    assert groups(-values, apart) == []
 
 
 def test_without_blocks_intervals_are_about_rounds(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from fedif_consortium.page import refuse_page
 from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.verify import verify
 from tests.consortium.statement.runs import make_run
 
 NAMES = {0: "hospital-2", 1: "St. <b>Mary's</b> & Co", 2: "Klinikum"}
@@ -140,3 +141,20 @@ def test_pages_say_what_another_held_out_set_would_change(tmp_path, key):
         "With another held-out set of the same size, your share would be between 45 and 55 %."
         in own
     )
+
+
+def test_pages_of_a_run_that_drew_members_say_so(tmp_path, key):
+    blocks = {i: [0.2, 0.3, 0.25, 0.25] for i in range(3)}
+    rounds = [{0: 0.5, 1: 0.5}, {0: 0.5, 2: 0.25}] * 3
+    run_dir = make_run(tmp_path / "run", rounds, blocks=blocks, names={1: "Nord", 9: "Ost"})
+    folder = make_statement(run_dir, key, pay_by="draw", ties="alike", budget_cents=1000_00)
+    whole = text_of((folder / "statement.html").read_text())
+    assert "drawn in 3 of 6" in whole
+    assert "Never drawn. Ost: nothing is known" in whole
+    assert "and they are paid alike" in whole
+    assert "per draw +0.500" in whole
+    own = text_of((folder / "members" / "002.html").read_text())
+    assert "You were drawn in 3 of 6 rounds, and answered in 3." in own
+    assert "; with another draw of members, between" in own
+    assert "Ost" not in own
+    verify(run_dir)

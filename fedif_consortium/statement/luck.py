@@ -1,0 +1,144 @@
+r"""How else a run's figures could have come out: with other held-out examples, or another draw.
+
+A kind of luck is a table of deviations :math:`z` ``[k, n]``: a member's variance is the sum of its
+column's squares, a difference's that of the columns' differences. Kinds that are independent of
+each other add up by their squares.
+
+Two members are told apart where their credits differ by more than
+
+.. math:: \sqrt{\textstyle\sum_l \big( \tfrac{1}{\sqrt 2}\, q_{.95}(n, \nu_l)\,
+          \lVert z_{l,i} - z_{l,j} \rVert \big)^2}
+
+with q the quantile of the studentised range of n members and :math:`\nu_l` degrees of freedom, so
+that of n members that contribute the same, two are told apart in one run of twenty (Tukey-Kramer).
+A group begins with the highest that is in none yet; who follows joins it, down to the first that is
+told apart from one of the group. Only those who have a share are in groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import studentized_range
+
+from fedif_flower.valuation.intervals import CONFIDENCE, MIN_ROUNDS, deviations, quantile
+
+Array = NDArray[np.float64]
+EXAMPLES, DRAW = "another held-out set of the same size", "another draw of members"
+ROUNDS, BOTH = "other rounds", "both"
+
+
+@dataclass(frozen=True)
+class Between:
+    """A 95 % interval, and what else there could have been."""
+
+    about: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Luck:
+    """A kind of luck: deviations of contributions and of credits, ``[k, n]`` each."""
+
+    about: str
+    contributed: Array
+    credited: Array
+    degrees: int
+
+    def scaled(self, factors: Array) -> Luck:
+        """Return the luck of figures times these factors, ``[n]``."""
+        own = self.contributed * factors, self.credited * factors
+        return Luck(self.about, *own, self.degrees)
+
+
+def of_examples(contributed: Array, credited: Array, weights: Sequence[float]) -> Luck:
+    """Return the luck of the held-out examples; ``[b, n]``, by block."""
+    of = np.array(weights)
+    own = deviations(contributed, of), deviations(credited, of)
+    return Luck(EXAMPLES, *own, len(of) - 1)
+
+
+def of_rounds(contributed: Array, credited: Array, about: str) -> list[Luck]:
+    """Return the luck of a sum over rounds; ``[T, n]``. None where they are too few."""
+    rounds = len(contributed)
+    if rounds < MIN_ROUNDS:
+        return []
+    of = np.full(rounds, 1 / rounds)
+    return [Luck(about, deviations(contributed, of), deviations(credited, of), rounds - 1)]
+
+
+def of_draws(contributed: Array, credited: Array, draws: Array) -> list[Luck]:
+    r"""Return the luck of means per draw; ``[T, n]``, and how often members were drawn, ``[n]``.
+
+    A member drawn a times has the standard error :math:`\sqrt{\sum_t (c_t - \bar c)^2 / (a (a-1))}`
+    with a - 1 degrees of freedom. Who was drawn once might as well have contributed nothing.
+    """
+    rounds = len(contributed)
+    if rounds < MIN_ROUNDS:
+        return []
+    times = np.maximum(draws, 1.0)
+    more = np.maximum(times - 1, 1.0)
+    wider = np.array([quantile(degrees) for degrees in more]) / quantile(rounds - 1)
+
+    def errors(values: Array) -> Array:
+        mean = values.sum(axis=0) / times
+        squares = np.maximum((values**2).sum(axis=0) - times * mean**2, 0.0)
+        own = np.where(times > 1, wider * np.sqrt(squares / (times * more)), np.abs(mean))
+        return np.diag(own)
+
+    return [Luck(DRAW, errors(contributed), errors(credited), rounds - 1)]
+
+
+def between(values: Array, moved: Sequence[tuple[str, Array, int]]) -> list[tuple[Between, ...]]:
+    """Return each member's intervals: one for each kind of luck, and of two, that of both.
+
+    Parameters
+    ----------
+    values : NDArray
+        ``[n]``.
+    moved : sequence of (str, NDArray, int)
+        What each kind is about, its deviations ``[k, n]`` and its degrees of freedom.
+    """
+    widths = {about: quantile(degrees) * np.linalg.norm(z, axis=0) for about, z, degrees in moved}
+    if len(widths) > 1:
+        widths[BOTH] = np.sqrt(sum(own**2 for own in widths.values()))
+    return [
+        tuple(
+            Between(about, float(value - own[i]) + 0.0, float(value + own[i]) + 0.0)
+            for about, own in widths.items()
+        )
+        for i, value in enumerate(values)
+    ]
+
+
+def told_apart(values: Array, lucks: Sequence[Luck]) -> NDArray[np.bool_]:
+    """Tell which members' credits differ by more than luck, ``[n, n]``."""
+    squares = np.zeros((len(values), len(values)))
+    for luck in lucks:
+        z = luck.credited
+        gram = z.T @ z
+        own = np.diag(gram)
+        squares += _range(len(values), luck.degrees) ** 2 / 2 * (own + own[:, None] - 2 * gram)
+    apart: NDArray[np.bool_] = np.abs(values - values[:, None]) > np.sqrt(np.maximum(squares, 0.0))
+    return apart
+
+
+def groups(values: Array, apart: NDArray[np.bool_]) -> list[list[int]]:
+    """Return who is alike, as the module says: each member with a share is in one group."""
+    found: list[list[int]] = []
+    for i in sorted(np.flatnonzero(values > 0), key=lambda i: (-values[i], i)):
+        if found and not apart[i, found[-1]].any():
+            found[-1].append(int(i))
+        else:
+            found.append([int(i)])
+    return found
+
+
+@lru_cache(maxsize=64)
+def _range(members: int, degrees: int) -> float:
+    return float(studentized_range.ppf(CONFIDENCE, max(members, 2), degrees))
