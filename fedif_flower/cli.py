@@ -151,29 +151,6 @@ def show(
         console.print(f"Picture: {found.plot(picture).absolute()}", soft_wrap=True, highlight=False)
 
 
-@cli.command()
-def unlearn(
-    run_dir: RunDir,
-    small: Annotated[
-        float, typer.Option(help="a mask below this share of the median one is a trigger's")
-    ] = 0.5,
-) -> None:
-    """Take a backdoor with a trigger out of a run's model, by the run's held-out images."""
-    require_directories([run_dir])
-    from fedif_flower.run.unlearning import unlearn_run
-
-    done, console = unlearn_run(run_dir, small=small), Console(highlight=False, soft_wrap=True)
-    for found in done.found:
-        mask = f"the mask of class {found.label} covers {found.share:.2f} of the median one"
-        console.print(f"{'A trigger' if found.is_trigger else 'No more triggers'}: {mask}")
-    if done.path is None:
-        console.print("The model was left as it is.")
-        return
-    for split, (before, after) in (("validation", done.validation), ("test", done.test)):
-        console.print(f"Accuracy on the {split} split: {before:.1%} before, {after:.1%} after")
-    console.print(f"Model: {done.path.absolute()}")
-
-
 def main() -> None:
     """Run the command line; an error of ours is one line, not a traceback."""
     try:

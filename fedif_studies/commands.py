@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedif_consortium.commands.every import add_commands
-from fedif_flower.cli import Config, cli, door, main, parse_config
+from fedif_flower.cli import Config, RunDir, cli, door, main, parse_config, require_directories
 from fedif_studies.lab.commands import (
     OutputDir,
     compare,
@@ -19,7 +19,7 @@ from fedif_studies.lab.commands import (
 )
 from fedif_studies.paper.commands import paper, report
 
-__all__ = ["arena", "audit", "cli", "compare", "main", "paper", "report", "sweep"]
+__all__ = ["arena", "audit", "cli", "compare", "main", "paper", "report", "sweep", "unlearn"]
 
 add_commands(cli)
 door.parts, door.client_parts = (
@@ -93,3 +93,26 @@ def audit(
         chosen = tuple(cases or CASES)
         measure(task, measurements, console, cases=chosen, seeds=seeds, retrain=retrain)
     console.print(f"Audit: {write_audit(measurements, task.config)}", soft_wrap=True)
+
+
+@cli.command()
+def unlearn(
+    run_dir: RunDir,
+    small: Annotated[
+        float, typer.Option(help="a mask below this share of the median one is a trigger's")
+    ] = 0.5,
+) -> None:
+    """Take a backdoor with a trigger out of a run's model, by the run's held-out images."""
+    require_directories([run_dir])
+    from fedif_studies.backdoors.unlearning import unlearn_run
+
+    done, console = unlearn_run(run_dir, small=small), Console(highlight=False, soft_wrap=True)
+    for found in done.found:
+        mask = f"the mask of class {found.label} covers {found.share:.2f} of the median one"
+        console.print(f"{'A trigger' if found.is_trigger else 'No more triggers'}: {mask}")
+    if done.path is None:
+        console.print("The model was left as it is.")
+        return
+    for split, (before, after) in (("validation", done.validation), ("test", done.test)):
+        console.print(f"Accuracy on the {split} split: {before:.1%} before, {after:.1%} after")
+    console.print(f"Model: {done.path.absolute()}")

@@ -62,7 +62,7 @@ RUNS: Mapping[str, Mapping[str, object]] = {
     "median-mixing": {"strategy": "median", "neighbour-mixing": True, "max-update-length": 0.5},
     "trimmed-mean-buckets": {"strategy": "trimmed-mean", "bucketing": 2},
     "flame": {"strategy": "flame", "fraction-train": 1.0},
-    "autobant": {"strategy": "autobant", "attack": "gradient-noise"},
+    "autobant": {"strategy": "fedif_studies.autobant:AutoBant", "attack": "gradient-noise"},
     "quarantine": {
         "strategy": "fedavg",
         "fraction-train": 1.0,

@@ -203,7 +203,6 @@ class RunFolder:
         self.receipts_seen = JsonFile(self.path / "receipts_seen.json")
         self.names = Table(self.path / "names.csv", ("client_id", "name"))
         self.model = self.path / "model.pt"
-        self.unlearned = self.path / "model-unlearned.pt"
         self.report = self.path / "report.md"
         self.accuracy_picture = self.path / "accuracy.png"
         self.metric_picture = self.path / "metric.png"

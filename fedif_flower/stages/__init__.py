@@ -14,7 +14,6 @@ from fedif_flower.stages.server_optimizer import (
     ServerOptimizer,
 )
 from fedif_flower.stages.stage import Destination, Proposal, Stage
-from fedif_flower.stages.trigger_screen import TriggerScreen
 
 __all__ = [
     "Bucketing",
@@ -31,5 +30,4 @@ __all__ = [
     "ServerOptimizer",
     "Stage",
     "Stages",
-    "TriggerScreen",
 ]

@@ -15,7 +15,6 @@ from fedif_flower.aggregators import (
     TrimmedMean,
 )
 from fedif_flower.strategies.afedsv import AFedSV
-from fedif_flower.strategies.auto_bant import AutoBant, TrialSettings
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
@@ -24,7 +23,6 @@ from fedif_flower.strategies.fedsv import FedSV
 from fedif_flower.strategies.fltrust import FLTrust, RootTraining
 from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
-from fedif_flower.strategies.oracle import OracleExclusion
 from fedif_flower.strategies.pace import Pace
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg
@@ -36,7 +34,6 @@ __all__ = [
     "RFA",
     "AFedSV",
     "AlignIns",
-    "AutoBant",
     "CentredClipping",
     "DeepSight",
     "DescentSettings",
@@ -53,7 +50,6 @@ __all__ = [
     "Krum",
     "LeaveOneOut",
     "Median",
-    "OracleExclusion",
     "Pace",
     "RobustRule",
     "RootTraining",
@@ -63,7 +59,6 @@ __all__ = [
     "Setup",
     "ShapFed",
     "SignGuard",
-    "TrialSettings",
     "TrimmedMean",
     "Weighting",
 ]

@@ -22,7 +22,6 @@ from fedif_flower.stages import (
     MaxLength,
     NearestNeighbours,
     Stage,
-    TriggerScreen,
 )
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.pace import Pace
@@ -45,9 +44,7 @@ def _no_optimizer() -> None:
 
 
 # A constructor can have the server's held-out data beside its settings.
-SCREENS = Registry(
-    "screen", {"off": _no_screen, "trigger-inversion": TriggerScreen}, offered=("validation",)
-)
+SCREENS = Registry("screen", {"off": _no_screen}, offered=("validation",))
 
 SERVER_OPTIMIZERS = Registry(
     "server_optimizer",
@@ -116,9 +113,8 @@ class StrategyConfig(SectionedSettings):
     )
     screen: str = setting(
         "off",
-        "what looks at a round's updates before they are weighed: `trigger-inversion` leaves out "
-        "those that strengthen a backdoor's trigger, which it finds on the validation images "
-        "(`docs/methods/backdoors.md`)",
+        "a stage that looks at a round's updates before they are weighed, such as one that leaves "
+        "out those that bring a backdoor (`docs/methods/backdoors.md`)",
         choices=SCREENS,
         is_new=True,
     )

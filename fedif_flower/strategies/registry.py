@@ -29,7 +29,6 @@ from fedif_flower.registry import Registry
 from fedif_flower.sections import make
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.arguments import BaseArguments
-from fedif_flower.strategies.auto_bant import AutoBant
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
@@ -38,7 +37,6 @@ from fedif_flower.strategies.fedsv import FedSV
 from fedif_flower.strategies.fltrust import FLTrust
 from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
-from fedif_flower.strategies.oracle import OracleExclusion
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.shapfed import ShapFed
@@ -87,7 +85,6 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "influence-descent": InfluenceDescent,
-    "autobant": AutoBant,
     "afedsv": AFedSV,
     "fedsv": FedSV,
     "s-fedavg": SFedAvg,
@@ -107,7 +104,6 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "deep-sight": DeepSight,
     "fools-gold": FoolsGold,
     "sign-guard": SignGuard,
-    "oracle": OracleExclusion,
 }
 
 

@@ -17,6 +17,7 @@ from fedif_studies.arena.figures import read_figures
 from fedif_studies.lab.bounded import RULE, bounds_of
 from fedif_studies.lab.data import find_data
 from fedif_studies.lab.run import federated, fill
+from fedif_studies.names import NAMES
 from fedif_studies.rows import Row
 
 CLEAN = "none"
@@ -39,7 +40,7 @@ RULES: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
         "FoolsGold": {"rule.weights": "fools-gold"},
         "SignGuard": {"rule.weights": "sign-guard"},
         "DeepSight": {"rule.weights": "deep-sight"},
-        "screen + FedAvg": {"rule.weights": "fedavg", "screen": "trigger-inversion"},
+        "screen + FedAvg": {"rule.weights": "fedavg", "screen": NAMES["trigger-inversion"]},
     }
 )
 ATTACKS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(

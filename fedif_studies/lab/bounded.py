@@ -10,6 +10,7 @@ from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.stages.loss_bound import DESCENT_STEPS
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.registry import WITHOUT_COEFFICIENTS, StrategyParts, build_named
+from fedif_studies.names import NAMES
 
 RULE = f"{__name__}:rule"  # As a run config names it.
 
@@ -32,7 +33,7 @@ def rule(
         steps = DESCENT_STEPS if bounds == "full" else 0
         first.append(LossBound(parts.validation, descent_steps=steps))
     base["stages"] = [*first, *(base["stages"] or ())]
-    return build_named(weights, replace(parts, base=base))
+    return build_named(NAMES.get(weights, weights), replace(parts, base=base))
 
 
 def bounds_of(weights: str) -> tuple[str, str]:

@@ -14,7 +14,6 @@ from tests.strategies.named import Spoiler, config, run
 MOST_EVALUATIONS = {
     "fedif": 1,
     "influence-descent": 9,
-    "autobant": 80,
     "afedsv": 32,
     "fedsv": 32,
     "s-fedavg": 32,

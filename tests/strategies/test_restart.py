@@ -39,7 +39,6 @@ STRATEGIES = {
         judge(), weighting=Weighting(guard=ScoreGuard(harm_memory=3), bias_correction=True), **base
     ),
     "InfluenceDescent": lambda **base: of.InfluenceDescent(judge(), **base),
-    "AutoBant": lambda **base: of.AutoBant(judge(), **base),
     "AFedSV": lambda **base: of.AFedSV(judge(), **base),
     "FedSV": lambda **base: of.FedSV(judge(), **base),
     "SFedAvg": lambda **base: of.SFedAvg(judge(), **base),

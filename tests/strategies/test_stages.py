@@ -68,8 +68,8 @@ def test_strategies_that_score_bound_lengths_and_loss_by_default():
         ("krum", {"update-clipping": 1.5}, "[Clip(1.5)]"),
         (
             "fedavg",
-            {"screen": "trigger-inversion", "trigger-inversion.rise": 3.0},
-            "[TriggerScreen(rise=3, small=0.5, steps=100)]",
+            {"screen": "fedif_flower.stages:FedAvgM", "FedAvgM.momentum": 0.5},
+            "[FedAvgM(momentum=0.5, lr=0.1)]",
         ),
         (
             "fedif",

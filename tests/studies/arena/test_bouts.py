@@ -8,6 +8,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_studies.arena.bouts import ATTACKS, RULES, SHARES, bouts, play, setup
 from fedif_studies.lab import run
+from fedif_studies.names import NAMES
 
 
 def test_every_rule_meets_every_attack_at_every_share_with_bounds_and_without():
@@ -15,7 +16,7 @@ def test_every_rule_meets_every_attack_at_every_share_with_bounds_and_without():
     wanted = [tuple(bout.values()) for bout in bouts("Digits", [0, 1], shares=shares)]
     assert len(set(wanted)) == len(wanted)
     assert len(wanted) == 2 * 2 * len(RULES) * (1 + len(ATTACKS) * len(SHARES))
-    assert {rule["rule.weights"] for rule in RULES.values()} <= set(STRATEGIES)
+    assert {rule["rule.weights"] for rule in RULES.values()} <= {*STRATEGIES, *NAMES}
     assert all(REGISTERED_ATTACKS[str(attack["attack"])] for attack in ATTACKS.values())
     assert {bout["bounds"] for bout in bouts("Digits", [0], "median")} == {"none", "length"}
 

@@ -6,8 +6,9 @@ from torch import nn
 
 from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation import Validation
-from fedif_studies import backdoors
-from fedif_studies.backdoors import CRFL, by, by_votes, last_features, prune, table
+from fedif_studies.backdoors import __main__ as backdoors
+from fedif_studies.backdoors.__main__ import by, by_votes, last_features, prune, table
+from fedif_studies.backdoors.crfl import CRFL
 
 
 def test_the_model_is_shortened_and_has_noise_but_in_the_last_round():

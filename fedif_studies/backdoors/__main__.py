@@ -14,7 +14,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -28,16 +28,17 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.rows import read_rows
-from fedif_flower.run.unlearning import unlearn_model
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import torch_generator
-from fedif_flower.settings import Scalar, Setting
-from fedif_flower.stages import Stage
+from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.trigger_inversion import held_out_images
 from fedif_studies.arena.bouts import setup
+from fedif_studies.backdoors.crfl import noise
+from fedif_studies.backdoors.inversion import held_out_images
+from fedif_studies.backdoors.unlearning import unlearn_model
 from fedif_studies.lab.table import MeanStd
+from fedif_studies.names import NAMES
 from fedif_studies.rows import RESULTS, append_rows, put_tables
 
 OUTPUT = RESULTS / "backdoors.csv"
@@ -60,62 +61,6 @@ BOUNDS = {"digits": 9.2, "fashion-mnist": 11.4}
 VOTES = 200
 LOST = 0.04  # Of the accuracy on the server's images, by pruning: Liu et al.'s.
 EPOCHS = 10  # Of training on them.
-
-
-class CRFL(Stage):
-    """Shortens the whole model to a bound and adds noise, in every round; in the last, no noise.
-
-    Parameters
-    ----------
-    bound : float
-        Of the Euclidean norm of the parameters, > 0.
-    std : float
-        Of the noise on each parameter, >= 0.
-    rounds : int
-        Of the run, >= 1.
-    seed : int
-        Of the noise.
-
-    References
-    ----------
-    Xie et al., "CRFL: Certifiably Robust Federated Learning against Backdoor Attacks", ICML 2021,
-    algorithm 1.
-    """
-
-    def __init__(
-        self,
-        bound: Annotated[float, Setting("of the norm of all parameters", gt=0)],
-        std: Annotated[float, Setting("of the noise on each parameter", ge=0)],
-        rounds: Annotated[int, Setting("of the run", ge=1)],
-        seed: Annotated[int, Setting("of the noise", ge=0)] = 0,
-    ) -> None:
-        self.bound, self.std, self.rounds, self.seed = bound, std, rounds, seed
-        self._made = 0
-
-    def __repr__(self) -> str:
-        """Name the stage and its settings."""
-        return f"CRFL({self.bound:g}, {self.std:g})"
-
-    def advance(self, before: Tensor, after: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the shortened parameters ``[d]`` with noise."""
-        self._made += 1
-        shortened = after * min(1.0, self.bound / float(after.norm()))
-        if self._made >= self.rounds:
-            return shortened
-        return shortened + self.std * noise(shortened, "crfl-round", self.seed, self._made)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
-        return {"made": self._made}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
-        self._made = int(state["made"])
-
-
-def noise(like: Tensor, purpose: str, *ids: int) -> Tensor:
-    """Return standard normal noise of a tensor's shape, on the CPU."""
-    return torch.randn(like.shape, generator=torch_generator(purpose, *ids))
 
 
 Predict = Callable[[Tensor], Tensor]
@@ -236,9 +181,9 @@ def settings_of(data: str, data_dir: str, attack: str, method: str, seed: int) -
         "checkpoint-every": 0,
     }
     if method == SCREEN:
-        settings["screen"] = "trigger-inversion"
+        settings["screen"] = NAMES["trigger-inversion"]
     elif method.startswith(_CRFL):
-        settings["screen"] = f"{__name__}:CRFL"
+        settings["screen"] = "fedif_studies.backdoors.crfl:CRFL"
         settings["CRFL.bound"], settings["CRFL.std"] = BOUNDS[data], _std(method)
         settings["CRFL.rounds"], settings["CRFL.seed"] = settings["num-server-rounds"], seed
     return RunConfig.from_run_config(settings)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.valuation.trigger_unlearning import unlearn_triggers
+from fedif_studies.backdoors.unlearning import unlearn_triggers
 
 
 def generator(seed: int = 1) -> torch.Generator:
@@ -63,26 +63,6 @@ def test_a_model_without_a_trigger_is_left_as_it_is():
     assert len(found) == 1
     assert found[0].share >= 0.5
     assert all(map(torch.equal, model.parameters(), before))
-
-
-def test_what_is_not_trained_keeps_its_values_and_what_is_trained_stays_trainable():
-    model, images, classes = backdoored()
-    model[1].bias.requires_grad_(False)
-    bias = model[1].bias.clone()
-    unlearn_triggers(
-        model, images, classes, passes=1, steps=20, learning_rate=0.05, generator=generator()
-    )
-    assert torch.equal(model[1].bias, bias)
-    assert [p.requires_grad for p in model.parameters()] == [True, False]
-
-
-def test_the_same_generator_gives_the_same_model():
-    models = []
-    for _ in range(2):
-        model, images, classes = backdoored()
-        unlearn_triggers(model, images, classes, passes=1, steps=5, generator=generator())
-        models.append(model[1].weight)
-    assert torch.equal(*models)
 
 
 @pytest.mark.parametrize(

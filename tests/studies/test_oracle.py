@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.report import require_complete
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.clocked_grid import ClockedGrid
-from fedif_flower.strategies import OracleExclusion, Pace, Setup
+from fedif_flower.strategies import Pace, Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.reports import RoundReport
+from fedif_studies.names import NAMES
+from fedif_studies.oracle import OracleExclusion
 from tests.strategies.lines import Movers, column, play, point
 from tests.strategies.named import config, run
 
@@ -23,14 +24,6 @@ def test_the_honest_by_their_examples():
     params, (report,) = play(strategy, point(), movers)
     assert column(report, "weight") == [0.25, 0.0, 0.75]
     assert params.tolist() == pytest.approx([0.25, 0.75])
-
-
-def test_the_model_stays_where_nobody_is_honest():
-    params, (report,) = play(
-        OracleExclusion(lambda _: True, **BASE), point(), Movers([[1.0, 0.0]] * 2)
-    )
-    assert column(report, "weight") == [0.0, 0.0]
-    assert torch.equal(params, torch.zeros(2))
 
 
 def test_a_late_reply_of_a_malicious_client_has_no_weight():
@@ -49,7 +42,7 @@ def test_a_late_reply_of_a_malicious_client_has_no_weight():
 
 
 def test_a_run_whose_rounds_rightly_give_nobody_weight_has_not_failed(tmp_path):
-    chosen = config(tmp_path, "oracle", **{"malicious-fraction": 1.0})
+    chosen = config(tmp_path, NAMES["oracle"], **{"malicious-fraction": 1.0})
     summary, _, _ = run(chosen)
     require_complete(chosen.run_dir)
     rows = read_rows(chosen.run_dir / "rounds.csv")[1:]
@@ -59,7 +52,7 @@ def test_a_run_whose_rounds_rightly_give_nobody_weight_has_not_failed(tmp_path):
 
 
 def test_a_run_tells_it_who_is_malicious(tmp_path):
-    _, _, clients = run(config(tmp_path, "oracle", **{"fraction-train": 1.0}))
+    _, _, clients = run(config(tmp_path, NAMES["oracle"], **{"fraction-train": 1.0}))
     assert {(row["malicious"] == "1", float(row["weight"]) == 0.0) for row in clients} == {
         (True, True),
         (False, False),

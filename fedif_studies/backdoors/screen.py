@@ -16,8 +16,8 @@ from fedif_flower.sections import require_settings
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.trigger_inversion import held_out_images, invert_triggers
 from fedif_flower.valuation.validation import Validation
+from fedif_studies.backdoors.inversion import held_out_images, invert_triggers
 
 _LONG = 3.0  # Times the usual length: longer updates are looked at as if of this length.
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class TriggerScreen(Stage):
     r"""Looks for a trigger in what a round leads to, and leaves out the updates that it comes from.
 
     The class with the smallest inverted trigger (see
-    :func:`~fedif_flower.valuation.trigger_inversion.invert_triggers`) of the model
+    :func:`~fedif_studies.backdoors.inversion.invert_triggers`) of the model
     :math:`\bar w = w_{t-1} + \sum_i p_i u_i` is suspected, with :math:`p_i` the shares of the
     examples and no :math:`u_i` longer than three times the median. Influence on the validation
     images of the other classes that carry the trigger, under their true labels, tells whom it comes

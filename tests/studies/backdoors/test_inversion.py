@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedif_flower.valuation.trigger_inversion import Triggers, invert_triggers
+from fedif_studies.backdoors.inversion import invert_triggers
 
 
 def by_corner(images: Tensor) -> Tensor:
@@ -11,13 +11,6 @@ def by_corner(images: Tensor) -> Tensor:
     corner = images[:, 0, -1, -1]
     rest = images.flatten(1)[:, :-1].sum(dim=1)
     return torch.stack([4 - rest, 40 * (corner - 0.5), rest - 4], dim=1)
-
-
-def test_a_patch_is_laid_over_an_image():
-    triggers = Triggers(torch.tensor([[[[1.0, 0.25]]]]), torch.tensor([[[[7.0, 8.0]]]]))
-    stamped = triggers.stamp(torch.tensor([[[[1.0, 0.0]]]]), 0)
-    assert stamped.flatten().tolist() == [7, 2]
-    assert triggers.sizes.tolist() == [1.25]
 
 
 def test_the_class_with_a_backdoor_has_the_smallest_mask_and_it_covers_the_trigger():
@@ -33,13 +26,3 @@ def test_the_class_with_a_backdoor_has_the_smallest_mask_and_it_covers_the_trigg
     assert float((taken == 1).double().mean()) > 0.9
     assert bool(((triggers.masks >= 0) & (triggers.masks <= 1)).all())
     assert bool(((triggers.patterns >= 0) & (triggers.patterns <= 1)).all())
-
-
-def test_the_same_generator_gives_the_same_patches():
-    images = torch.rand(5, 1, 3, 3, generator=torch.Generator().manual_seed(0))
-    once, again = (
-        invert_triggers(by_corner, images, 3, steps=3, generator=torch.Generator().manual_seed(1))
-        for _ in range(2)
-    )
-    assert torch.equal(once.masks, again.masks)
-    assert torch.equal(once.patterns, again.patterns)

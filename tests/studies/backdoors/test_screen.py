@@ -8,9 +8,11 @@ from torch import nn
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
-from fedif_flower.stages import TriggerScreen
-from fedif_flower.stages.trigger_screen import strengthening
+from fedif_flower.strategies.config import configured_stages
 from fedif_flower.valuation import Validation
+from fedif_studies.backdoors.screen import TriggerScreen, strengthening
+from fedif_studies.names import NAMES
+from tests.strategies.named import config
 
 SHARES = torch.full((4,), 0.25, dtype=torch.float64)
 
@@ -28,10 +30,6 @@ def test_what_raises_the_loss_too_far_is_left_out():
     assert who([9.0, 9.0, 5.0, 1.0], is_certain=True) == [True, True, True, False]
     # The mean is negative: what raises the loss at all.
     assert who([0.5, -0.1, -4.0, -4.0], is_certain=True) == [True, False, False, False]
-
-
-def test_one_is_always_kept():
-    assert who([3.0, 4.0, 5.0, 6.0]) == [False, True, True, True]
 
 
 def test_where_nothing_is_known_nobody_is_left_out():
@@ -88,14 +86,10 @@ def test_the_update_that_brings_the_trigger_is_replaced_by_the_mean_of_the_other
     assert other.remark() == screen.remark()
 
 
-def test_a_round_without_a_trigger_stays_as_it_is():
-    screen = TriggerScreen(images_validation(), steps=20, small=0.0)
-    screen.begin(None)
-    updates = a_round([[0.0, 0.1], [0.1, 0.0], [0.0, -0.1]])
-    screened = screen.before(updates)
-    assert torch.equal(screened.client_updates, updates.client_updates)
-    assert screened.mixing is None
-    assert screen.remark() == ""
+def test_a_run_config_names_it(tmp_path):
+    keys = {"screen": NAMES["trigger-inversion"], "TriggerScreen.rise": 3.0}
+    (stage,) = configured_stages(config(tmp_path, "fedavg", **keys))
+    assert repr(stage) == "TriggerScreen(rise=3, small=0.5, steps=100)"
 
 
 def test_it_needs_held_out_images():

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from client_app import app as client_app
-from fedif_flower import cli
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
-from fedif_flower.run.unlearning import unlearn_run
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_studies import commands as cli
+from fedif_studies.backdoors.unlearning import unlearn_run
 from tests.run import points
 
 
@@ -55,10 +55,10 @@ def test_the_backdoor_goes_and_the_model_stays_of_use(backdoored, monkeypatch, c
     assert not ended.value.code
     told = capsys.readouterr().out
     assert "A trigger: the mask of class 0 covers" in told
-    assert f"Model: {backdoored.unlearned}" in told
+    assert f"Model: {backdoored.path / 'model-unlearned.pt'}" in told
     assert backdoored.model.read_bytes() == given
     assert success(backdoored, backdoored.model) > 0.9
-    assert success(backdoored, backdoored.unlearned) < 0.3
+    assert success(backdoored, backdoored.path / "model-unlearned.pt") < 0.3
     again = unlearn_run(backdoored.path)
     before, after = again.test
     assert before > 0.8

@@ -4,14 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from fedif_flower import Validation
 from fedif_flower.errors import ValuationError
-from fedif_flower.strategies import AutoBant, Setup, TrialSettings
-from fedif_flower.valuation.auto_bant import auto_bant_weights
+from fedif_flower.strategies import Setup
+from fedif_studies.autobant import AutoBant, TrialSettings, auto_bant_weights
 from tests.strategies.lines import Movers, column, play, point
 from tests.strategies.test_influence_descent import bowl
 
@@ -29,13 +27,6 @@ def test_one_mirror_step_by_hand():
     assert report.evaluations == 2
 
 
-def test_a_step_counts_for_its_momentum():
-    trial = TrialSettings(steps=2, momentum=0.25, step_size=2.0)
-    _, (report,) = play(AutoBant(bowl(), trial=trial, **BASE), point(), MOVERS)
-    weight = 0.75 / 2 + 0.25 * math.e**2 / (1 + math.e**2)
-    assert column(report, "weight") == pytest.approx([weight, 1 - weight])
-
-
 def test_a_weight_below_half_an_equal_share_is_cut_off_and_not_made_up_for():
     strategy = AutoBant(bowl(), trial=TrialSettings(steps=3, momentum=1.0), **BASE)
     params, (report,) = play(strategy, point(), MOVERS)
@@ -44,18 +35,6 @@ def test_a_weight_below_half_an_equal_share_is_cut_off_and_not_made_up_for():
     assert weight > 0.75
     assert column(report, "weight") == pytest.approx([weight, 0.0])
     assert params.tolist() == pytest.approx([weight, 0.0])
-
-
-def test_the_weights_of_the_least_batch_loss_are_kept():
-    losses = iter([3.0, 1.0, 2.0])
-    seen = []
-
-    def batch(params, weights):
-        seen.append(weights)
-        return next(losses), torch.tensor([1.0])
-
-    found = auto_bant_weights(torch.zeros(1), torch.tensor([[1.0], [2.0]]), [batch] * 3, least=0.0)
-    assert torch.equal(found.weights, seen[1])
 
 
 def test_a_step_looks_at_a_batch_of_the_trial_examples():
@@ -75,23 +54,6 @@ def test_a_step_looks_at_a_batch_of_the_trial_examples():
     assert weights(batch=40) == weights(batch=99) == weights(batch=40, examples=0)
     assert weights(batch=1) != weights(batch=40)
     assert weights(batch=40, examples=1) != weights(batch=40)
-
-
-@given(
-    m=st.integers(1, 6),
-    steps=st.integers(1, 5),
-    seed=st.integers(0, 2**31),
-    least=st.floats(0, 1),
-)
-def test_weights_are_at_least_0_and_sum_to_no_more_than_1(m, steps, seed, least):
-    updates = torch.randn(m, 3, generator=torch.Generator().manual_seed(seed))
-
-    def batch(params, weights):
-        return float(params.square().sum()), 2 * params
-
-    found = auto_bant_weights(torch.ones(3), updates, [batch] * steps, least=least).weights
-    assert bool((found >= 0).all())
-    assert float(found.sum()) <= 1 + 1e-9
 
 
 def test_a_loss_that_is_never_finite_gives_no_weights():
