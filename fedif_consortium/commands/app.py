@@ -95,13 +95,11 @@ def _apps_if_any(policy: Path) -> MemberApps | None:
 
 def _find(app: str, apps: MemberApps | None) -> AppBundle:
     """Return the bundle that an argument means."""
-    from fedif_consortium.member.app_bundle import read_bundle
+    from fedif_consortium.member.app_bundle import build_bundle, read_bundle
     from fedif_flower.errors import ConfigError
 
     path = Path(app)
     if path.is_dir():
-        from fedif_consortium.member.app_build import build_bundle
-
         return build_bundle(path)
     if path.is_file():
         return read_bundle(path.read_bytes(), app)

@@ -19,12 +19,14 @@ def node_log(
     ] = "",
 ) -> None:
     """Check that a node's log is whole, and show it: a JSON object for each message."""
-    from fedif_consortium.member.node_log import read_node_log
+    from fedif_consortium.evidence.chained_log import START
+    from fedif_consortium.member.node_log import lines_after, read_node_log
 
-    found = read_node_log(folder)
-    after = found.lines_after(head) if head else None
-    for entry in found.entries:
+    entries = read_node_log(folder)
+    after = lines_after(entries, head) if head else None
+    for entry in entries:
         typer.echo(json.dumps(entry))
-    typer.echo(f"Whole: {len(found.entries)} lines, the last hash is {found.head}", err=True)
+    last = entries[-1]["hash"] if entries else START
+    typer.echo(f"Whole: {len(entries)} lines, the last hash is {last}", err=True)
     if after is not None:
         typer.echo(f"The log goes on from that hash: {after} lines since.", err=True)

@@ -188,8 +188,8 @@ def node_program(folder: NodeFolder, policy: str, options: Sequence[str]) -> Pro
     policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
     if not policy:
         return Program(SUPERNODE, given, folder.path, {})
-    if not Path(policy).is_file():
-        raise ConfigError(f"policy = {policy!r} is no file")
+    if not Path(policy).exists():
+        raise ConfigError(f"policy = {policy!r} is no file and no folder")
     return Program(GUARDED_SUPERNODE, [policy, *given], folder.path, {})
 
 

@@ -6,33 +6,24 @@ that was not approved may be hostile: it is never unpacked to disk, and nothing 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
-import json
 import posixpath
 import tomllib
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedif_consortium.evidence.keys import (
-    SigningKey,
-    VerifyingKey,
-    is_signed,
-    key_digest,
-    public_of,
-    sign,
-)
-from fedif_flower.errors import ConfigError
+from fedif_consortium.evidence.dsse import Envelope, read_envelope
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey
+from fedif_flower.errors import ConfigError, EvidenceError
 
 MOST_BYTES = 10 * 2**20  # Flower makes none that is larger.
 MOST_UNPACKED = 200 * 2**20
 MOST_FILES = 10_000
 MANIFEST = ".info/CONTENT"  # Follows from the other files.
-_PURPOSE = "fedif app 1"
+_TYPE = "application/vnd.fedif.app"
 
 
 @dataclass(frozen=True)
@@ -90,18 +81,34 @@ def read_bundle(content: bytes, name: str) -> AppBundle:
         project = tomllib.loads(files["pyproject.toml"].decode())
         app = f"{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"
         version = str(project["project"]["version"])
-    except (
-        *(zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError),
-        *(ValueError, LookupError, TypeError),
-    ) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever zipfile and tomllib make of a hostile file
         raise ConfigError(f"{name} is no bundle of a Flower app: {error!r}") from error
     return AppBundle(content, bundle_digest(content), files, app, version)
 
 
-def sign_bundle(digest: str, key: SigningKey) -> tuple[str, str]:
+def build_bundle(folder: Path) -> AppBundle:
+    """Return the bundle that ``flwr run`` sends of a folder.
+
+    Raises
+    ------
+    ConfigError
+        If it is no Flower app.
+    """
+    from flwr.cli.build import build_fab_from_disk  # A guard needs none of Flower's commands.
+
+    try:
+        content = build_fab_from_disk(folder)
+    except Exception as error:  # of many kinds, Click's among them
+        raise ConfigError(f"{folder} is no Flower app: {error}") from error
+    return read_bundle(content, str(folder))
+
+
+def sign_bundle(digest: str, key: SigningKey) -> tuple[str, bytes]:
     """Return the name and the content of a signature's file, detached from the bundle.
+
+    It is an envelope (:mod:`~fedif_consortium.evidence.dsse`) whose content is the digest.
 
     Parameters
     ----------
@@ -110,10 +117,8 @@ def sign_bundle(digest: str, key: SigningKey) -> tuple[str, str]:
     key : private key
         A member's or an auditor's.
     """
-    signer = key_digest(public_of(key)).hex()
-    signature = base64.b64encode(sign(key, _signed_content(digest))).decode()
-    content = json.dumps({"app": digest, "key": signer, "signature": signature}, indent=2)
-    return f"{digest}.{signer[:16]}.sig", content + "\n"
+    envelope = Envelope(_TYPE, digest.encode()).signed_by(key)
+    return f"{digest}.{envelope.signatures[0].keyid[:16]}.sig", envelope.to_bytes()
 
 
 def signers_of(digest: str, folder: Path, keys: Mapping[str, VerifyingKey]) -> list[str]:
@@ -133,18 +138,12 @@ def signers_of(digest: str, folder: Path, keys: Mapping[str, VerifyingKey]) -> l
     list of str
         Their names, each once, in order.
     """
-    names = {key_digest(key).hex(): name for name, key in keys.items()}
     found = set()
-    for path in sorted(folder.glob(f"{digest}.*.sig")):
+    for path in folder.glob(f"{digest}.*.sig"):
         try:
-            entry = json.loads(path.read_bytes())
-            name = names[entry["key"]]
-            if is_signed(keys[name], base64.b64decode(entry["signature"]), _signed_content(digest)):
-                found.add(name)
-        except (OSError, ValueError, LookupError, TypeError):
+            envelope = read_envelope(path.read_bytes(), str(path))
+            if (envelope.payload_type, envelope.payload) == (_TYPE, digest.encode()):
+                found |= {envelope.signer(one, keys) for one in envelope.signatures}
+        except (OSError, EvidenceError):
             continue
-    return sorted(found)
-
-
-def _signed_content(digest: str) -> bytes:
-    return f"{_PURPOSE}\n{digest}\n".encode()
+    return sorted(found - {""})

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedif_consortium.evidence.keys import VerifyingKey, key_digest, read_public_key
+from fedif_consortium.evidence.keys import VerifyingKey
+from fedif_consortium.evidence.members import read_members
 from fedif_consortium.member.app_bundle import (
     MOST_BYTES,
     AppBundle,
@@ -19,6 +20,7 @@ from fedif_flower.settings import Settings, setting
 from fedif_flower.storage import make_folder, temporary_siblings, write_atomically
 
 REFUSED = "refused-apps"  # In the folder of the policy's state.
+MOST_REFUSED = 4  # Kept for `fedif app show`; then the oldest goes.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _BEGINNING = re.compile(r"[0-9a-f]{6,64}")
 
@@ -41,11 +43,6 @@ class AppRules(Settings):
         "Folder with the signatures of bundles, as `fedif app sign` writes them.",
     )
     least_signers: int = setting(1, "How many of them must have signed a bundle.", ge=1)
-    keep_refused: int = setting(
-        4,
-        "Bundles that were refused and are kept, for `fedif app show`; then the oldest goes.",
-        ge=0,
-    )
 
 
 class MemberApps:
@@ -71,7 +68,12 @@ class MemberApps:
         self.approved = beside / rules.approved
         self.signatures = beside / rules.signatures
         self.refused = state / REFUSED
-        self._signers = _read_signers(beside / rules.signers) if rules.signers else {}
+        self._signers: Mapping[str, VerifyingKey] = {}
+        if rules.signers:
+            try:
+                self._signers = read_members(beside / rules.signers)
+            except ConfigError as error:
+                raise ConfigError(f"[apps] signers: {error}") from error
         if rules.signers and len(self._signers) < rules.least_signers:
             raise ConfigError(
                 f"[apps] signers = {rules.signers!r} has {len(self._signers)} keys, NAME.pub; "
@@ -114,8 +116,8 @@ class MemberApps:
         return path
 
     def keeps(self, digest: str) -> bool:
-        """Return whether a refused bundle is kept already, or none is to be."""
-        return not self._rules.keep_refused or _path(self.refused, digest).is_file()
+        """Return whether a refused bundle is kept already."""
+        return _path(self.refused, digest).is_file()
 
     def keep_refused(self, content: bytes) -> None:
         """Keep a bundle that was refused, instead of the oldest one where there are too many.
@@ -132,7 +134,7 @@ class MemberApps:
         for left in temporary_siblings(path):
             left.unlink(missing_ok=True)
         kept = sorted(self.refused.glob("*.fab"), key=lambda one: one.stat().st_mtime)
-        for oldest in kept[: max(0, len(kept) + 1 - self._rules.keep_refused)]:
+        for oldest in kept[: max(0, len(kept) + 1 - MOST_REFUSED)]:
             oldest.unlink(missing_ok=True)
         write_atomically(path, content)
 
@@ -159,17 +161,3 @@ class MemberApps:
 
 def _path(folder: Path, digest: str) -> Path:
     return folder / f"{digest}.fab"
-
-
-def _read_signers(folder: Path) -> Mapping[str, VerifyingKey]:
-    signers: dict[str, VerifyingKey] = {}
-    by_key: dict[bytes, str] = {}
-    for path in sorted(folder.glob("*.pub")):
-        try:
-            key = read_public_key(path.read_bytes(), f"[apps] signers: {path}")
-        except OSError as error:
-            raise ConfigError(f"[apps] signers: {path}: {error.strerror}") from error
-        if (other := by_key.setdefault(key_digest(key), path.stem)) != path.stem:
-            raise ConfigError(f"[apps] signers: {path.stem} and {other} have the same key")
-        signers[path.stem] = key
-    return signers

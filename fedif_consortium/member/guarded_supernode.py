@@ -37,10 +37,11 @@ logger = logging.getLogger(
 )  # Not __main__: it is shown.
 
 USAGE = """\
-usage: python -m fedif_consortium.member.guarded_supernode POLICY.toml ARGUMENT...
+usage: python -m fedif_consortium.member.guarded_supernode POLICY ARGUMENT...
 
 Run flower-supernode with its own arguments (flower-supernode --help lists them), in the limits of
-a member's policy: docs/member-policy.md."""
+a member's policy: a file, or the folder of member-policy.toml, without which the defaults hold.
+See docs/member-policy.md."""
 APPS = "flower"  # In the policy's state: Flower's folder, where it unpacks apps.
 _LOOP = "flwr.supernode.start_client_internal"
 

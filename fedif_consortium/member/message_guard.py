@@ -188,7 +188,9 @@ class MessageGuard:
         except RefusedByMemberError:
             self._keep_refused(run)
             raise
-        if any(_is_other_folder(run, earlier.run) for earlier in self._runs.values()):
+        others = {earlier.run.fab_hash for earlier in self._runs.values()} - {run.fab_hash}
+        if run.fab_hash[:FAB_HASH_TRUNCATION] in {one[:FAB_HASH_TRUNCATION] for one in others}:
+            # Flower would take the earlier app's folder for this one's.
             raise RefusedByMemberError(
                 "another app whose digest begins alike ran here: start the node again"
             )
@@ -350,12 +352,6 @@ class MessageGuard:
             decision="refused" if reason else "passed",
             reason=reason,
         )
-
-
-def _is_other_folder(run: Any, earlier: Any) -> bool:
-    """Return whether Flower would take an earlier app's folder for that of another one's."""
-    own, other = str(run.fab_hash), str(earlier.fab_hash)
-    return own != other and own[:FAB_HASH_TRUNCATION] == other[:FAB_HASH_TRUNCATION]
 
 
 def _in_pieces(message: Message) -> Objects:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
@@ -38,8 +37,6 @@ class NodeLog:
     ----------
     folder : Path
         Made if it is not there; its owner alone can read it.
-    now : callable
-        Returns the time, with its zone.
 
     Raises
     ------
@@ -49,10 +46,8 @@ class NodeLog:
         If a line was changed.
     """
 
-    def __init__(
-        self, folder: Path, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    ) -> None:
-        self.folder, self._path, self._now = folder, folder / FILE, now
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._path = folder, folder / FILE
         self._threads = threading.Lock()
         make_folder(folder)
         self._held = FileLock(folder / ".lock", timeout=0)
@@ -68,11 +63,6 @@ class NodeLog:
             self.close()
             raise
 
-    @property
-    def head(self) -> str:
-        """The last line's hash."""
-        return self._chain.head
-
     def append(self, **entry: object) -> None:
         """Add a line; it is on the disk when this returns.
 
@@ -87,7 +77,7 @@ class NodeLog:
         StorageError
             If it cannot be written; then the message must not pass.
         """
-        time = self._now().astimezone(UTC).isoformat(timespec="seconds")
+        time = datetime.now(UTC).isoformat(timespec="seconds")
         told = {k: printable(v, 1000) if isinstance(v, str) else v for k, v in entry.items()}
         with self._threads:
             self._chain.append({"time": time, **told})
@@ -96,12 +86,6 @@ class NodeLog:
         """Let another process have the log."""
         self._held.release()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _open(self) -> None:
         if cut_torn_line(self._path, OWNER_ALONE):
             logger.warning("The end of %s was torn off, and is written over.", self._path)
@@ -109,44 +93,13 @@ class NodeLog:
         self._chain = ChainedLog(head, partial(append_line, self._path))
 
 
-@dataclass(frozen=True)
-class ReadLog:
-    """A node's log, which is whole.
-
-    Attributes
-    ----------
-    entries : list of mapping of str to object
-        What each line says, the oldest first.
-    hashes : list of str
-        What was the last hash, from the start on.
-    """
-
-    entries: Sequence[Entry]
-    hashes: list[str]
-
-    @property
-    def head(self) -> str:
-        """The last line's hash, to be written down."""
-        return self.hashes[-1]
-
-    def lines_after(self, head: str) -> int:
-        """Return how many lines came after the one whose hash was written down.
-
-        Raises
-        ------
-        EvidenceError
-            If no line has that hash.
-        """
-        if head not in self.hashes:
-            raise EvidenceError(
-                f"no line has the hash {head!r}: since it was written down, lines were removed or "
-                "changed"
-            )
-        return len(self.hashes) - 1 - self.hashes.index(head)
-
-
-def read_node_log(folder: Path) -> ReadLog:
+def read_node_log(folder: Path) -> list[Entry]:
     """Read a node's log, and check that it is whole; the node may go on meanwhile.
+
+    Returns
+    -------
+    list of mapping of str to object
+        What each line says, the oldest first, with its ``"hash"``.
 
     Raises
     ------
@@ -158,9 +111,29 @@ def read_node_log(folder: Path) -> ReadLog:
     path = folder / FILE
     if not path.is_file():
         raise StorageError(f"{folder} holds no log of a node")
-    written = _written(path)
-    entries, _ = verified(written, str(path))
-    return ReadLog(entries, [START, *(line.partition(" ")[0] for line in written)])
+    lines = _written(path)
+    entries, _ = verified(lines, str(path))
+    return [
+        {**entry, "hash": line.partition(" ")[0]}
+        for entry, line in zip(entries, lines, strict=True)
+    ]
+
+
+def lines_after(entries: Sequence[Entry], head: str) -> int:
+    """Return how many lines of a log came after the one whose hash was written down.
+
+    Raises
+    ------
+    EvidenceError
+        If no line has that hash.
+    """
+    hashes = [START, *(entry["hash"] for entry in entries)]
+    if head not in hashes:
+        raise EvidenceError(
+            f"no line has the hash {head!r}: since it was written down, lines were "
+            "removed or changed"
+        )
+    return len(entries) - hashes.index(head)
 
 
 def _written(path: Path) -> list[str]:

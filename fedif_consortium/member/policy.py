@@ -67,12 +67,21 @@ class MemberPolicy:
 def read_member_policy(path: Path) -> MemberPolicy:
     """Read a member's file, and check all of it.
 
+    Parameters
+    ----------
+    path : Path
+        The file; or the folder in which it is ``member-policy.toml``. Where a folder has none, the
+        defaults hold: no app runs that is not approved, no setting of one is changed, and nothing
+        leaves but an update with three figures.
+
     Raises
     ------
     ConfigError
         Naming the file, the key, and what is allowed.
     """
-    content = read_toml(path)
+    is_folder = path.is_dir()
+    path = path / FILE if is_folder else path
+    content = {} if is_folder and not path.exists() else read_toml(path)
     beside = path.parent.absolute()
     try:
         apps, runs, leaves = (take_section(content, name) for name in SECTIONS)

@@ -27,7 +27,7 @@ from client_app import app as client_app
 from fedif_consortium.evidence.members import read_members
 from fedif_consortium.federation.invitation import make_node_key
 from fedif_consortium.masking.keeper_store import read_log
-from fedif_consortium.member.app_build import build_bundle
+from fedif_consortium.member.app_bundle import build_bundle
 from fedif_consortium.member.node_log import Entry, read_node_log
 from fedif_consortium.member.outgoing import LeavesSettings, rounded
 from fedif_consortium.parts import server_parts
@@ -154,9 +154,7 @@ class Story:
         return [row for row in lines if self.names[row["client_id"]] == name]
 
     def node_log(self, name: str) -> Sequence[Entry]:
-        return read_node_log(
-            self.deployment.node_folder(name) / "member-state" / "node-log"
-        ).entries
+        return read_node_log(self.deployment.node_folder(name) / "member-state" / "node-log")
 
     # What happens, in this order.
 

@@ -70,7 +70,7 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     assert "--insecure" not in words
     assert words[-4:] == ["--trusted-entities", "keys.yaml", "--port", "9100"]
     policy = tmp_path / "policy.toml"
-    with pytest.raises(ConfigError, match=r"policy = .*policy\.toml' is no file"):
+    with pytest.raises(ConfigError, match=r"policy = .*policy\.toml' is no file and no folder"):
         node_program(folder, str(policy), [])
     policy.touch()
     guarded = node_program(folder, str(policy), [])

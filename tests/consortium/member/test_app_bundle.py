@@ -8,6 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedif_consortium.evidence.dsse import Envelope
 from fedif_consortium.member import app_bundle
 from fedif_consortium.member.app_bundle import read_bundle, sign_bundle, signers_of
 from fedif_flower.errors import ConfigError
@@ -76,22 +77,20 @@ def test_a_signature_counts_for_its_key_and_its_bundle(tmp_path):
     digest, other = read(bundle()).digest, read(bundle("y = 1\n")).digest
     for key in KEYS.values():
         name, content = sign_bundle(digest, key)
-        (tmp_path / name).write_text(content)
-        (tmp_path / name.replace(digest, other)).write_text(content)
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name.replace(digest, other)).write_bytes(content)
     assert signers_of(digest, tmp_path, PUBLIC) == ["ada", "bob"]
     assert signers_of(digest, tmp_path, {"bob": PUBLIC["bob"]}) == ["bob"]
     assert signers_of(other, tmp_path, PUBLIC) == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"signature": "AAAA"}, {"signature": 3}, {"signature": "no base64"}, {"key": "00"}],
-)
-def test_what_is_no_signature_counts_for_nobody(tmp_path, change):
-    digest = read(bundle()).digest
+@pytest.mark.parametrize("changed", ["payloadType", "payload", "signatures"])
+def test_what_is_no_signature_counts_for_nobody(tmp_path, changed):
+    digest, other = read(bundle()).digest, read(bundle("y = 1\n")).digest
     name, content = sign_bundle(digest, KEYS["ada"])
-    (tmp_path / name).write_text(json.dumps({**json.loads(content), **change}))
+    foreign = Envelope("another", other.encode()).signed_by(KEYS["ada"])
+    entry = {**json.loads(content), changed: json.loads(foreign.to_bytes())[changed]}
+    (tmp_path / name).write_text(json.dumps(entry))
     (tmp_path / f"{digest}.text.sig").write_text("no JSON")
-    (tmp_path / f"{digest}.list.sig").write_text("[]")
     (tmp_path / f"{digest}.folder.sig").mkdir()
     assert signers_of(digest, tmp_path, PUBLIC) == []

@@ -30,7 +30,7 @@ def write_signer(folder, name):
 def write_signature(folder, digest, key):
     folder.mkdir(exist_ok=True)
     name, content = sign_bundle(digest, key)
-    (folder / name).write_text(content)
+    (folder / name).write_bytes(content)
 
 
 def test_what_is_not_approved_is_refused_with_the_command_that_approves_it(tmp_path):
@@ -59,28 +59,20 @@ def test_enough_signatures_let_an_app_run(tmp_path):
     assert found.approval(APP.digest) == "signed by ada, bob"
 
 
-def test_too_few_signers_are_an_error_and_so_is_a_bad_key(tmp_path):
-    with pytest.raises(ConfigError, match=r"signers = 'keys' has 0 keys"):
+def test_too_few_signers_are_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"signers: .*keys cannot be read: No such file"):
         apps(tmp_path, signers="keys")
     write_signer(tmp_path / "keys", "ada")
     with pytest.raises(ConfigError, match=r"has 1 keys, NAME\.pub; allowed: at least"):
         apps(tmp_path, signers="keys", least_signers=2)
-    ada = (tmp_path / "keys" / "ada.pub").read_bytes()
-    (tmp_path / "keys" / "twin.pub").write_bytes(ada)
-    with pytest.raises(ConfigError, match="twin and ada have the same key"):
-        apps(tmp_path, signers="keys")
-    (tmp_path / "keys" / "twin.pub").write_text("no key")
-    with pytest.raises(ConfigError, match=r"twin\.pub is no public key"):
-        apps(tmp_path, signers="keys")
 
 
 def test_so_many_refused_bundles_are_kept(tmp_path):
-    found = apps(tmp_path, keep_refused=2)
-    contents = [bundle(f"x = {i}\n") for i in range(3)]
+    found = apps(tmp_path)
+    contents = [bundle(f"x = {i}\n") for i in range(5)]
     for age, content in enumerate(contents):
         found.keep_refused(content)
         path = tmp_path / "state" / "refused-apps" / f"{bundle_digest(content)}.fab"
         os.utime(path, (age, age))
-    assert [found.keeps(bundle_digest(content)) for content in contents] == [False, True, True]
-    assert found.find(bundle_digest(contents[2])[:12]).content == contents[2]
-    assert apps(tmp_path, keep_refused=0).keeps("none is to be kept")
+    assert [found.keeps(bundle_digest(content)) for content in contents] == [False] + [True] * 4
+    assert found.find(bundle_digest(contents[4])[:12]).content == contents[4]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -77,7 +77,7 @@ def test_a_key_that_cannot_be_read_ends_it_before_anything_starts(policy, tmp_pa
 @pytest.mark.parametrize("arguments", [[], ["--insecure"], ["--help"]])
 def test_without_a_policy_nothing_starts(monkeypatch, arguments):
     monkeypatch.setattr(sys, "argv", ["guarded_supernode", *arguments])
-    with pytest.raises(SystemExit, match=r"usage: .*POLICY\.toml ARGUMENT"):
+    with pytest.raises(SystemExit, match=r"usage: .*POLICY ARGUMENT"):
         main()
 
 
@@ -86,7 +86,7 @@ def test_a_log_that_another_node_holds_ends_it_before_anything_starts(monkeypatc
     policy.write_text("state = '.'")
     monkeypatch.setattr(sys, "argv", ["guarded_supernode", str(policy), "--insecure"])
     with (
-        NodeLog(tmp_path / "node-log"),
+        closing(NodeLog(tmp_path / "node-log")),
         pytest.raises(SystemExit, match=r"error: .*is in use by another node"),
     ):
         main()

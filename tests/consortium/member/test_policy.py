@@ -5,7 +5,9 @@ from datetime import date
 
 import pytest
 
+from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_consortium.member.policy import read_member_policy
+from fedif_consortium.member.run_rules import RunRules
 from fedif_flower.errors import ConfigError
 
 NOISE = "[leaves]\nnoise-multiplier = 1.0\nclip-length = 1.0\n"
@@ -36,6 +38,16 @@ def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
     assert not policy.config["rate"].allows(0.6)
 
 
+def test_a_folder_stands_for_its_file_or_for_the_defaults(write, tmp_path):
+    default = read_member_policy(tmp_path)
+    assert (default.runs, default.leaves) == (RunRules(), LeavesSettings())
+    assert default.apps.approved == tmp_path / "approved-apps"
+    write("[runs]\nmost-rounds-a-day = 3").rename(tmp_path / "member-policy.toml")
+    assert read_member_policy(tmp_path).runs.most_rounds_a_day == 3
+    with pytest.raises(ConfigError, match=r"none\.toml"):
+        read_member_policy(tmp_path / "none.toml")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -43,7 +55,7 @@ def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
         ("[app]", "unknown key 'app'; did you mean apps?"),
         ("apps = 3", "apps = 3; allowed: a section, [apps]"),
         ("[apps]\nleast-signers = 0", "[apps] least-signers = 0; allowed: an integer >= 1"),
-        ("[apps]\nsigners = 'none'", "[apps] signers = 'none' has 0 keys"),
+        ("[apps]\nsigners = 'none'", "[apps] signers: "),
         ("[runs]\nnames = [3]", "[runs] names = 3; allowed: a list of strings"),
         ("[runs]\nfirst-day = '31.1.'", "[runs] first-day = '31.1.'; allowed: a date, such as"),
         (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import os
-from datetime import UTC, datetime
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -119,7 +119,7 @@ def test_noisy_values_lie_on_one_grid_whatever_they_were(values):
 
 @pytest.fixture
 def log(tmp_path):
-    with NodeLog(tmp_path / "log", now=lambda: datetime(2026, 11, 23, tzinfo=UTC)) as found:
+    with closing(NodeLog(tmp_path / "log")) as found:
         yield found
 
 
@@ -135,7 +135,7 @@ def test_a_reply_leaves_shortened_and_with_noise(log):
     assert values[1:].std() == pytest.approx(1.0, abs=7 / math.sqrt(2 * 999))
     again = policy.check(of(MODEL), of(MODEL + update), run_id=7)
     assert again != found
-    one, two = read_node_log(log.folder).entries
+    one, two = read_node_log(log.folder)
     assert (one["kind"], one["run"], one["replies"], two["replies"]) == ("privacy", 7, 1, 2)
     assert one["epsilon"] == pytest.approx(epsilon_of({2.0: 1}, 1e-5))
 
@@ -145,7 +145,7 @@ def test_a_reply_without_an_update_costs_nothing(log):
     policy.check(of(MODEL), RecordDict({"metrics": MetricRecord({"loss": 1.0})}))
     with pytest.raises(RefusedByMemberError):
         policy.check(of(MODEL), RecordDict({**of(MODEL), "x": MetricRecord({"y": 1})}))
-    assert read_node_log(log.folder).entries == []
+    assert read_node_log(log.folder) == []
     assert not (log.folder / "privacy.json").exists()
 
 
