@@ -37,16 +37,6 @@ def test_afedsv_by_hand():
     assert column(report, "accumulative") == [None] * 3
 
 
-def test_afedsv_smooths_over_rounds():
-    strategy = AFedSV(
-        ShapleyValuation(threshold_validation(), estimator="exact"), gamma=0.5, **BASE
-    )
-    _, reports = play(strategy, Threshold(), Movers(STEPS), rounds=2)
-    first, second = (column(report, "weight_score") for report in reports)
-    psi = column(reports[1], "normalized")
-    assert second == pytest.approx([(a + b) / 2 for a, b in zip(first, psi, strict=True)])
-
-
 def test_afedsv_and_fedif_differ_in_valuation_and_start_alone():
     afedsv, fedif = (kind(threshold_validation(), **BASE) for kind in (AFedSV, FedIF))
     assert isinstance(afedsv.valuation, ShapleyValuation)

@@ -136,15 +136,6 @@ def test_with_another_model_of_the_same_arrays_a_run_is_as_new(name):
     assert run(used, other) == run(AGAIN[name](), other)
 
 
-@pytest.mark.parametrize("name", ["momentum", "last step"])
-def test_from_its_own_model_a_run_goes_on(name):
-    used, whole = AGAIN[name](), AGAIN[name]()
-    first = model_arrays(net(seed=1))
-    half = used.start(LocalGrid(toward, 3), first, num_rounds=2).arrays
-    goes_on = ArrayRecord(half.to_torch_state_dict())  # As a user holds it.
-    assert run(used, goes_on, rounds=2) == run(whole, first, rounds=4)
-
-
 def test_a_model_that_is_taken_back_is_none_of_an_earlier_run():
     """Where the first round fails, there is no model to go back to."""
     strategy = FedAvg(**BASE)

@@ -41,10 +41,3 @@ def test_a_free_rider_earns_nothing_where_a_guard_says_so(guard, normalized, wei
     _, (report,) = play(fedif(guard), point(), MOVERS)
     assert column(report, "normalized") == pytest.approx(normalized)
     assert column(report, "weight") == pytest.approx(weights)
-
-
-def test_harm_is_remembered_over_rounds_and_in_checkpoints():
-    strategy = fedif(ScoreGuard(harm_memory=4))
-    play(strategy, point(), MOVERS, rounds=2)
-    assert strategy.state_dict()["guard"]["harmful"][1003] == [1, 1]
-    assert "guard" not in fedif(None).state_dict()

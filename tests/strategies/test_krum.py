@@ -53,15 +53,6 @@ def test_counts_of_steps_hide_them_where_they_are_taken_along():
     assert aggregation.scores.tolist()[2:] == [-289.0, -289.0]
 
 
-def test_a_missing_guarantee_is_said_once_not_every_round(caplog):
-    rule = Krum(malicious_fraction=0.5)
-    rule(ROUND)
-    rule(ROUND)
-    assert [record.getMessage() for record in caplog.records] == [
-        "Krum assumes 2f + 2 < m; here f = 2 of m = 4: no guarantee holds"
-    ]
-
-
 def test_the_chosen_model_is_taken_over_bit_for_bit():
     # From 100 to 0.1: a step of -99.9 is rounded, and what it leads to is not 0.1.
     model = nn.Linear(1, 1, bias=False)

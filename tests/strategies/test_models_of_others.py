@@ -7,7 +7,6 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedif_flower import (
     AFedSV,
@@ -22,14 +21,12 @@ from fedif_flower import (
     ShapFed,
     Validation,
 )
-from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import RootTraining, Setup
 from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.tasks.modules import tied_names
-from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 TOKENS = torch.tensor([0, 1, 2, 3, 0, 1])
 NEXT = torch.tensor([1, 2, 3, 0, 1, 2])
@@ -130,23 +127,3 @@ def test_a_model_that_cannot_be_averaged_is_refused_before_anybody_is_waited_for
     nobody = LocalGrid(client, 0)
     with pytest.raises(ValueError, match="'weight' of the global model has NaN"):
         FedAvg(setup=Setup(device="cpu", node_timeout=0.0)).start(nobody, arrays, num_rounds=1)
-
-
-@pytest.mark.parametrize("strategy", [AFedSV, FedSV, LeaveOneOut, SFedAvg])
-def test_accuracy_is_refused_at_construction_where_targets_are_no_classes(strategy):
-    line = nn.Linear(1, 1)
-    judge = Validation(
-        line, torch.ones(2, 1), torch.ones(2, 1), loss_fn=functional.mse_loss, device="cpu"
-    )
-    with pytest.raises(ConfigError, match=r'utility="loss"'):
-        strategy(judge)
-    strategy(ShapleyValuation(judge, utility="loss"))
-    scored = Validation(
-        line,
-        torch.ones(2, 1),
-        torch.ones(2, 1),
-        loss_fn=functional.mse_loss,
-        score=lambda outputs, targets: -(outputs - targets).abs().mean(),
-        device="cpu",
-    )
-    strategy(ShapleyValuation(scored, utility="score"))

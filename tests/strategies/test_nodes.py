@@ -86,18 +86,6 @@ def test_a_partition_that_two_claim_is_nobody_s(caplog):
     assert [n.partition_id for n in alone] == [0, 1]
 
 
-def test_scores_stay_with_the_node_where_a_partition_is_a_claim_and_with_the_partition_elsewhere():
-    assert ClientNode(3, 1007).client_id == 1007
-    assert ClientNode(3, 1007, is_simulated=True).client_id == 3
-
-
-def test_simulated_nodes_are_not_kept_for_a_later_run():
-    directory = NodeDirectory(identify_by_query, timeout=1.0)
-    directory.online(LocalGrid(claiming({}), 2), 2)
-    directory._known[7] = ClientNode(2, 7, is_simulated=True)
-    assert sorted(directory.state_dict()["known"]) == [1000, 1001]
-
-
 @pytest.mark.parametrize("claim", [True, False, -1, 2**31, 1.0, "0", b"0"])
 def test_a_partition_is_a_whole_number(claim, caplog):
     directory = NodeDirectory(identify_by_query, timeout=1.0)

@@ -70,6 +70,13 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     assert weight == pytest.approx([2.0 + 0.5 + shortened, 2.0 + shortened], rel=1e-6)
 
 
+def test_whose_late_reply_came_is_asked_in_the_next_round():
+    _, reports, grid = run(PATIENT, 6)
+    # Partition 1, asked at 8, answers at 10, partition 0 at 10.5; partition 2 begins anew at 9.5.
+    assert statuses(reports[5]) == {0: "accepted", 1: "accepted", 2: "late"}
+    assert grid.now == 10.5
+
+
 def test_beyond_its_rounds_a_late_reply_is_lost_and_its_member_asked_anew():
     _, reports, _ = run(Pace(quorum=2, late_rounds=1), 3)
     assert statuses(reports[0]) == {0: "accepted", 1: "accepted", 2: "late"}

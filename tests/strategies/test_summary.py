@@ -57,14 +57,6 @@ def test_every_argument_is_told(kind, caplog):
         assert names.count(name) == 1, name
 
 
-def test_an_argument_that_a_class_fixes_is_told_as_it_is(caplog):
-    fedsv = told(strategies.FedSV(threshold_validation(), setup=Setup(device="cpu")), caplog)
-    assert {"smooth_update = False", "initial = 0.0"} <= set(fedsv)
-    caplog.clear()
-    shapfed = told(strategies.ShapFed(nn.Linear(2, 3), setup=Setup(device="cpu")), caplog)
-    assert "gamma = 0.5" in shapfed
-
-
 def test_positional_arguments_and_those_of_a_users_own_subclass():
     class Own(strategies.FedProx):
         def __init__(self, first, second=2, **base):

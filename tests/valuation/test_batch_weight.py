@@ -234,14 +234,6 @@ def test_a_mean_is_taken_for_one(loss_fn, dtype, seed, count, batch_size, size):
     )
 
 
-def test_nan_is_said_where_the_loss_tells_its_own_size():
-    def batch_loss(module, batch):
-        return functional.cross_entropy(module(batch[0]), batch[1]), len(batch[1])
-
-    with pytest.raises(ValuationError, match=r"NaN on a batch.*the size 4.*the size 0"):
-        Validation(model(), ROWS, SOME, batch_loss=batch_loss, device="cpu", batch_size=4)
-
-
 @pytest.mark.parametrize("size", [-1, float("nan"), float("inf")])
 def test_a_size_that_is_none_is_refused(size):
     def batch_loss(module, batch):

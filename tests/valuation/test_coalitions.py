@@ -127,22 +127,6 @@ def test_what_is_left_out_stays_as_it_was_last(threads):
     torch.testing.assert_close(after, torch.full((3,), mean, dtype=torch.float64))
 
 
-def test_empty_coalition_is_the_global_model_and_a_single_client_itself():
-    masks = torch.cat([torch.zeros(1, M), torch.eye(M)]).bool()
-    losses = coalition_loss(
-        validation(),
-        PARAMS,
-        masks,
-        flat(GLOBAL),
-        client_buffers=BUFFERS,
-        global_buffers=GLOBAL_BUFFERS,
-    )
-    for model, loss in zip([GLOBAL, *CLIENTS], losses.tolist(), strict=True):
-        with torch.no_grad():
-            logits = copy.deepcopy(model).eval()(INPUTS)
-        assert loss == pytest.approx(functional.cross_entropy(logits, TARGETS).item(), rel=1e-5)
-
-
 def test_means_by_hand():
     clients = torch.tensor([[1.0, 10.0], [3.0, 30.0], [8.0, 80.0]])
     masks = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]]).bool()

@@ -73,16 +73,6 @@ def test_frozen_parameters_are_not_part_of_the_vector():
     assert not torch.equal(validation.gradient(trained), validation.gradient(trained, frozen))
 
 
-def test_own_loss_without_class_labels_has_no_accuracy():
-    model = nn.Linear(1, 1)
-    validation = Validation(
-        model, torch.ones(2, 1), torch.ones(2, 1), loss_fn=functional.mse_loss, device="cpu"
-    )
-    evaluation = validation.evaluate(torch.tensor([1.0, 0.0]))
-    assert evaluation.loss == 0.0
-    assert evaluation.accuracy != evaluation.accuracy  # NaN
-
-
 def test_errors():
     model = small_model()
     with pytest.raises(ValuationError, match="empty"):

@@ -113,35 +113,6 @@ def test_one_call_and_each_coalition_once(name: str, calls: int, asked: int) -> 
     assert estimate.evaluations == len(counter.seen)
 
 
-def naive_complementary(num_samples: int, num_clients: int, ranks: Tensor) -> list[float]:
-    """The definition as a loop, with the given positions of the clients."""
-    strata: dict[tuple[int, int], list[float]] = {}
-    rows = iter(ranks)
-    for _ in range(num_samples):
-        for j in range(1, num_clients + 1):
-            left = next(rows) < j
-            delta = float(random_game(left[None])[0] - random_game(~left[None])[0])
-            for k in range(num_clients):
-                if left[k]:
-                    strata.setdefault((k, j), []).append(delta)
-                else:
-                    strata.setdefault((k, num_clients - j), []).append(-delta)
-    values = [0.0] * num_clients
-    for (k, _), samples in strata.items():
-        values[k] += sum(samples) / len(samples) / num_clients
-    return values
-
-
-@pytest.mark.parametrize("num_samples", [1, 8])  # with 1, some strata stay empty
-def test_complementary_equals_the_loop(num_samples: int) -> None:
-    ranks = random_permutations(num_samples * M, M, Generator().manual_seed(4))
-    estimate = complementary_shapley(
-        random_game, M, num_samples=num_samples, generator=Generator().manual_seed(4)
-    )
-    expected = torch.tensor(naive_complementary(num_samples, M, ranks), dtype=torch.float64)
-    torch.testing.assert_close(estimate.values, expected)
-
-
 def test_complementary_by_hand() -> None:
     # u: empty 0, {0} 1, {1} 2, both 4. Size 1: -1 for client 0, +1 for client 1; size 2: 4 each.
     table = torch.tensor([0.0, 1.0, 2.0, 4.0])
