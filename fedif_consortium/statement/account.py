@@ -208,11 +208,6 @@ class Account:
         """Whether any member signed an update."""
         return any(member.signed for member in self.members)
 
-    @property
-    def gained(self) -> float:
-        """The sum of the positive credits."""
-        return math.fsum(max(member.credited, 0.0) for member in self.members)
-
 
 def settle(
     records: RunRecords,
