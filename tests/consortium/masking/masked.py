@@ -61,10 +61,8 @@ class Members:
         change: Mapping[int, Change] | None = None,
         spoil: Mapping[int, Spoil] | None = None,
         scale: float = 0.02,
-        draws: int = 0,
     ) -> None:
         self.change, self.spoil, self.scale = change or {}, spoil or {}, scale
-        self.draws = draws  # Others than other tests'.
         self.updates: dict[tuple[int, int], np.ndarray] = {}  # By round and partition.
         self.contents: dict[int, RecordDict] = {}  # By partition: what it sent last.
 
@@ -89,7 +87,7 @@ class Members:
         return Message(content, reply_to=message)
 
     def update_of(self, partition_id: int, server_round: int, received: ArrayRecord) -> np.ndarray:
-        generator = np.random.default_rng([partition_id, server_round, self.draws])
+        generator = np.random.default_rng([partition_id, server_round])
         size = sum(array.numpy().size for array in received.values())
         return (self.scale * generator.normal(size=size)).astype(np.float32)
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedif_consortium.evidence.keys import key_digest, public_of, read_private_key, read_public_key
-from fedif_consortium.masking import read_header, read_keeper_key
+from fedif_consortium.masking import read_header
 from fedif_consortium.masking.boxes import (
     MOST_BYTES,
     BoxHeader,
@@ -91,12 +91,6 @@ def test_a_point_of_low_order_is_refused():
         open_box(header + bytes(32) + box[len(header) + 32 :], KEEPER)
 
 
-@pytest.mark.parametrize("box", [b"", b"fedifbx1", bytes(300), b"x" * 10_000])
-def test_what_is_no_box_is_refused(box):
-    with pytest.raises(BoxError):
-        read_header(box)
-
-
 def test_the_digest_is_that_of_little_endian_bytes():
     assert vector_digest(np.array([1, 2**63], np.uint64)) == (
         hashlib.sha256(b"\x01" + bytes(7) + bytes(7) + b"\x80").digest()
@@ -127,11 +121,3 @@ def test_keys_of_other_kinds_are_refused_by_name():
     for data, words in ((public, "of another kind"), (b"nothing", "no public key")):
         with pytest.raises(ConfigError, match=rf"node\.pub is .*{words}; allowed: an Ed25519"):
             read_public_key(data, "node.pub")
-
-
-def test_the_keepers_key_is_64_digits():
-    public = KEEPER.public_key()
-    assert read_keeper_key(public.public_bytes_raw().hex(), "keeper-key") == public
-    for text in ("", "12", "z" * 64, "00" * 33):
-        with pytest.raises(ConfigError, match=r"keeper-key = .*64 hexadecimal digits"):
-            read_keeper_key(text, "keeper-key")

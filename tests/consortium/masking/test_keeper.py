@@ -133,23 +133,6 @@ def test_what_would_tell_one_members_update_is_refused_with_the_policys_line(att
         ask(opened(Parties(policy=LIMITS), UPDATES))
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda keeper: keeper.products(RUN, 1, np.zeros((1, 199), np.uint64)),
-        lambda keeper: keeper.products(RUN, 1, np.zeros(200, np.uint64)),
-        lambda keeper: keeper.products(RUN, 1, np.zeros((1, 200))),
-        lambda keeper: keeper.weighted_sum(RUN, 1, np.ones(4, np.uint64)),
-        lambda keeper: keeper.weighted_sum(RUN, 1, np.ones(5)),
-    ],
-)
-def test_arrays_of_another_shape_or_type_are_refused(ask):
-    parties = Parties()
-    opened(parties, UPDATES)
-    with pytest.raises(KeeperError, match=r"of shape .*; allowed: "):
-        ask(parties.keeper)
-
-
 @pytest.mark.parametrize("weights", [(2**24, 2**24, 2**24, 1), (2**23, 2**22, 2**22, 1)])
 def test_a_sum_modulo_the_others_weights_shows_nobodys_update(weights):
     parties, ring = Parties(4, KeeperPolicy()), np.array(weights, np.uint64)
@@ -313,34 +296,6 @@ def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
     step, lengths = server.step(weights), np.full(5, np.sqrt(3.0))
     with pytest.raises(ValueError, match="a member's vector is not what its sketch says"):
         check_step(step, weights, lengths)
-
-
-def test_old_rounds_are_forgotten_and_closed_ones_too():
-    parties = Parties(policy=OPEN.replace(hours_kept=1.0))
-    clock = [0.0]
-    parties.keeper = parties.keeper_with(now=lambda: clock[0])
-    opened(parties, UPDATES)
-    clock[0] = 3599.0
-    parties.keeper.sketches(RUN, 1)
-    clock[0] = 3601.0
-    with pytest.raises(KeeperError, match="keeps no round 1"):
-        parties.keeper.sketches(RUN, 1)
-    parties.open(parties.mask_all(UPDATES, 2), 2)
-    head = parties.keeper.close_round(RUN, 2)
-    assert head == parties.keeper.close_round(RUN, 2)
-    with pytest.raises(KeeperError, match="keeps no round 2"):
-        parties.keeper.sketches(RUN, 2)
-
-
-def test_another_runs_round_takes_the_oldest_ones_place():
-    parties = Parties(policy=OPEN.replace(runs_at_once=2))
-    for run in (1, 2, 3):
-        boxes = {100 + i: parties.mask(i, UPDATES[i], run=run).box for i in range(5)}
-        parties.keeper.open_round(run, 1, 200, boxes)
-    parties.keeper.sketches(2, 1)
-    parties.keeper.sketches(3, 1)
-    with pytest.raises(KeeperError, match="keeps no round 1 of run 1"):
-        parties.keeper.sketches(1, 1)
 
 
 def test_each_answer_and_refusal_is_a_line_of_the_log():

@@ -16,8 +16,7 @@ from fedif_consortium.masking import (
     OpenedRound,
     Sketches,
 )
-from fedif_consortium.masking.keeper_client import HttpKeeper
-from fedif_flower.errors import ConfigError, KeeperError
+from fedif_flower.errors import KeeperError
 from tests.runtime.keeping import RUN, Keeping
 
 UPDATES = np.random.default_rng(0).normal(size=(4, 100)).astype(np.float32)
@@ -86,15 +85,6 @@ def test_a_keeper_that_answers_badly_costs_a_bounded_time(keeping, pieces, pause
         assert time.monotonic() - before < 30
 
 
-def test_nobody_there(keeping):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        keeping.port = free.getsockname()[1]
-    with pytest.raises(
-        KeeperError, match=f"the keeper at https://127.0.0.1:{keeping.port} gave no"
-    ):
-        keeping.client(seconds=1.0).policy()
-
-
 class Lying:
     """Answers what it was made with."""
 
@@ -149,25 +139,3 @@ def test_answers_of_another_size_are_not_taken(keeping, answers, ask, reason):
             client.open_round(RUN, 1, 100, asked)
         with pytest.raises(KeeperError, match=reason):
             ask(client) if ask else client.open_round(RUN, 1, 100, asked)
-
-
-def test_a_round_that_was_not_opened_here_is_not_asked_about(keeping):
-    client = keeping.client()
-    with pytest.raises(KeeperError, match="round 3 of run 2 was not opened"):
-        client.sketches(2, 3)
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", ""])
-def test_an_address_without_tls_is_refused(keeping, url):
-    files = [keeping.folder / f"{name}" for name in ("keeper.crt", "stranger.crt", "stranger.key")]
-    with pytest.raises(ConfigError, match=r"masking.keeper-url = .*; allowed: https://HOST:PORT"):
-        HttpKeeper(url, *files)
-
-
-def test_files_that_cannot_be_used_are_named(keeping, tmp_path):
-    files = [keeping.folder / f"{name}" for name in ("keeper.crt", "stranger.crt", "stranger.key")]
-    for place in range(3):
-        wrong = [*files]
-        wrong[place] = tmp_path / "nothing.pem"
-        with pytest.raises(ConfigError, match=r"nothing\.pem"):
-            HttpKeeper("https://127.0.0.1:1", *wrong)

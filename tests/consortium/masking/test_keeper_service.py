@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import socket
 import ssl
 import time
@@ -25,10 +24,8 @@ from fedif_consortium.masking import (
 )
 from fedif_consortium.masking.boxes import open_box
 from fedif_consortium.masking.keeper_client import HttpKeeper
-from fedif_consortium.masking.keeper_service import KeeperService, keeper_server
 from fedif_consortium.masking.keeper_store import read_log
 from fedif_flower.errors import (
-    ConfigError,
     EvidenceError,
     KeeperError,
     RefusedByPolicyError,
@@ -198,41 +195,9 @@ def test_the_end_of_a_log_that_was_torn_off_is_written_over(tmp_path, caplog):
         keeping.store.log()
 
 
-def test_one_keeper_at_a_time_has_a_folder(tmp_path):
-    store = Keeping(tmp_path).store
-    with store.held(), pytest.raises(StorageError, match="is in use by another keeper"):
-        store.held().__enter__()
-    with store.held():
-        pass
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"vectors": {"1": []}, "last-rounds": {}}'])
 def test_a_damaged_state_is_named(tmp_path, content):
     store = Keeping(tmp_path).store
     (store.folder / "state.json").write_text(content)
     with pytest.raises(StorageError, match=r"state\.json is damaged"):
         store.load()
-
-
-def test_a_key_that_is_none_or_open_to_others_is_named(tmp_path):
-    store = Keeping(tmp_path).store
-    store.key()
-    file = store.folder / "box-key"
-    file.write_text("nothing")
-    with pytest.raises(ConfigError, match="box-key has no key of a keeper"):
-        store.key()
-    if os.name == "posix":
-        file.chmod(0o644)
-        with pytest.raises(ConfigError, match="others may read it"):
-            store.key()
-
-
-def test_an_address_that_is_taken_and_a_certificate_that_is_none_are_named(
-    keeping, served, tmp_path
-):
-    with pytest.raises(ConfigError, match=f"address = '127.0.0.1:{keeping.port}'"):
-        keeper_server(KeeperService(served), keeping.config().settings)
-    other = Keeping(tmp_path)
-    (tmp_path / "keeper.crt").write_text("no certificate")
-    with pytest.raises(ConfigError, match=r"certificate = .*keeper\.crt.* cannot be used"):
-        keeper_server(KeeperService(served), other.config().settings)

@@ -120,23 +120,9 @@ def test_a_masked_run_needs_a_node_that_names_a_keeper():
         member_masking(settings(terms()), node(), NODE_ID)
 
 
-def test_a_run_that_is_not_masked_needs_nothing():
-    assert member_masking(settings(None), node(), NODE_ID) is None
-
-
 def test_terms_that_cannot_be_read_are_the_servers_fault():
     with pytest.raises(ConfigError, match="the server's terms cannot be read"):
         member_masking(ConfigRecord({"masking": "{}"}), node(), NODE_ID)
-
-
-@pytest.mark.parametrize(("content", "named"), [(None, "cannot be read"), (b"x", "no private key")])
-def test_a_wrong_signing_key_is_named(tmp_path, content, named):
-    path = tmp_path / "key"
-    if content:
-        path.write_bytes(content)
-    config = node(**{"keeper-key": KEEPER_HEX, "signing-key": str(path)})
-    with pytest.raises(ConfigError, match=f"signing-key = .*{path.name}.* {named}"):
-        member_masking(settings(terms()), config, NODE_ID)
 
 
 def test_an_update_is_shortened_to_the_runs_bound():
@@ -233,21 +219,6 @@ def test_what_a_server_sends_beside_the_model_is_in_the_hash_that_everybody_got_
     boxes = [ask(member[0], own).content[MASK_RECORD][BOX] for own in map(beside, (0.0, 0.0, 1e6))]
     one, same, other = (read_header(box).instructions for box in boxes)
     assert one == same != other
-
-
-def test_a_node_keeps_its_own_updates_where_it_says(member, tmp_path):
-    config = member[0].replace(own_updates_dir=str(tmp_path / "mine"))
-    masking = member_masking(settings(terms()), config, NODE_ID)
-    received, trained, model = moved(0.5)
-    masking.masked(sent_with(received), trained, model)
-    with np.load(tmp_path / "mine" / "0000000000000005" / "round-000003.npz") as kept:
-        assert kept["update"].tolist() == pytest.approx([0.5] * 4)
-        assert (int(kept["node_id"]), int(kept["partition_id"])) == (NODE_ID, 0)
-
-
-def test_terms_come_back_as_they_were_sent():
-    for own in (terms(), terms(max_length=2.5, trial_keeper="ab", trial_secret="cd")):
-        assert MaskingTerms.read(settings(own)) == own
 
 
 def test_another_model_or_setting_has_another_hash():

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_consortium.masking.masks import add_mask, mask_blocks
-from fedif_flower.errors import MaskingError
 
 SEED = bytes(range(32))
 
@@ -37,9 +35,3 @@ def test_a_mask_is_uniform_and_another_seeds_is_another():
     other = np.zeros(length, np.uint64)
     add_mask(other, SEED[::-1])
     assert not np.any(vector == other)
-
-
-@pytest.mark.parametrize("seed", [b"", bytes(31), bytes(33)])
-def test_a_seed_of_another_length_is_refused(seed):
-    with pytest.raises(MaskingError, match=rf"a seed has {len(seed)} bytes; allowed: 32"):
-        list(mask_blocks(seed, 1))

@@ -25,13 +25,6 @@ def test_the_seed_in_the_box_takes_the_mask_off():
     assert masked.length == pytest.approx(np.sqrt(0.25 + 0.0625 + 4))
 
 
-def test_the_same_update_is_masked_anew_each_time():
-    update = np.zeros(1000, np.float32)
-    one, other = (mask_update(update, KEEPER.public_key(), KEY, **BOUND) for _ in range(2))
-    assert one.length == 0
-    assert not np.any(one.vector == other.vector)
-
-
 STAYS = "the update is not finite, or not shorter than 1024"  # Of it, nothing: the server reads it.
 
 
@@ -39,8 +32,3 @@ STAYS = "the update is not finite, or not shorter than 1024"  # Of it, nothing: 
 def test_an_update_that_does_not_fit_stays_at_home(value):
     with pytest.raises(MaskingError, match=STAYS):
         mask_update(np.array([1.0, value]), KEEPER.public_key(), KEY, **BOUND)
-
-
-def test_a_digest_of_another_length_is_refused():
-    with pytest.raises(MaskingError, match="instructions of 31 bytes; allowed: 32"):
-        mask_update(np.ones(1), KEEPER.public_key(), KEY, instructions=bytes(31), **BOUND)

@@ -50,10 +50,7 @@ def plain(tmp_path_factory) -> Path:
 REFUSED = [
     ({"strategy": "afedsv"}, "strategy = 'afedsv'; allowed: fedif, fedavg, fedprox with masking"),
     ({"keep_updates": True}, "keep-updates = True; allowed: false with masking"),
-    ({"neighbour_mixing": True}, "neighbour-mixing = True; allowed: false with masking"),
-    ({"screen": "own:Screen"}, "screen = 'own:Screen'; allowed: 'off' with masking"),
     ({"attribution": "adaptive"}, "attribution = 'adaptive'; allowed: 'off', 'trapezoid'"),
-    ({"attribution_per_class": True}, "attribution-per-class = True; allowed: false with masking"),
     ({"server_optimizer": "fedavgm"}, "server-optimizer = 'fedavgm'; allowed: 'off' with masking"),
     ({"attack": "alie"}, "attack = 'alie'; allowed: others with masking"),
     (

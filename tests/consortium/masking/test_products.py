@@ -97,9 +97,3 @@ def test_a_step_by_hand():
 def test_weights_that_are_none_are_refused(weights):
     with pytest.raises(MaskingError, match="allowed: finite, >= 0, with a sum > 0"):
         encode_weights(np.array(weights))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_vector_that_is_not_finite_is_named(value):
-    with pytest.raises(MaskingError, match="vector 1 of those to multiply with is not finite"):
-        encode_vectors(np.array([[1.0, 0.0], [0.0, value]]))

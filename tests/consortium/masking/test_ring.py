@@ -42,8 +42,3 @@ def test_what_does_not_fit_is_named_and_never_wraps(place, value):
     vector[place] = value
     with pytest.raises(MaskingError, match=rf"^the update has .* at place {place}; allowed: .*35"):
         encode(vector, 28, "the update")
-
-
-def test_the_ends_of_the_range():
-    largest = np.nextafter(2.0**35, 0)
-    assert decode(encode(np.array([largest, -largest]), 28), 28).tolist() == [largest, -largest]

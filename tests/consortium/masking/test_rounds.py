@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from dataclasses import replace
-from types import FunctionType, ModuleType
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from fedif_consortium.evidence.keys import key_digest
 from fedif_consortium.masking import (
@@ -28,7 +25,6 @@ from fedif_consortium.masking.boxes import seal, vector_digest
 from fedif_consortium.masking.masks import add_mask
 from fedif_consortium.masking.terms import (
     BOX,
-    LENGTH,
     MASK_RECORD,
     MaskingTerms,
     trial_key,
@@ -46,7 +42,6 @@ from fedif_flower.stages import (
     LossBound,
     MaxLength,
     NearestNeighbours,
-    Stage,
 )
 from fedif_flower.strategies import Setup, Weighting
 from fedif_flower.strategies.callbacks import Callback
@@ -73,7 +68,6 @@ STRATEGIES = {
     "fedavg": lambda **base: FedAvg(**base),
     "fedif": fedif,
     "fedif of bounded length": lambda **base: fedif(stages=[MaxLength(0.5), Clip(2.0)], **base),
-    "fedif with momentum": lambda **base: fedif(stages=[Clip(2.0), FedAvgM(0.5, 0.5)], **base),
     "fedif guarded": lambda **base: fedif(
         weighting=Weighting(guard=ScoreGuard(anchored=True, least_length=0.5)), **base
     ),
@@ -97,13 +91,12 @@ def test_a_masked_round_leads_where_a_plain_one_does(name):
             assert (mine.num_examples, mine.train_loss) == (plainly.num_examples, 1.0)
 
 
-@pytest.mark.parametrize("rule", ["trapezoid", "simpson", "gauss2"])
 @pytest.mark.parametrize("name", ["fedavg", "fedif"])
-def test_contributions_are_those_of_a_plain_round(name, rule):
+def test_contributions_are_those_of_a_plain_round(name):
     found = {}
     for masked in (False, True):
         judged = validation()
-        attribution = PathAttribution(judged, rule, bounds=CreditBounds())
+        attribution = PathAttribution(judged, "simpson", bounds=CreditBounds())
         setup = Setup(device="cpu", trainable_keys=KEYS)
         play(
             lambda base_of=STRATEGIES[name], **base: base_of(**base),
@@ -144,18 +137,6 @@ def test_a_round_beyond_the_loss_bound_takes_a_share_of_its_one_sum(caplog):
     assert not any(report.failed for report in reports)
 
 
-def test_the_keeper_is_asked_one_product_for_scores_and_one_for_contributions():
-    attribution = PathAttribution(validation(), "simpson", bounds=CreditBounds())
-    strategy, *_ = play(fedif, Members(), callbacks=[attribution])
-    asked = strategy.setup.intake.keeper.asked
-    assert asked.count("products") == 2 * 3
-
-
-class Looking(Stage):
-    def before(self, updates):
-        return updates
-
-
 class LookingOn(Callback):
     def on_step(self, step) -> None: ...
 
@@ -166,15 +147,11 @@ REFUSED = {
     "NearestNeighbours looks at each update": lambda **base: FedAvg(
         stages=[NearestNeighbours(0.2)], **base
     ),
-    "Looking looks at each update": lambda **base: FedAvg(stages=[Looking()], **base),
     "LookingOn looks at each client's update": lambda **base: FedAvg(
         callbacks=[LookingOn()], **base
     ),
     "attribution = 'adaptive' takes several gradients": lambda **base: FedAvg(
         callbacks=[PathAttribution(validation(), "adaptive")], **base
-    ),
-    "attribution by class takes a gradient for each": lambda **base: FedAvg(
-        callbacks=[PathAttribution(validation(), per_class=True)], **base
     ),
     "members train by SGD alone, not by Scaffold": lambda **base: FedAvg(
         **base | {"setup": replace(base["setup"], local_method=Scaffold())}
@@ -265,15 +242,6 @@ def _with_vector(values):
     return spoil
 
 
-def _no_box(members, message, content):
-    content[MASK_RECORD] = ConfigRecord({LENGTH: 1.0})
-
-
-def _others_box(members, message, content):
-    """Send what member 1 has sent."""
-    return members.contents[1]
-
-
 def _masked_with(**bound):
     def spoil(members, message, content):
         return members.masked(message, np.ones(2020, np.float32), **bound)
@@ -285,18 +253,12 @@ SPOILT = {
     "length .* by its sketch, 1 stated": _wrong_seed,
     "e\\+.. by its sketch": _wrapped,
     "by its sketch, 0.2 stated": _stated(0.2),
-    "by its sketch, 0 stated": _stated(0.0),
     "its update has length nan": _stated(float("nan")),
-    "its update has length -1": _stated(-1.0),
     "its update has length 1e\\+30": _stated(1e30),
     "its arrays are not 'masked-update' alone": _plain,
     "has dtype float32, not uint64": _with_vector(np.ones(2020, np.float32)),
-    "has shape \\(7,\\), not \\(2020,\\)": _with_vector(np.ones(7, np.uint64)),
     "its box is for another vector": _with_vector(np.ones(2020, np.uint64)),
-    "'mask' has no box": _no_box,
-    "its box is for node 1001, not 1002": _others_box,
     "its box is for round 7, not 1": _masked_with(server_round=7),
-    "its box is for run 7, not": _masked_with(run=7),
     "the keeper: the keeper knows no member with this key": _masked_with(signer=5555),
     "the keeper: the member got another model or other settings": _masked_with(
         instructions=bytes([1] * 32)
@@ -393,16 +355,13 @@ def _opened(**changes):
 
 FAULTS = {
     "does not answer; opening": ({"open_round": _raises}, "the keeper does not answer"),
-    "does not answer; products": ({"products": _raises}, "the keeper does not answer"),
     "does not answer; sum": ({"weighted_sum": _raises}, "the keeper does not answer"),
     "lies in one place of the sum": ({"weighted_sum": _one_place}, "contradicts its sketches"),
-    "lies everywhere in the sum": ({"weighted_sum": _everywhere}, "contradicts its sketches"),
     "lies in its products": ({"products": _everywhere}, "contradicts its products"),
     "has products of another shape": (
         {"products": _shape},
         "the keeper's products: uint64 of shape",
     ),
-    "has a sum of another shape": ({"weighted_sum": _shape}, "the keeper's sum: uint64 of shape"),
     "opens others' boxes": (
         {"open_round": _opened(nodes=(1, 2, 3, 4, 5, 6))},
         "opened boxes that it was not given",
@@ -411,13 +370,8 @@ FAULTS = {
         {"sketches": lambda true, *a: Sketches(true(*a).seed, true(*a).values[0])},
         "the keeper's sketches: uint64 of shape",
     ),
-    "has numbers of another kind": (
-        {"products": lambda true, *a: true(*a).astype(float)},
-        "the keeper's products: float64 of shape",
-    ),
     "has no numbers": ({"weighted_sum": lambda *_: None}, "the keeper's sum: NoneType"),
     "says nothing that can be read": ({"open_round": lambda *_: None}, "is not readable"),
-    "opens nobody's box": ({"open_round": _opened(nodes=())}, "the keeper opened no box"),
 }
 
 
@@ -468,73 +422,3 @@ def test_a_member_whose_share_the_policy_refuses_counts_for_less_and_ends_no_run
     assert report.reason == ""
     weights = [client.weight for client in report.clients]
     assert weights == pytest.approx([1 / 2, 2 / 18, 3 / 18, 4 / 18], abs=1e-5)
-
-
-# -- what the server holds
-
-
-class Walk(Callback):
-    """Looks through all that the server holds for arrays that resemble a member's update."""
-
-    def __init__(self, members: Members) -> None:
-        self.members = members
-        self.most_alike = 0.0
-
-    def needs_sight(self, strategy) -> str:
-        return ""
-
-    def on_start(self, strategy) -> None:
-        self.strategy = strategy
-
-    def on_step(self, step) -> None:
-        # Whoever trains here keeps its updates in the members, which the walk leaves out.
-        updates = [
-            np.random.default_rng([p, step.updates.server_round, self.members.draws]).normal(
-                size=2020
-            )
-            for p in range(MEMBERS)
-        ]
-        for array in arrays_below([self.strategy, step], without=[self.members, self]):
-            flat = array.astype(np.float64).ravel()
-            for start in range(0, flat.size - 2019, 2020):
-                piece = flat[start : start + 2020]
-                norm = np.linalg.norm(piece)
-                for update in updates:
-                    alike = abs(piece @ update) / (norm * np.linalg.norm(update) + 1e-300)
-                    self.most_alike = max(self.most_alike, alike)
-
-
-def arrays_below(roots, without) -> list[np.ndarray]:
-    seen = {id(one) for one in without}
-    found, stack = [], list(roots)
-    while stack:
-        one = stack.pop()
-        if id(one) in seen or isinstance(one, ModuleType | type):
-            continue
-        seen.add(id(one))
-        if isinstance(one, UninitializedTensorMixin):
-            continue  # It holds nothing yet.
-        if isinstance(one, torch.Tensor):
-            one = one.detach().numpy()
-        if isinstance(one, np.ndarray):
-            found += [one] if one.dtype.kind in "fiu" and one.size >= 2020 else []
-            continue
-        if isinstance(one, bytes) and len(one) >= 2020 * 4:
-            tail = one[-(len(one) // 8 * 8) :]
-            found += [np.nan_to_num(np.frombuffer(tail, kind)) for kind in ("<f4", "<f8")]
-        if isinstance(one, FunctionType) and one.__closure__ is None:
-            continue
-        stack += gc.get_referents(one)
-    return found
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_server_holds_no_update_of_a_masked_round(masked):
-    # The walk may come by what other tests left: nobody else has these updates.
-    members = Members(draws=71 + masked)
-    walk = Walk(members)
-    play(fedif, members, masked=masked, rounds=2, callbacks=[walk])
-    if masked:  # The step is a mean of six: a member's part of it is alike by 1 / sqrt(6).
-        assert walk.most_alike < 0.8
-    else:
-        assert walk.most_alike > 0.999

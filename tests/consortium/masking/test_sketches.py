@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from fedif_consortium.masking import UPDATE_BITS, SignSketch, encode, estimated_lengths
 from fedif_consortium.masking.masks import add_mask
 from fedif_consortium.masking.ring import BLOCK
-from fedif_flower.errors import MaskingError
 
 SEED = bytes(range(32))
 
@@ -86,22 +85,3 @@ def test_what_is_beside_the_sketch_has_none(length, size, seed):
     assert np.all(np.abs(sketch.of(scaled.view(np.uint64)).view(np.int64)) <= length)
     # Its part in the sketch is a combination of the sketch's sums: at right angles to the rest.
     assert abs(float(np.dot(vector - rest, rest))) <= 1e-9 * float(np.dot(vector, vector))
-
-
-def test_a_length_by_hand():
-    vector = encode(np.array([0.0, -5.0, 0.0]), UPDATE_BITS)
-    assert estimated_lengths(SignSketch(SEED, 2, 3).of(vector)) == 5.0
-
-
-@given(st.integers(1, 200), st.integers(1, 50))
-def test_a_vector_of_another_length_is_refused(length, other):
-    sketch = SignSketch(SEED, 1, length)
-    for wrong in {length + other, max(0, length - other)}:
-        with pytest.raises(MaskingError, match=f"has not {length} entries"):
-            sketch.of(np.zeros(wrong, np.uint64))
-
-
-@pytest.mark.parametrize(("size", "length"), [(0, 5), (6, 5), (1, 0)])
-def test_a_size_out_of_range_is_refused(size, length):
-    with pytest.raises(MaskingError, match=f"a sketch of {size} buckets; allowed: 1 to {length}"):
-        SignSketch(SEED, size, length)
