@@ -43,8 +43,9 @@ def inspect(
         files_of,
         inspect_examples,
         member_data,
+        table_lines,
+        write_table,
     )
-    from fedif_consortium.member.inspection_table import table_lines, write_table
     from fedif_flower.errors import ConfigError
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.text import printable

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
+import re
 import ssl
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import cast
+from typing import Any
 
+import httpx
 from cryptography import x509
 from flwr.app import ConfigRecord
 
@@ -111,32 +111,29 @@ def check_server(address: str, ca: Path) -> list[Finding]:
     ca : Path
         The federation's certificate, which alone is trusted.
     """
-    dates: list[datetime] = []
+    dates: list[str] = []
 
     def certificate() -> str | Finding:
-        host, _, port = address.rpartition(":")
-        if not (host and port.isdigit()):
+        if not re.fullmatch(r"\S+:\d{1,5}", address):
             raise ConfigError(f"server = {address!r}; allowed: HOST:PORT")
         try:
             trusted = x509.load_pem_x509_certificates(ca.read_bytes())
             context = ssl.create_default_context(cafile=str(ca))
         except (OSError, ValueError) as error:
             raise ConfigError(f"ca = {str(ca)!r} is no certificate: {error}") from error
-        connection = http.client.HTTPSConnection(
-            host, int(port), timeout=_CONNECT_SECONDS, context=context
-        )
+        options: dict[str, Any] = {
+            "verify": context,
+            "timeout": _CONNECT_SECONDS,
+            "trust_env": False,
+        }
         try:
-            connection.connect()
-            shown = cast(ssl.SSLSocket, connection.sock).getpeercert(binary_form=True)
-            # A guarded server may close on a stranger: then it tells no time.
-            with suppress(OSError, ValueError, http.client.HTTPException):
-                connection.request("HEAD", "/")
-                dates.append(parsedate_to_datetime(connection.getresponse().getheader("date", "")))
-        except OSError as error:
+            with httpx.stream("HEAD", f"https://{address}", **options) as response:
+                connection = response.extensions["network_stream"].get_extra_info("socket")
+                shown = connection.getpeercert(binary_form=True)
+                dates.append(response.headers.get("date", ""))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConfigError(f"{address} cannot be reached: {error}") from error
-        finally:
-            connection.close()
-        trusted.append(x509.load_der_x509_certificate(shown or b""))
+        trusted.append(x509.load_der_x509_certificate(shown))
         end = min(one.not_valid_after_utc for one in trusted)
         soon = end < datetime.now(UTC) + SOON
         return Finding(
@@ -144,8 +141,10 @@ def check_server(address: str, ca: Path) -> list[Finding]:
         )
 
     def clock() -> str | Finding:
-        if not dates:
+        try:
+            ahead = datetime.now(UTC) - parsedate_to_datetime("".join(dates))
+        except ValueError:
             return Finding("clock", Status.WARNING, "the server told no time")
-        return clock_finding((datetime.now(UTC) - dates[0]).total_seconds())
+        return clock_finding(ahead.total_seconds())
 
     return [tried("certificate", certificate), tried("clock", clock)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.run.rows import csv_text
+from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.tasks.batches import class_labels, read_batches, to_device
 from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
 from fedif_flower.tasks.data.sources.image_folder import list_images
@@ -101,7 +103,10 @@ def inspect_examples(
     place = select_device(device)
     model = task.build_model(seed=0).to(place).eval()
     objective = objective_of(task.loss, task.batch_loss)
-    transformed = task.transformed(in_order(data))
+    if isinstance(data, DataLoader) and data.batch_size is not None:
+        # In the same order each time: a loader may shuffle them.
+        data = DataLoader(data.dataset, BATCH, collate_fn=data.collate_fn)
+    transformed = task.transformed(data)
 
     def batches() -> Iterator[Any]:
         return (to_device(batch, place) for batch in read_batches(transformed, None, BATCH))
@@ -114,29 +119,15 @@ def inspect_examples(
         influences.append(found.products / gradient.double().norm().clamp_min(1e-300).cpu())
         losses.append(found.losses)
         seen.append(kept.server_round)
-    if not seen:
-        raise ConfigError("no published gradient was given")
-    own = [class_labels(batch) for batch in batches()]
-    known = [label.cpu() for label in own if label is not None]
-    labels = torch.cat(known) if len(known) == len(own) else None
-    agreement = None
-    if labels is not None and isinstance(objective, PairObjective) and len(labels) > 1:
-        features = representations(model, batches())
-        agreement = neighbour_agreement(features, labels, neighbours)
-    return Findings(
-        rounds=tuple(seen),
-        influence=torch.stack(influences).mean(dim=0),
-        losses=torch.stack(losses).mean(dim=0),
-        agreement=agreement,
-        labels=labels,
-    )
-
-
-def in_order(data: Data) -> Data:
-    """Return data whose examples come in the same order each time: a loader may shuffle them."""
-    if isinstance(data, DataLoader) and data.batch_size is not None:
-        return DataLoader(data.dataset, BATCH, collate_fn=data.collate_fn)
-    return data
+    known = [class_labels(batch) for batch in batches()]
+    labels, agreement = None, None
+    if all(label is not None for label in known):
+        labels = torch.cat([label.cpu() for label in known if label is not None])
+        if isinstance(objective, PairObjective) and len(labels) > 1:
+            features = representations(model, batches())
+            agreement = neighbour_agreement(features, labels, neighbours)
+    influence, loss = torch.stack(influences).mean(dim=0), torch.stack(losses).mean(dim=0)
+    return Findings(tuple(seen), influence, loss, agreement, labels)
 
 
 @torch.no_grad()
@@ -205,3 +196,57 @@ def files_of(kept: KeptGradient, node: NodeConfig, count: int) -> list[Path] | N
     if len(listing.paths) != count:
         raise DataError(f"{node.data_dir} changed while it was read: inspect it again")
     return [Path(path) for path in listing.paths]
+
+
+class Line(NamedTuple):
+    """An example; that of the largest loss has rank 1."""
+
+    rank: int
+    example: int
+    file: str
+    label: str
+    influence: float
+    loss: float
+    agreement: float | None
+
+
+def table_lines(
+    findings: Findings, classes: Sequence[str] = (), files: Sequence[Path] | None = None
+) -> list[Line]:
+    """Return every example, the likeliest mislabelled first.
+
+    Parameters
+    ----------
+    findings : Findings
+        What was found.
+    classes : sequence of str
+        The names of the classes, if they have any.
+    files : sequence of Path, optional
+        Each example's.
+    """
+    count = len(findings.losses)
+    labels = [""] * count if findings.labels is None else list(map(str, findings.labels.tolist()))
+    agreement = [None] * count if findings.agreement is None else findings.agreement.tolist()
+    names = dict(zip(map(str, range(len(classes))), classes, strict=True))
+    columns = (
+        range(count),
+        map(str, files) if files else [""] * count,
+        [names.get(label, label) for label in labels],
+        findings.influence.tolist(),
+        findings.losses.tolist(),
+        agreement,
+    )
+    rows = list(zip(*columns, strict=True))
+    return [Line(rank, *rows[i]) for rank, i in enumerate(findings.order.tolist(), start=1)]
+
+
+def write_table(path: Path, lines: Sequence[Line]) -> None:
+    """Write all lines as CSV, readable for their owner alone; an earlier table is replaced.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written.
+    """
+    make_folder(path.parent)
+    write_atomically(path, csv_text([Line._fields, *lines]), 0o600)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import httpx
@@ -108,8 +109,6 @@ class MessageGuard:
         Gets a line of every message.
     replies : OwnReplies
         Signs what leaves, and keeps receipts.
-    today : callable
-        Returns the day in UTC.
     """
 
     def __init__(
@@ -121,10 +120,9 @@ class MessageGuard:
         leaves: OutgoingPolicy,
         log: NodeLog,
         replies: OwnReplies,
-        today: Callable[[], date] = lambda: datetime.now(UTC).date(),
     ) -> None:
         self._policy, self._connection, self._store = policy, connection, store
-        self._leaves, self._log, self._today = leaves, log, today
+        self._leaves, self._log = leaves, log
         self._counts, self._replies = counts, replies
         self._runs: dict[int, AdmittedRun] = {}
         self._asked: Any = None  # The run that was looked at last, admitted or not.
@@ -158,9 +156,10 @@ class MessageGuard:
             return None
         message, tree = taken
         try:
-            self._policy.runs.check_day(self._today())
+            today = datetime.now(UTC).date()
+            self._policy.runs.check_day(today)
             self._admit(message.metadata.run_id)
-            self._counts.count(message.metadata.message_type, self._today())
+            self._counts.count(message.metadata.message_type, today)
             objects = self._pull(message, tree)
             content = _read_message(message, objects)
             self._check_told(message.metadata.run_id, content)
@@ -369,14 +368,10 @@ def _read_message(announced: Message, objects: Objects) -> RecordDict:
     found = inflate_object_from_contents(
         objects.tree.object_id, objects.contents, keep_object_contents=True
     )
-    if not isinstance(found, Message) or _facts(found) != _facts(announced):
+    facts = attrgetter("run_id", "dst_node_id", "message_type", "group_id")
+    if not isinstance(found, Message) or facts(found.metadata) != facts(announced.metadata):
         raise RefusedByMemberError("the message is not the one that was announced")
     return found.content
-
-
-def _facts(message: Message) -> Iterable[object]:
-    metadata = message.metadata
-    return metadata.run_id, metadata.dst_node_id, metadata.message_type, metadata.group_id
 
 
 def _read_content(tree: Any, contents: dict[str, bytes]) -> RecordDict:

@@ -7,36 +7,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 
-import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from PIL import Image
 
-from fedif_consortium.member.host_check import check_key, check_server, own_findings
+from fedif_consortium.member.host_check import check_key, check_server
 from fedif_flower.client.preflight import tried
-from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.messages.node_config import NodeConfig
-
-CONFIG = ClientConfig(num_clients=2, learning_rate=0.05, device="cpu", model="mlp")
-
-
-def test_images_of_one_s_own_are_checked_without_a_server(tmp_path):
-    for name in ("cat", "dog"):
-        folder = tmp_path / "train" / name
-        folder.mkdir(parents=True)
-        for number in range(3):
-            Image.fromarray(np.full((8, 8), 40 * number, np.uint8)).save(folder / f"{number}.png")
-    node = NodeConfig(partition_id=0, data_dir=str(tmp_path))
-    found = {one.check: one for one in own_findings(CONFIG.replace(model="auto"), node, "off")}
-    assert found["data"].words == "6 examples"
-    assert found["training"].status == "ok"
-    nowhere = NodeConfig(partition_id=0, data_dir=str(tmp_path / "nowhere"))
-    found = {one.check: one for one in own_findings(CONFIG, nowhere, "off")}
-    assert (found["data"].status, "nowhere" in found["data"].words) == ("failed", True)
 
 
 def test_the_key_that_the_guard_signs_with_is_read(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import date
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -93,7 +92,6 @@ class Member:
             OutgoingPolicy(self.policy.leaves),
             self.log,
             OwnReplies(NODE, {}, None),
-            today=lambda: date(2026, 1, 5),
         ).guarded()
 
     # -- the SuperLink

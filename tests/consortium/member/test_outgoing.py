@@ -192,18 +192,18 @@ def test_metrics_are_rounded_to_significant_digits():
 
 
 @pytest.mark.parametrize(
-    ("values", "keys", "told"),
+    ("value", "keys", "told"),
     [
-        ({"loss": 1.0}, {"metrics": ["metrics.los", "other.loss"]}, "a metric is not on the list"),
-        ({"loss": math.nan}, {}, "a metric is not finite"),
-        ({"loss": 1.79e308}, {"metric_digits": 2}, "a metric is not finite"),
-        ({"num": 2**63 - 1}, {"metric_digits": 5}, "a metric is not finite"),
-        ({"loss": [1.0, 2.0]}, {}, "a metric is no single number"),
+        (1.0, {"metrics": ["metrics.los", "other.loss"]}, "a metric is not on the list"),
+        (math.nan, {}, "a metric is not finite"),
+        (1.79e308, {"metric_digits": 2}, "a metric is not finite"),
+        (2**63 - 1, {"metric_digits": 5}, "a metric is not finite"),
+        ([1.0, 2.0], {}, "a metric is no single number"),
     ],
 )
-def test_other_metrics_are_refused(values, keys, told):
-    keys = {"metrics": [f"metrics.{name}" for name in values]} | keys
-    assert refusal(content(metrics=MetricRecord(values)), **keys).told == told
+def test_other_metrics_are_refused(value, keys, told):
+    keys = {"metrics": ["metrics.loss"], **keys}
+    assert refusal(content(metrics=MetricRecord({"loss": value})), **keys).told == told
 
 
 def test_bytes_hidden_in_metrics_are_gone():
