@@ -49,7 +49,7 @@ def init(
         superlink=superlink,
         keeper_key=keeper_key,
     )
-    initialize(_folder(folder), wanted, say)
+    initialize(_folder(folder), wanted)
 
 
 @federation_cli.command()
@@ -61,7 +61,7 @@ def invite(
     """Write a member's invitation: one file, without a secret, for `fedif node join`."""
     from fedif_consortium.federation.members import invite as write
 
-    write(_folder(folder), name, number, say)
+    write(_folder(folder), name, number)
 
 
 @federation_cli.command("add-member")
@@ -75,7 +75,7 @@ def add_member(
     found = _folder(folder)
     flower = _flower(found)
     for answer in answers:
-        add(found, answer, flower, say)
+        add(found, answer, flower)
 
 
 @federation_cli.command("remove-member")
@@ -86,7 +86,7 @@ def remove_member(
     from fedif_consortium.federation.members import remove
 
     found = _folder(folder)
-    remove(found, name, _flower(found), say)
+    remove(found, name, _flower(found))
 
 
 @federation_cli.command()
@@ -113,9 +113,9 @@ def run(
     folder: Folder = _HERE,
 ) -> None:
     """Run an app to its end, and follow its log; exit with 0 only if it completed."""
-    from fedif_consortium.federation.flower import run_to_end
+    from fedif_consortium.federation.flower import PROJECT, run_to_end
 
-    run_to_end(_flower(_folder(folder)), app, " ".join(config or []), say)
+    run_to_end(_flower(_folder(folder)), app or PROJECT, " ".join(config or []))
 
 
 @federation_cli.command()
@@ -144,12 +144,7 @@ def keeper_client(folder: Folder = _HERE) -> None:
 
     found = _folder(folder)
     found.settings()
-    make_pair(found.path, "keeper-client", [], "the keeper", say)
-
-
-def say(line: str) -> None:
-    """Print a line as it is."""
-    Console().print(line, soft_wrap=True, highlight=False, markup=False)
+    make_pair(found.path, "keeper-client", [], "the keeper")
 
 
 def _folder(path: Path) -> FederationFolder:
@@ -163,35 +158,25 @@ def _flower(folder: FederationFolder) -> Flower:
     from fedif_consortium.federation.flower import Flower, connect
 
     settings = folder.settings()
-    connect(settings.name, settings.local_address, folder.authority, lambda _: None)
+    connect(settings.name, settings.local_address, folder.authority)
     return Flower(settings.name)
 
 
 def _show(seen: dict[str, Any]) -> None:
-    from rich.table import Column, Table
+    from rich.table import Table
+
+    from fedif_consortium.federation.files import say
+    from fedif_flower.tables import print_whole
 
     answer = "does not answer" if seen["superlink"] else "answers"
     say(f"{seen['federation']} at {seen['address']}: the SuperLink {answer}")
-    say(
-        f"certificate until {seen['certificate_ends']}, its authority until "
-        f"{seen['authority_ends']}"
-    )
+    ends = "certificate until {certificate_ends}, its authority until {authority_ends}"
+    say(ends.format(**seen))
     say(f"{seen['free_bytes'] / 2**30:.1f} GiB free")
-    members = Table("number", "member", "state", "online", "last seen")
-    members.add_column("node", no_wrap=True)
-    for one in seen["members"]:
-        online = {True: "yes", False: "no", None: ""}[one["online"]]
-        named = (str(one["number"]), one["name"], one["state"])
-        members.add_row(*named, online, one["last_seen"] or "", one["node_id"])
-    runs = Table(
-        Column("run", no_wrap=True), Column("status", no_wrap=True), "began", "ended", "details"
-    )
-    for run in seen["runs"]:
-        runs.add_row(
-            *(run[key] for key in ("run-id", "status", "began", "ended", "status-details"))
-        )
-    for table in (members, runs):
-        if table.row_count:
-            Console().print(table)
+    for lines in filter(None, (seen["members"], seen["runs"])):
+        table = Table(*(name.replace("_", " ") for name in lines[0]))
+        for line in lines:
+            table.add_row(*("" if value is None else str(value) for value in line.values()))
+        print_whole(table, Console())
     for warning in seen["warnings"]:
         say(f"! {warning}")

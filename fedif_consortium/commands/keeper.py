@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
-from fedif_consortium.commands.federation import say
 
 keeper_cli = typer.Typer(add_completion=False)
 
@@ -41,11 +38,9 @@ def keeper_log(
     from fedif_consortium.masking.keeper_store import read_log
 
     entries, head = read_log(file)
-    console = Console()
     for entry in entries:
-        console.print(json.dumps(entry), soft_wrap=True, highlight=False, markup=False)
-    found = f"Unchanged: {len(entries)} lines, the last hash is {head}"
-    console.print(found, soft_wrap=True, highlight=False)
+        typer.echo(json.dumps(entry))
+    typer.echo(f"Unchanged: {len(entries)} lines, the last hash is {head}")
 
 
 @keeper_cli.command("init")
@@ -54,14 +49,14 @@ def keeper_init(
     hosts: Annotated[list[str], typer.Argument(help="names or addresses the server reaches it by")],
 ) -> None:
     """Make a keeper's keys and certificate; what is there already stays."""
-    from fedif_consortium.federation.files import private_folder
+    from fedif_consortium.federation.files import private_folder, say
     from fedif_consortium.federation.server import make_pair
     from fedif_consortium.masking.keeper_config import KeeperSettings
     from fedif_consortium.masking.keeper_store import KeeperStore
 
     found = folder.expanduser().absolute()
     private_folder(found)
-    make_pair(found, "keeper", hosts, "the operator of the server", say)
+    make_pair(found, "keeper", hosts, "the operator of the server")
     state = found / KeeperSettings().state
     KeeperStore(state).key()
     public = state / "box-key.pub"

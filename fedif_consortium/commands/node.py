@@ -9,16 +9,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedif_consortium.commands.federation import say
-from fedif_consortium.commands.node_log import log_cli
-
 node_cli = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="A member's own host: joining a federation, what may leave, and what went in and out.",
 )
-node_cli.add_typer(log_cli)
-
 Folder = Annotated[
     Path, typer.Option("--in", envvar="FEDIF_MEMBER", help="the node's folder on this host")
 ]
@@ -43,7 +38,10 @@ def join(
 ) -> None:
     """Make this host's key, settings and the answer to an invitation; what is there stays."""
     from fedif_consortium.federation.certificates import reach
-    from fedif_consortium.federation.node import NodeFolder, read_invitation
+    from fedif_consortium.federation.documents import read_document
+    from fedif_consortium.federation.files import say
+    from fedif_consortium.federation.invitation import Invitation
+    from fedif_consortium.federation.node import NodeFolder
     from fedif_consortium.federation.node import join as make
     from fedif_flower.errors import ConfigError
     from fedif_flower.settings import parse_overrides
@@ -57,8 +55,8 @@ def join(
     if policy is not None and not policy.is_file():
         raise ConfigError(f"policy = {str(policy)!r} is no file")
     guard = str(policy.absolute()) if policy else ""
-    read = read_invitation(invitation)
-    make(found, read, say, config=given, port=port, policy=guard)
+    read = read_document(invitation, Invitation)
+    make(found, read, config=given, port=port, policy=guard)
     if check:
         reach(read.address, found.authority)
         say(f"{read.address} answers, and is the one invited to")
@@ -78,6 +76,29 @@ def start(
 
     guard = str(policy.absolute()) if policy else ""
     node_program(NodeFolder(folder.expanduser().absolute()), guard, options or []).start()
+
+
+@node_cli.command("log")
+def node_log(
+    folder: Annotated[Path, typer.Argument(help="of the log, as [log] of the policy names it")],
+    head: Annotated[
+        str, typer.Option(help="a last hash that you wrote down: the log must have gone on from it")
+    ] = "",
+) -> None:
+    """Check that a node's log is whole, and show it: a JSON object for each message."""
+    import json
+
+    from fedif_consortium.evidence.chained_log import START
+    from fedif_consortium.member.node_log import lines_after, read_node_log
+
+    entries = read_node_log(folder)
+    after = lines_after(entries, head) if head else None
+    for entry in entries:
+        typer.echo(json.dumps(entry))
+    last = entries[-1]["hash"] if entries else START
+    typer.echo(f"Whole: {len(entries)} lines, the last hash is {last}", err=True)
+    if after is not None:
+        typer.echo(f"The log goes on from that hash: {after} lines since.", err=True)
 
 
 @node_cli.command("check")

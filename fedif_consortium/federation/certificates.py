@@ -13,15 +13,10 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedif_consortium.evidence.keys import content_fingerprint
+from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, read_key_file
 from fedif_consortium.federation.documents import split_address
 from fedif_flower.errors import ConfigError, FedIFError
 
@@ -31,9 +26,16 @@ SECONDS = 10.0  # For an answer.
 _BEFORE = timedelta(days=1)  # A member's clock may be slow.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*")
-_USES = (
-    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
-    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+_SIGNS = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
 )
 
 
@@ -55,14 +57,13 @@ def own_certificate(key: Path, name: str, hosts: Sequence[str] | None = None) ->
 
     Of a federation's authority; or with hosts, even none, of one whose only peer has a copy of it.
     """
-    private, named = _read_key(key), _named(name)
-    uses = {**dict.fromkeys(_USES, False), "key_cert_sign": True, "digital_signature": True}
-    extensions = [
-        (x509.BasicConstraints(ca=True, path_length=None), True),
-        (x509.KeyUsage(**uses), True),
-        *([(_alternative_names(hosts), False)] if hosts is not None else []),
-    ]
-    return _certificate(named, private, AUTHORITY_DAYS, extensions, named, private)
+    private = read_key_file(key, "key")
+    builder = _builder(name, private, AUTHORITY_DAYS).issuer_name(_named(name))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    builder = builder.add_extension(_SIGNS, critical=True)
+    if hosts is not None:
+        builder = builder.add_extension(_alternative_names(hosts), critical=False)
+    return builder.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def server_certificate(
@@ -76,18 +77,20 @@ def server_certificate(
         If a file is no key or certificate, the two of the authority do not belong together, or a
         host is neither a name nor an address.
     """
-    issuer, signer = read_certificate(authority), _read_key(authority_key)
-    names = _alternative_names(hosts)
-    if signer.public_key() != issuer.public_key():
+    issuer, signer = read_certificate(authority), read_key_file(authority_key, "key")
+    names, public = _alternative_names(hosts), signer.public_key()
+    if public != issuer.public_key():
         raise ConfigError(f"{authority} is not the certificate of {authority_key}")
-    extensions = [
-        (x509.BasicConstraints(ca=False, path_length=None), False),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (names, False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
-    ]
-    own = _named(hosts[0])
-    return _certificate(own, _read_key(key), SERVER_DAYS, extensions, issuer.subject, signer)
+    builder = _builder(hosts[0], read_key_file(key, "key"), SERVER_DAYS)
+    builder = builder.issuer_name(issuer.subject)
+    for extension in (
+        x509.BasicConstraints(ca=False, path_length=None),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        names,
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(public),
+    ):
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -149,42 +152,20 @@ def reach(address: str, authority: Path) -> x509.Certificate:
     return x509.load_der_x509_certificate(shown)
 
 
-def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is no unencrypted private key in PEM: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path} is no key of an elliptic curve")
-    return key
-
-
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
-def _certificate(
-    subject: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    days: int,
-    extensions: Sequence[tuple[x509.ExtensionType, bool]],
-    issuer: x509.Name,
-    signer: ec.EllipticCurvePrivateKey,
-) -> bytes:
-    """Return a certificate with extensions, each of which may be critical."""
+def _builder(name: str, key: SigningKey, days: int) -> x509.CertificateBuilder:
+    """Return what every certificate has: whose it is, and how long it is good."""
     now, public = datetime.now(UTC), key.public_key()
-    builder = x509.CertificateBuilder(
-        issuer_name=issuer,
-        subject_name=subject,
+    return x509.CertificateBuilder(
+        subject_name=_named(name),
         public_key=public,
         serial_number=x509.random_serial_number(),
         not_valid_before=now - _BEFORE,
         not_valid_after=now + timedelta(days),
-    )
-    identifier = x509.SubjectKeyIdentifier.from_public_key(public)
-    for extension, critical in [*extensions, (identifier, False)]:
-        builder = builder.add_extension(extension, critical=critical)
-    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
+    ).add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
 
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:

@@ -5,16 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
-from fedif_flower.settings import Settings
+from fedif_flower.settings import Settings, setting
 
 MOST_BYTES = 2**16
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$"  # Of a federation or a member: also a file's name.
-NAME_ALLOWED = "1 to 40 of A-Z, a-z, 0-9, '.', '_' and '-', a letter or digit first"
 _Document = TypeVar("_Document", bound=Settings)
+
+
+def a_name(words: str) -> Any:
+    """Declare the name of a federation or a member, which is also a file's name."""
+    allowed = "1 to 40 of A-Z, a-z, 0-9, '.', '_' and '-', a letter or digit first"
+    return setting(..., words, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$", allowed=allowed)
+
+
+def an_address(words: str, default: Any = ...) -> Any:
+    """Declare a host with a port."""
+    return setting(default, words, pattern=r"^\S+:\d{1,5}$", allowed="HOST:PORT")
+
+
+def a_keeper_key(words: str) -> Any:
+    """Declare a keeper's public key; empty: there is no keeper."""
+    pattern = r"^([0-9a-fA-F]{64})?$"
+    return setting("", words, pattern=pattern, allowed="64 hexadecimal digits")
 
 
 def to_toml(comment: str, values: Mapping[str, object]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from rich.console import Console
+
 from fedif_flower.storage import (
     make_folder,
     require_private,
@@ -13,10 +15,13 @@ from fedif_flower.storage import (
     writing,
 )
 
-Say = Callable[[str], None]
+
+def say(line: str) -> None:
+    """Print a line as it is."""
+    Console().print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def secret(path: Path, purpose: str, make: Callable[[], bytes], say: Say) -> None:
+def secret(path: Path, purpose: str, make: Callable[[], bytes]) -> None:
     """Make a private key's file, for its owner alone, unless there is one."""
     if path.exists():
         require_private(path, "the key")
@@ -26,15 +31,15 @@ def secret(path: Path, purpose: str, make: Callable[[], bytes], say: Say) -> Non
         say(f"made {path}, secret: {purpose}")
 
 
-def new(path: Path, purpose: str, make: Callable[[], bytes | str], say: Say) -> None:
+def new(path: Path, purpose: str, make: Callable[[], bytes | str]) -> None:
     """Write a file unless there is one."""
     if path.exists():
         say(f"kept {path}")
     else:
-        replace(path, purpose, make(), say)
+        replace(path, purpose, make())
 
 
-def replace(path: Path, purpose: str, content: bytes | str, say: Say) -> None:
+def replace(path: Path, purpose: str, content: bytes | str) -> None:
     """Write a file that may be there with other content."""
     data = content.encode() if isinstance(content, str) else content
     if path.is_file() and path.read_bytes() == data:

@@ -10,13 +10,13 @@ import sys
 import sysconfig
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedif_consortium.federation.files import replace
+from fedif_consortium.federation.files import replace, say
 from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import parse_overrides, unknown_key
@@ -30,24 +30,22 @@ class FlowerCommandError(FedIFError):
     """``flwr`` did not do what it was asked for; the message is its own."""
 
 
-def flower_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which Flower's programs are found: this installation's.
+def flower_environment() -> dict[str, str]:
+    """Return this process's environment with Flower's programs in it: this installation's.
 
     Packages come from here, not from a registry at every run; the app decides nothing of that.
     """
-    own, path = sysconfig.get_path("scripts"), environment.get("PATH", "")
-    defaults = {
+    own, path = sysconfig.get_path("scripts"), os.environ.get("PATH", "")
+    return {
         "FLWR_TELEMETRY_ENABLED": "0",
         # How often a host looks for a task, in seconds: part of every round's length.
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-    }
-    fixed = {
+        **os.environ,
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "PYTHONUNBUFFERED": "1",
         "PATH": path if own in path.split(os.pathsep) else os.pathsep.join([own, path]),
     }
-    return {**defaults, **environment, **fixed}
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Program:
     module: str
     options: Sequence[str]
     folder: Path
-    more: Mapping[str, str]
+    more: Mapping[str, str] = field(default_factory=dict)
 
     def start(self) -> NoReturn:
         """Become the program; what it writes is for its owner alone.
@@ -79,7 +77,7 @@ class Program:
         ConfigError
             If its folder is not there.
         """
-        environment = {**flower_environment(os.environ), **self.more}
+        environment = {**flower_environment(), **self.more}
         # From a checkout that is not installed, too.
         paths = [str(PROJECT), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -93,7 +91,7 @@ class Program:
             raise ConfigError(f"{self.folder}: {error.strerror}") from error
 
 
-def connect(name: str, address: str, authority: Path, say: Callable[[str], None]) -> None:
+def connect(name: str, address: str, authority: Path) -> None:
     """Tell Flower's commands about a SuperLink, by a name.
 
     Raises
@@ -112,10 +110,8 @@ def connect(name: str, address: str, authority: Path, say: Callable[[str], None]
     if known is None:
         section = "".join(f"{key} = {json.dumps(value)}\n" for key, value in wanted.items())
         content = f"{written}\n[superlink.{json.dumps(name)}]\n{section}"
-        replace(path, f"connection {name!r} to {address}, for Flower's commands", content, say)
-    elif known == wanted:
-        say(f"kept connection {name!r} in {path}")
-    else:
+        replace(path, f"connection {name!r} to {address}, for Flower's commands", content)
+    elif known != wanted:
         raise ConfigError(
             f"{path} has a connection {name!r} to {known.get('address')!r}, not to {address!r}: "
             "remove it there, or choose another name"
@@ -133,7 +129,7 @@ class Flower:
 
     def __init__(self, connection: str) -> None:
         self.connection = connection
-        self.environment = flower_environment(os.environ)
+        self.environment = flower_environment()
 
     def register(self, public_key: Path, name: str) -> str:
         """Let the node with this key in; return its id."""
@@ -175,10 +171,9 @@ class Flower:
         ) as process:
             assert process.stdout is not None
             while piece := os.read(process.stdout.fileno(), 65536):
-                new = piece[max(shown - told, 0) :]
-                told += len(piece)
-                sys.stdout.buffer.write(new)
+                sys.stdout.buffer.write(piece[max(shown - told, 0) :])
                 sys.stdout.buffer.flush()
+                told += len(piece)
         return max(shown, told)
 
     def _call(self, *arguments: object) -> dict[str, Any]:
@@ -191,13 +186,12 @@ class Flower:
             text=True,
             check=False,
         )
-        try:
+        reason = ""
+        with suppress(ValueError):
             answer = json.loads(done.stdout[done.stdout.index("{") :])
             if done.returncode == 0 and answer.get("success", True):
                 return dict(answer)
             reason = answer.get("error-message", "")
-        except ValueError:
-            reason = ""
         reason = " ".join(str(reason or done.stderr or done.stdout).split())
         words = " ".join(map(str, arguments[:2]))
         raise FlowerCommandError(f"`flwr {words}` failed: {reason or 'it said nothing'}")
@@ -209,21 +203,17 @@ class Flower:
         return [program, *map(str, arguments)]
 
 
-def run_to_end(
-    flower: Flower, app: Path | None, run_config: str, say: Callable[[str], None]
-) -> None:
+def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
     """Submit a run and follow it; return once it completed.
 
     Parameters
     ----------
     flower : Flower
         Where it goes on.
-    app : Path, optional
-        Folder of the app; default: the checkout of this package.
+    app : Path
+        Folder of the app.
     run_config : str
         As ``flwr run`` takes it.
-    say : Callable
-        Takes a line for the user.
 
     Raises
     ------
@@ -236,37 +226,35 @@ def run_to_end(
     KeyboardInterrupt
         At Ctrl-C: the run goes on.
     """
-    app = (app or PROJECT).absolute()
     _require_known_keys(app, run_config)
-    run_id = flower.submit(app, run_config)
+    run_id, shown = flower.submit(app.absolute(), run_config), 0
     say(f"run {run_id}")
-    name, shown = flower.connection, 0
     try:
         while True:
             # Exit statuses of Flower's own commands say nothing about a run's outcome.
             shown = flower.follow(run_id, shown)
-            run = _asked(flower, run_id)
-            status, details = str(run["status"]), str(run["status-details"])
+            status, details = _outcome(flower, run_id)
             if status.startswith("finished:completed"):
                 return
             if status.startswith("finished:"):
                 raise TrainingFailedError(f"run {run_id}: {status} {details}".rstrip())
             time.sleep(1.0)
     except KeyboardInterrupt:
-        say(
-            f"run {run_id} goes on; follow it: flwr log {run_id} {name}, end it: "
-            f"flwr stop {run_id} {name}"
-        )
+        words = f"{run_id} {flower.connection}"
+        say(f"run {run_id} goes on; follow it: flwr log {words}, end it: flwr stop {words}")
         raise
 
 
-def _asked(flower: Flower, run_id: int) -> dict[str, Any]:
+def _outcome(flower: Flower, run_id: int, attempts: int = ATTEMPTS) -> tuple[str, str]:
     """Return how a run is, from a SuperLink that may not answer at once."""
-    for _ in range(ATTEMPTS - 1):
-        with suppress(FlowerCommandError):
-            return flower.runs("--run-id", run_id)[0]
-        time.sleep(PAUSE)
-    return flower.runs("--run-id", run_id)[0]
+    try:
+        run = flower.runs("--run-id", run_id)[0]
+        return str(run["status"]), str(run["status-details"])
+    except FlowerCommandError:
+        if attempts == 1:
+            raise
+    time.sleep(PAUSE)
+    return _outcome(flower, run_id, attempts - 1)
 
 
 def _require_known_keys(app: Path, run_config: str) -> None:
@@ -278,17 +266,16 @@ def _require_known_keys(app: Path, run_config: str) -> None:
             f"{app} has no pyproject.toml with an app of Flower: name the app's folder with --app"
         ) from error
     is_file = run_config.endswith(".toml")
-    given = read_toml(Path(run_config)) if is_file else dict(parse_overrides(run_config))
-    known = _flat(declared)
-    for key in _flat(given):
+    known = _keys(declared)
+    for key in _keys(read_toml(Path(run_config)) if is_file else parse_overrides(run_config)):
         if key not in known:
-            raise ConfigError(unknown_key(key, list(known)))
+            raise ConfigError(unknown_key(key, known))
 
 
-def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _keys(config: Mapping[str, Any], before: str = "") -> list[str]:
     """Return the keys of a run config as Flower has them: those of a table after its name."""
-    found: dict[str, Any] = {}
+    found: list[str] = []
     for key, value in config.items():
         inner = isinstance(value, Mapping)
-        found |= _flat(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
+        found += _keys(value, f"{before}{key}.") if inner else [f"{before}{key}"]
     return found

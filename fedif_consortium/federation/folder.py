@@ -9,8 +9,9 @@ from typing import Annotated
 from annotated_types import MinLen
 
 from fedif_consortium.federation.documents import (
-    NAME,
-    NAME_ALLOWED,
+    a_keeper_key,
+    a_name,
+    an_address,
     host_and_port,
     read_document,
     split_address,
@@ -22,39 +23,14 @@ from fedif_flower.settings import Settings, setting
 class FederationSettings(Settings):
     """What a federation is called and where it is, from ``federation.toml``."""
 
-    name: str = setting(
-        ...,
-        "The federation's name, also that of the connection in Flower's commands.",
-        pattern=NAME,
-        allowed=NAME_ALLOWED,
-    )
+    name: str = a_name("Its name, also that of the connection in Flower's commands.")
     hosts: Annotated[list[str], MinLen(1)] = setting(
         ..., "Names or addresses by which members reach the server.", allowed="one or more names"
     )
-    listen: str = setting(
-        "0.0.0.0:9092",
-        "Where members connect to: nginx, or the SuperLink itself where there is no proxy.",
-        pattern=r"^\S+:\d{1,5}$",
-        allowed="HOST:PORT",
-    )
+    listen: str = an_address("Where members connect to.", "0.0.0.0:9092")
     proxy: bool = setting(True, "Whether nginx stands in front of the SuperLink.")
-    superlink: str = setting(
-        "127.0.0.1:9095",
-        "Where the SuperLink listens behind nginx, for this host alone.",
-        pattern=r"^\S+:\d{1,5}$",
-        allowed="HOST:PORT",
-    )
-    keeper_key: str = setting(
-        "",
-        "The public key of the keeper of masks, where there is one.",
-        pattern=r"^([0-9a-fA-F]{64})?$",
-        allowed="64 hexadecimal digits",
-    )
-
-    @property
-    def port(self) -> int:
-        """Where members connect to."""
-        return split_address(self.listen)[1]
+    superlink: str = an_address("Where the SuperLink listens behind nginx.", "127.0.0.1:9095")
+    keeper_key: str = a_keeper_key("The public key of the keeper of masks, where there is one.")
 
     @property
     def bind(self) -> tuple[str, int]:
@@ -64,7 +40,7 @@ class FederationSettings(Settings):
     @property
     def address(self) -> str:
         """Where members reach the server: the first of its hosts."""
-        return host_and_port(self.hosts[0], self.port)
+        return host_and_port(self.hosts[0], split_address(self.listen)[1])
 
     @property
     def local_address(self) -> str:
@@ -80,7 +56,7 @@ class FederationSettings(Settings):
 class Member(Settings):
     """What the operator knows of a member, from ``members/<name>.toml``."""
 
-    name: str = setting(..., "What it is called.", pattern=NAME, allowed=NAME_ALLOWED)
+    name: str = a_name("What it is called.")
     number: int = setting(..., "Its own number (`partition-id`).", ge=0)
     invited: str = setting("", "When it was invited.")
     key: str = setting("", "Its public key, once it is known.")
@@ -123,10 +99,6 @@ class FederationFolder:
     def member_file(self, name: str) -> Path:
         """Return where a member's record lies."""
         return self.path / "members" / f"{name}.toml"
-
-    def member_key(self, name: str) -> Path:
-        """Return where a member's public key lies, as `fedif verify --members` reads it."""
-        return self.path / "members" / f"{name}.pub"
 
     def settings(self) -> FederationSettings:
         """Read the federation's settings.

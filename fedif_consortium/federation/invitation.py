@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedif_consortium.evidence.keys import fingerprint, is_signed, read_public_key, sign
 from fedif_consortium.federation.certificates import certificate_fingerprint, load_certificate
-from fedif_consortium.federation.documents import NAME, NAME_ALLOWED
+from fedif_consortium.federation.documents import a_keeper_key, a_name, an_address
 from fedif_flower.errors import ConfigError
 from fedif_flower.settings import Settings, setting
 
@@ -29,19 +29,12 @@ from fedif_flower.settings import Settings, setting
 class Invitation(Settings):
     """What a member has to know to join."""
 
-    federation: str = setting(..., "The federation's name.", pattern=NAME, allowed=NAME_ALLOWED)
-    member: str = setting(..., "What it calls this member.", pattern=NAME, allowed=NAME_ALLOWED)
+    federation: str = a_name("The federation's name.")
+    member: str = a_name("What it calls this member.")
     number: int = setting(..., "The member's own number (`partition-id`).", ge=0)
-    address: str = setting(
-        ..., "Where members reach the server.", pattern=r"^\S+:\d{1,5}$", allowed="HOST:PORT"
-    )
+    address: str = an_address("Where members reach the server.")
     statement_key: str = setting(..., "Fingerprint of the key that signs statements.")
-    keeper_key: str = setting(
-        "",
-        "The keeper's public key, if masks are kept: to compare with the keeper's operator.",
-        pattern=r"^([0-9a-fA-F]{64})?$",
-        allowed="64 hexadecimal digits",
-    )
+    keeper_key: str = a_keeper_key("The keeper's public key, to compare with its operator.")
     certificate: str = setting(..., "Of the federation's authority, in PEM.")
 
     @property
@@ -59,8 +52,8 @@ class Invitation(Settings):
 class Answer(Settings):
     """A member's public key, on its way to the operator."""
 
-    federation: str = setting(..., "The federation's name.", pattern=NAME, allowed=NAME_ALLOWED)
-    member: str = setting(..., "The member's name there.", pattern=NAME, allowed=NAME_ALLOWED)
+    federation: str = a_name("The federation's name.")
+    member: str = a_name("The member's name there.")
     number: int = setting(..., "The member's number.", ge=0)
     certificate_fingerprint: str = setting(..., "Of the certificate that the member was given.")
     key: str = setting(..., "The member's public key, in a line as OpenSSH writes it.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedif_consortium.evidence.keys import key_digest, read_public_key
 from fedif_consortium.federation.documents import read_document, to_toml
-from fedif_consortium.federation.files import Say, new, replace
+from fedif_consortium.federation.files import new, replace, say
 from fedif_consortium.federation.flower import Flower, FlowerCommandError
 from fedif_consortium.federation.folder import FederationFolder, Member
 from fedif_consortium.federation.invitation import Answer, Invitation, key_fingerprint
@@ -22,7 +22,7 @@ An invitation to a federation: `fedif node join FILE` on the member's host.
 It holds no secret. Compare the fingerprints that it shows with the operator's, aloud."""
 
 
-def invite(folder: FederationFolder, name: str, number: int | None, say: Say) -> Path:
+def invite(folder: FederationFolder, name: str, number: int | None) -> Path:
     """Write a member's invitation, with a number that nobody else has; return its file.
 
     Raises
@@ -30,12 +30,15 @@ def invite(folder: FederationFolder, name: str, number: int | None, say: Say) ->
     ConfigError
         If the name is that of a member that was removed, or the number is another's.
     """
-    settings = folder.settings()
-    path = folder.invitation(name)
+    settings, path = folder.settings(), folder.invitation(name)
     with exclusive_lock(folder.lock):
+        taken = {member.number: member.name for member in folder.members()}
+        wanted = max(taken, default=-1) + 1 if number is None else number
         member = folder.member(name)
         if member is None:
-            member = Member(name=name, number=_free_number(folder, name, number), invited=_now())
+            if wanted in taken:
+                raise ConfigError(f"number {wanted} is {taken[wanted]}'s; {name} needs its own")
+            member = Member(name=name, number=wanted, invited=_now())
         if member.removed:
             raise ConfigError(f"{name} was removed on {member.removed}: choose another name")
         if number not in (None, member.number):
@@ -49,13 +52,13 @@ def invite(folder: FederationFolder, name: str, number: int | None, say: Say) ->
             keeper_key=settings.keeper_key,
             certificate=folder.authority.read_text(),
         )
-        _save(folder, member, say)
+        _save(folder, member)
         text = to_toml(_ABOUT_INVITATION, invitation.to_mapping())
-        replace(path, f"send it to {name}, number {member.number}", text, say)
+        replace(path, f"send it to {name}, number {member.number}", text)
     return path
 
 
-def add(folder: FederationFolder, given: Path, flower: Flower, say: Say) -> Member:
+def add(folder: FederationFolder, given: Path, flower: Flower) -> Member:
     """Let a member in by its answer to an invitation.
 
     Parameters
@@ -66,8 +69,6 @@ def add(folder: FederationFolder, given: Path, flower: Flower, say: Say) -> Memb
         An answer of ``fedif node join``.
     flower : Flower
         Registers the key.
-    say : Callable
-        Takes a line for the user.
 
     Raises
     ------
@@ -78,23 +79,23 @@ def add(folder: FederationFolder, given: Path, flower: Flower, say: Say) -> Memb
         If the SuperLink does not take the key.
     """
     with exclusive_lock(folder.lock):
-        member = _answering(folder, given)
+        member, answer = _answering(folder, given)
         if member.node_id:
             say(f"kept {member.name}: registered on {member.registered}, node {member.node_id}")
             return member
-        before = folder.member(member.name)
-        again = before is not None and bool(before.key)
+        again = bool(member.key)
+        member = member.replace(key=member.key or answer.key)
         # First: whoever is interrupted after the registration can be found again.
-        _save(folder, member, say)
+        _save(folder, member)
         node_id = _registered(folder, member, flower, again=again)
-        done = member.replace(node_id=node_id, registered=_now())
+        member = member.replace(node_id=node_id, registered=_now())
         what = f"{member.name}, number {member.number}, key {key_fingerprint(member.key)}"
         say(f"registered {what}: node {node_id}")
-        _save(folder, done, say)
-    return done
+        _save(folder, member)
+    return member
 
 
-def remove(folder: FederationFolder, name: str, flower: Flower, say: Say) -> None:
+def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
     """End a member's registration; its name and number are given to nobody else.
 
     Raises
@@ -116,13 +117,13 @@ def remove(folder: FederationFolder, name: str, flower: Flower, say: Say) -> Non
         if member.node_id and member.node_id in _live(flower):
             flower.unregister(member.node_id)
             say(f"ended the registration of {name}, node {member.node_id}")
-        _save(folder, member.replace(removed=_now()), say)
+        _save(folder, member.replace(removed=_now()))
         with writing(folder.invitation(name)):
             folder.invitation(name).unlink(missing_ok=True)
 
 
-def _answering(folder: FederationFolder, path: Path) -> Member:
-    """Return the member whose answer this is, with its key, once it is clear that it may have it.
+def _answering(folder: FederationFolder, path: Path) -> tuple[Member, Answer]:
+    """Return the member whose answer this is, once it is clear that it may have its key.
 
     That is: an answer to an invitation of this federation, which nobody changed, and a key that is
     neither another member's nor a second one.
@@ -134,32 +135,30 @@ def _answering(folder: FederationFolder, path: Path) -> Member:
         answer.check()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    ours = authority_fingerprint(folder)
-    if answer.certificate_fingerprint != ours:
+    ours, theirs = authority_fingerprint(folder), answer.certificate_fingerprint
+    if theirs != ours:
         raise ConfigError(
-            f"{path}: {answer.member} was given another certificate, "
-            f"{answer.certificate_fingerprint}, not {ours}: its invitation was changed on its way"
+            f"{path}: {answer.member} was given another certificate, {theirs}, not {ours}: its "
+            "invitation was changed on its way"
         )
     member = folder.member(answer.member)
-    if member is None:
-        raise ConfigError(f"{path}: {answer.member!r} was not invited: `fedif federation invite`")
-    if answer.number != member.number:
-        raise ConfigError(f"{path}: number = {answer.number}; {member.name} has {member.number}")
+    if member is None or answer.number != member.number:
+        who = f"{answer.member!r}, number {answer.number},"
+        raise ConfigError(f"{path}: {who} was not invited: `fedif federation invite`")
     if member.removed:
         raise ConfigError(f"{member.name} was removed on {member.removed}: invite another name")
-    if member.key and key_fingerprint(member.key) != key_fingerprint(answer.key):
-        raise ConfigError(
-            f"{member.name} has another key, {key_fingerprint(member.key)}, not "
-            f"{key_fingerprint(answer.key)}: a member that lost its key is removed, and invited "
-            "under another name"
-        )
     digest = key_digest(read_public_key(answer.key.encode(), "key"))
     for other in folder.members():
-        if other.name == member.name or not other.key:
-            continue
-        if key_digest(read_public_key(other.key.encode(), other.name)) == digest:
+        same = other.key and key_digest(read_public_key(other.key.encode(), other.name)) == digest
+        if other.name != member.name and same:
             raise ConfigError(f"{member.name} has the key of {other.name}: each needs its own")
-    return member if member.key else member.replace(key=answer.key)
+        if other.name == member.name and other.key and not same:
+            raise ConfigError(
+                f"{member.name} has another key, {key_fingerprint(member.key)}, not "
+                f"{key_fingerprint(answer.key)}: a member that lost its key is removed, and "
+                "invited under another name"
+            )
+    return member, answer
 
 
 def _registered(folder: FederationFolder, member: Member, flower: Flower, *, again: bool) -> str:
@@ -182,21 +181,13 @@ def _live(flower: Flower) -> set[str]:
     return {i for i, node in flower.nodes().items() if node.get("status") != "unregistered"}
 
 
-def _free_number(folder: FederationFolder, name: str, wanted: int | None) -> int:
-    taken = {member.number: member.name for member in folder.members()}
-    if wanted is None:
-        return max(taken, default=-1) + 1
-    if wanted in taken:
-        raise ConfigError(f"number {wanted} is that of {taken[wanted]}; {name} needs its own")
-    return wanted
-
-
-def _save(folder: FederationFolder, member: Member, say: Say) -> None:
+def _save(folder: FederationFolder, member: Member) -> None:
+    path = folder.member_file(member.name)
     text = to_toml(_ABOUT_MEMBER, member.to_mapping())
-    replace(folder.member_file(member.name), f"{member.name}, {member.state}", text, say)
+    replace(path, f"{member.name}, {member.state}", text)
     if member.node_id:
-        key = folder.member_key(member.name)
-        new(key, "for `fedif verify --members`", lambda: f"{member.key}\n", say)
+        key = path.with_name(f"{member.name}.pub")
+        new(key, "for `fedif verify --members`", lambda: f"{member.key}\n")
 
 
 def _now() -> str:

@@ -8,13 +8,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedif_consortium.evidence.keys import read_private_key
-from fedif_consortium.federation.documents import (
-    NAME,
-    NAME_ALLOWED,
-    read_document,
-    to_toml,
-)
-from fedif_consortium.federation.files import Say, new, private_folder, secret
+from fedif_consortium.federation.documents import a_name, an_address, to_toml
+from fedif_consortium.federation.files import new, private_folder, say, secret
 from fedif_consortium.federation.flower import Program
 from fedif_consortium.federation.invitation import (
     Invitation,
@@ -38,11 +33,9 @@ This host's node, written by `fedif node join`; `fedif node start` reads it.
 class NodeSettings(Settings):
     """Where a node connects to, and as whom; paths are relative to the node's folder."""
 
-    federation: str = setting(..., "The federation.", pattern=NAME, allowed=NAME_ALLOWED)
-    member: str = setting(..., "This member there.", pattern=NAME, allowed=NAME_ALLOWED)
-    superlink: str = setting(
-        ..., "Where the server is.", pattern=r"^\S+:\d{1,5}$", allowed="HOST:PORT"
-    )
+    federation: str = a_name("The federation.")
+    member: str = a_name("This member there.")
+    superlink: str = an_address("Where the server is.")
     port: int = setting(9094, "A port of this host, for the node's own use.", ge=1, le=65535)
     policy: str = setting("", "What this host lets apps do; empty: no guard.")
 
@@ -86,29 +79,27 @@ class NodeFolder:
         except ConfigError as error:
             raise ConfigError(f"{self.configuration}: {error}") from error
 
+    def read_key(self) -> ec.EllipticCurvePrivateKey:
+        """Read the node's private key.
 
-def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read a node's private key.
-
-    Raises
-    ------
-    ConfigError
-        If others may read it, or it is none of an elliptic curve.
-    """
-    try:
-        require_private(path, "the key")
-        key = read_private_key(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path} is of another kind; SuperNodes need elliptic curves of NIST")
-    return key
+        Raises
+        ------
+        ConfigError
+            If others may read it, or it is none of an elliptic curve.
+        """
+        try:
+            require_private(self.key, "the key")
+            key = read_private_key(self.key.read_bytes(), str(self.key))
+        except OSError as error:
+            raise ConfigError(f"{self.key}: {error.strerror}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ConfigError(f"{self.key} is of another kind; allowed: an elliptic curve of NIST")
+        return key
 
 
 def join(
     folder: NodeFolder,
     invitation: Invitation,
-    say: Say,
     *,
     config: Mapping[str, Scalar],
     port: int,
@@ -122,8 +113,6 @@ def join(
         Where everything goes; what is there already stays.
     invitation : Invitation
         The operator's.
-    say : Callable
-        Takes a line for the user.
     config : mapping
         What the node says of itself beside its number, or instead of a default.
     port : int
@@ -138,7 +127,18 @@ def join(
     """
     certificate = invitation.certificate_fingerprint  # Before anything is made.
     _require_same(folder, invitation)
-    own = _own_config(folder, invitation) | dict(config)
+    masked = {
+        "signing-key": str(folder.key),
+        "keeper-key": invitation.keeper_key,
+        "own-updates-dir": str(folder.path / "mine"),
+    }
+    own = {
+        "partition-id": invitation.number,
+        "statement-dir": str(folder.path / "statements"),
+        "receipts-dir": str(folder.path / "receipts"),
+        **(masked if invitation.keeper_key else {}),
+        **config,
+    }
     node_config_text(own)
     settings = NodeSettings(
         federation=invitation.federation,
@@ -148,17 +148,17 @@ def join(
         policy=policy,
     )
     private_folder(folder.path)
-    secret(folder.key, "it never leaves this host", make_node_key, say)
-    key = read_node_key(folder.key)
+    secret(folder.key, "it never leaves this host", make_node_key)
+    key = folder.read_key()
     public = folder.path / "node.key.pub"
-    new(public, "the same, to show", lambda: public_line(key, invitation.member) + "\n", say)
-    new(folder.authority, "the server is known by it", lambda: invitation.certificate, say)
+    new(public, "the same, to show", lambda: public_line(key, invitation.member) + "\n")
+    new(folder.authority, "the server is known by it", lambda: invitation.certificate)
     text = to_toml(_ABOUT, {**settings.to_mapping(), "config": own})
-    new(folder.configuration, "where this node connects to, and as whom", lambda: text, say)
+    new(folder.configuration, "where this node connects to, and as whom", lambda: text)
     answer = make_answer(invitation, key)
-    text = to_toml("To the operator: `fedif federation add-member FILE`.", answer.to_mapping())
+    reply = to_toml("To the operator: `fedif federation add-member FILE`.", answer.to_mapping())
     # A signature differs each time, for the same key and invitation.
-    new(folder.answer(invitation.member), "send it to the operator", lambda: text, say)
+    new(folder.answer(invitation.member), "send it to the operator", lambda: reply)
     say(f"this node's key: {key_fingerprint(answer.key)}; read it to the operator")
     say("ask the operator, not by the way the invitation came, whether these are right:")
     say(f"certificate's fingerprint: {certificate}")
@@ -176,26 +176,20 @@ def node_program(folder: NodeFolder, policy: str, options: Sequence[str]) -> Pro
         If a file is missing, or the node's file is wrong.
     """
     settings, config = folder.read()
-    read_node_key(folder.key)
-    if not folder.authority.is_file():
-        raise ConfigError(f"{folder.authority} is no file")
+    folder.read_key()
+    policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
+    for path in filter(None, (str(folder.authority), policy)):
+        if not Path(path).exists():
+            raise ConfigError(f"{path} is no file and no folder")
     given = [
         *("--superlink", settings.superlink, "--root-certificates", str(folder.authority)),
         *("--auth-supernode-private-key", str(folder.key)),
         *("--node-config", node_config_text(config), "--port", str(settings.port)),
         *options,
     ]
-    policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
-    if not policy:
-        return Program(SUPERNODE, given, folder.path, {})
-    if not Path(policy).exists():
-        raise ConfigError(f"policy = {policy!r} is no file and no folder")
-    return Program(GUARDED_SUPERNODE, [policy, *given], folder.path, {})
-
-
-def read_invitation(path: Path) -> Invitation:
-    """Read an invitation's file."""
-    return read_document(path, Invitation)
+    if policy:
+        return Program(GUARDED_SUPERNODE, [policy, *given], folder.path)
+    return Program(SUPERNODE, given, folder.path)
 
 
 def node_config_text(config: Mapping[str, Scalar]) -> str:
@@ -220,31 +214,16 @@ def _quoted(key: str, value: object) -> str:
     return f"'{value}'"
 
 
-def _own_config(folder: NodeFolder, invitation: Invitation) -> dict[str, Scalar]:
-    """Return what a node says of itself if nobody says otherwise."""
-    config: dict[str, Scalar] = {
-        "partition-id": invitation.number,
-        "statement-dir": str(folder.path / "statements"),
-        "receipts-dir": str(folder.path / "receipts"),
-    }
-    if invitation.keeper_key:
-        config["signing-key"] = str(folder.key)
-        config["keeper-key"] = invitation.keeper_key
-        config["own-updates-dir"] = str(folder.path / "mine")
-    return config
-
-
 def _require_same(folder: NodeFolder, invitation: Invitation) -> None:
     """Raise ConfigError if a folder is another federation's or member's."""
     if folder.configuration.exists():
         there, _ = folder.read()
-        for what in ("federation", "member"):
-            found, wanted = getattr(there, what), getattr(invitation, what)
-            if found != wanted:
-                raise ConfigError(
-                    f"{folder.configuration} is of {what} {found!r}, not {wanted!r}: name another "
-                    "folder with --in"
-                )
+        found, wanted = (f"{x.member!r} of {x.federation!r}" for x in (there, invitation))
+        if found != wanted:
+            raise ConfigError(
+                f"{folder.configuration} is of member {found}, not {wanted}: name another folder "
+                "with --in"
+            )
     if folder.authority.exists() and folder.authority.read_text() != invitation.certificate:
         raise ConfigError(
             f"{folder.authority} is another certificate than the invitation's: ask the operator "

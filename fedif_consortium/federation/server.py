@@ -17,7 +17,7 @@ from fedif_consortium.federation.certificates import (
     server_certificate,
 )
 from fedif_consortium.federation.documents import to_toml
-from fedif_consortium.federation.files import Say, new, private_folder, secret
+from fedif_consortium.federation.files import new, private_folder, say, secret
 from fedif_consortium.federation.flower import Program, connect
 from fedif_consortium.federation.folder import FederationFolder, FederationSettings
 from fedif_consortium.statement.signing import load_or_make_key
@@ -28,7 +28,7 @@ GUARDED_SUPERLINK = "fedif_consortium.superlink.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
 
 
-def initialize(folder: FederationFolder, wanted: FederationSettings, say: Say) -> None:
+def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
     """Make what a federation's server needs; what is there already stays.
 
     Raises
@@ -38,50 +38,37 @@ def initialize(folder: FederationFolder, wanted: FederationSettings, say: Say) -
     """
     if folder.configuration.exists() and folder.settings() != wanted:
         raise ConfigError(f"{folder.configuration} is there and says otherwise: edit it")
-    pairs = (
-        (folder.authority_key, folder.authority),
-        (folder.server_key, folder.certificate),
-    )
-    for key, certificate in pairs:
+    signing, authority = folder.authority_key, folder.authority
+    for key, certificate in ((signing, authority), (folder.server_key, folder.certificate)):
         if certificate.exists() and not key.exists():
             raise ConfigError(
                 f"{certificate} is there, but {key.name} is not: restore it from a backup, or move "
                 f"{certificate.name} away too"
             )
     private_folder(folder.path)
-    secret(folder.authority_key, "signs the server's certificates", make_key, say)
-    new(
-        folder.authority,
-        f"goes to every member, in its invitation; good for {AUTHORITY_DAYS} days",
-        lambda: own_certificate(folder.authority_key, f"{wanted.name} CA"),
-        say,
-    )
-    secret(folder.server_key, "of the SuperLink", make_key, say)
+    secret(signing, "signs the server's certificates", make_key)
+    purpose = f"goes to every member, in its invitation; good for {AUTHORITY_DAYS} days"
+    new(authority, purpose, lambda: own_certificate(signing, f"{wanted.name} CA"))
+    secret(folder.server_key, "of the SuperLink", make_key)
     new(
         folder.certificate,
         f"for {', '.join(wanted.hosts)}; good for {SERVER_DAYS} days",
-        lambda: server_certificate(
-            folder.server_key, folder.authority_key, folder.authority, wanted.hosts
-        ),
-        say,
+        lambda: server_certificate(folder.server_key, signing, authority, wanted.hosts),
     )
-    there = folder.statement_key.exists()
     load_or_make_key(folder.statement_key)
-    what = "kept {}" if there else "made {}, secret: signs statements of contributions"
-    say(what.format(folder.statement_key))
-    new(folder.configuration, "the settings", lambda: to_toml(_ABOUT, wanted.to_mapping()), say)
+    say(f"{folder.statement_key}, secret: signs statements of contributions")
+    new(folder.configuration, "the settings", lambda: to_toml(_ABOUT, wanted.to_mapping()))
     if wanted.proxy:
         new(
             folder.nginx,
             f"nginx -e stderr -p {folder.nginx.parent} -c nginx.conf",
             lambda: nginx_settings(wanted.listen, wanted.superlink, folder.path.owner()),
-            say,
         )
         if shutil.which("nginx") is None:
             say("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
     else:
         say(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
-    connect(wanted.name, wanted.local_address, folder.authority, say)
+    connect(wanted.name, wanted.local_address, authority)
     say(f"certificate's fingerprint: {authority_fingerprint(folder)}")
     say(f"statement key's fingerprint: {statement_fingerprint(folder)}")
 
@@ -93,8 +80,7 @@ def authority_fingerprint(folder: FederationFolder) -> str:
 
 def statement_fingerprint(folder: FederationFolder) -> str:
     """Return the fingerprint of the key that signs statements."""
-    if not folder.statement_key.exists():
-        raise ConfigError(f"{folder.statement_key} is missing: run `fedif federation init` again")
+    _require_there(folder.statement_key)
     return fingerprint(public_of(load_or_make_key(folder.statement_key)))
 
 
@@ -107,9 +93,7 @@ def superlink_program(folder: FederationFolder, options: Sequence[str]) -> Progr
         If a key or certificate is missing.
     """
     host, port = folder.settings().bind
-    for path in (folder.authority, folder.certificate, folder.server_key, folder.statement_key):
-        if not path.is_file():
-            raise ConfigError(f"{path} is missing: run `fedif federation init` again")
+    _require_there(folder.authority, folder.certificate, folder.server_key, folder.statement_key)
     own = [
         *("--host", host, "--port", str(port)),
         *("--ssl-ca-certfile", folder.authority.name),
@@ -121,8 +105,14 @@ def superlink_program(folder: FederationFolder, options: Sequence[str]) -> Progr
     return Program(GUARDED_SUPERLINK, [*own, *options], folder.path, more)
 
 
-def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str, say: Say) -> None:
+def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:
     """Make a key and a certificate that one peer is to have a copy of; what is there stays."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
-    secret(key, f"of {certificate.name}", make_key, say)
-    new(certificate, f"goes to {goes_to}", lambda: own_certificate(key, name, hosts), say)
+    secret(key, f"of {certificate.name}", make_key)
+    new(certificate, f"goes to {goes_to}", lambda: own_certificate(key, name, hosts))
+
+
+def _require_there(*paths: Path) -> None:
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"{path} is missing: run `fedif federation init` again")

@@ -15,6 +15,7 @@ from fedif_flower.errors import FedIFError
 RENEW_DAYS = 30  # A certificate that ends sooner is worth a warning.
 LEAST_FREE = 2**30
 RUNS = 5
+RUN_COLUMNS = ("run-id", "status", "running-at", "finished-at", "status-details")
 
 
 def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
@@ -33,13 +34,11 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     ConfigError
         If the folder has no federation, or a file of it is wrong.
     """
-    settings = folder.settings()
+    settings, unreachable = folder.settings(), ""
     warnings: list[str] = []
-    unreachable = ""
     nodes: Mapping[str, Mapping[str, Any]] = {}
     runs: list[dict[str, Any]] = []
-    certificate = read_certificate(folder.certificate)
-    authority = read_certificate(folder.authority)
+    certificate, authority = map(read_certificate, (folder.certificate, folder.authority))
     try:
         warnings += [
             f"{address} does not serve {folder.certificate} yet: restart it"
@@ -50,16 +49,13 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     except FedIFError as error:
         unreachable = str(error)
         warnings.append(unreachable)
-    for what, end in (
-        ("server's certificate", certificate.not_valid_after_utc),
-        ("authority's certificate", authority.not_valid_after_utc),
-    ):
-        if (days := (end - datetime.now(UTC)).days) < RENEW_DAYS:
-            warnings.append(f"the {what} ends in {days} days")
+    for what, one in (("server", certificate), ("authority", authority)):
+        if (days := (one.not_valid_after_utc - datetime.now(UTC)).days) < RENEW_DAYS:
+            warnings.append(f"the {what}'s certificate ends in {days} days")
     free = shutil.disk_usage(folder.path).free
     if free < LEAST_FREE:
         warnings.append(f"{free / 2**20:.0f} MiB are free in {folder.path}")
-    members = [_status_of(member, {} if unreachable else nodes) for member in folder.members()]
+    members = [_status_of(member, nodes) for member in folder.members()]
     registered = [member for member in members if member["state"] == "registered"]
     gone = [member["name"] for member in registered if member["online"] is None]
     if gone and not unreachable:
@@ -72,11 +68,7 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
         "address": settings.address,
         "superlink": unreachable,
         "members": members,
-        "runs": [
-            {key: str(run.get(key, "")) for key in ("run-id", "status", "status-details")}
-            | {"began": str(run.get("running-at", "")), "ended": str(run.get("finished-at", ""))}
-            for run in runs
-        ],
+        "runs": [{key: str(run.get(key, "")) for key in RUN_COLUMNS} for run in runs],
         "certificate_ends": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
         "authority_ends": f"{authority.not_valid_after_utc:%Y-%m-%d}",
         "free_bytes": free,
@@ -91,11 +83,5 @@ def _status_of(member: Member, nodes: Mapping[str, Mapping[str, Any]]) -> dict[s
         online = node.get("status") == "online"
         left = str(node.get("offline-at", "N/A"))
         last_seen = "now" if online else "never" if left == "N/A" else left
-    return {
-        "name": member.name,
-        "number": member.number,
-        "state": member.state,
-        "node_id": member.node_id,
-        "online": online,
-        "last_seen": last_seen,
-    }
+    told = {name: getattr(member, name) for name in ("name", "number", "state", "node_id")}
+    return {**told, "online": online, "last_seen": last_seen}

@@ -105,7 +105,7 @@ def test_a_host_that_is_cut_off_and_reconnected(
 
         if proxy:  # What operators may do is not for other hosts, members' hosts included.
             authority = deployment.server / "ca.crt"
-            connect("from-afar", deployment.address, authority, lambda _: None)
+            connect("from-afar", deployment.address, authority)
             afar = deployment.call("flwr", "list", "from-afar", prefix=network.enter(2))
             assert afar.returncode != 0
             assert "403" in afar.stdout + afar.stderr

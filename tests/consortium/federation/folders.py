@@ -6,23 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedif_consortium.federation.documents import read_document
 from fedif_consortium.federation.flower import FlowerCommandError
 from fedif_consortium.federation.folder import FederationFolder, FederationSettings
 from fedif_consortium.federation.invitation import Invitation
 from fedif_consortium.federation.members import invite
-from fedif_consortium.federation.node import NodeFolder, join, read_invitation
+from fedif_consortium.federation.node import NodeFolder, join
 from fedif_consortium.federation.server import initialize
 
 SETTINGS = FederationSettings(
     name="consortium", hosts=["localhost"], listen="127.0.0.1:9092", superlink="127.0.0.1:9095"
 )
-
-
-class Lines(list[str]):
-    """What a command said."""
-
-    def has(self, *words: str) -> bool:
-        return any(all(word in line for word in words) for line in self)
 
 
 @dataclass
@@ -60,22 +54,18 @@ class Registry:
 
 def make_federation(path: Path) -> FederationFolder:
     folder = FederationFolder(path)
-    initialize(folder, SETTINGS, Lines().append)
+    initialize(folder, SETTINGS)
     return folder
 
 
 def answer_of(folder: FederationFolder, name: str, host: Path) -> Path:
     """Invite a member and let its host answer; return the answer's file."""
-    path = invite(folder, name, None, Lines().append)
-    join_as(host, read_invitation(path))
+    join_as(host, read_document(invite(folder, name, None), Invitation))
     return NodeFolder(host).answer(name)
 
 
-def join_as(host: Path, invitation: Invitation, **given: Any) -> Lines:
-    lines = Lines()
-    own = {"config": {}, "port": 9094, "policy": ""} | given
-    join(NodeFolder(host), invitation, lines.append, **own)
-    return lines
+def join_as(host: Path, invitation: Invitation, **given: Any) -> None:
+    join(NodeFolder(host), invitation, **({"config": {}, "port": 9094, "policy": ""} | given))
 
 
 def content(folder: Path) -> dict[str, bytes]:

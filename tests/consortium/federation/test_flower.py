@@ -13,7 +13,6 @@ from fedif_consortium.federation.flower import (
     run_to_end,
 )
 from fedif_flower.errors import ConfigError
-from tests.consortium.federation.folders import Lines
 
 PROJECT = Path(__file__).parents[3]
 
@@ -57,18 +56,16 @@ def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home):
     (flower_home).mkdir()
     config = flower_home / "config.toml"
     config.write_text('[superlink]\ndefault = "x"\n[superlink.x]\naddress = "a:1"')
-    lines = Lines()
     for _ in range(2):
-        connect("b.c", "b:2", tmp_path / "ca.crt", lines.append)
+        connect("b.c", "b:2", tmp_path / "ca.crt")
     found = tomllib.loads(config.read_text())["superlink"]
     assert found["x"] == {"address": "a:1"}
     assert found["b.c"] == {"address": "b:2", "root-certificates": str(tmp_path / "ca.crt")}
-    assert lines[1].startswith("kept connection 'b.c'")
     with pytest.raises(ConfigError, match=r"has a connection 'b\.c' to 'b:2', not to 'b:3'"):
-        connect("b.c", "b:3", tmp_path / "ca.crt", lines.append)
+        connect("b.c", "b:3", tmp_path / "ca.crt")
     config.write_text("[")
     with pytest.raises(ConfigError, match=r"config\.toml: "):
-        connect("d", "b:3", tmp_path / "ca.crt", lines.append)
+        connect("d", "b:3", tmp_path / "ca.crt")
 
 
 class Runs:
@@ -125,7 +122,7 @@ def test_a_key_that_the_app_lacks_is_named_before_anything_is_submitted(tmp_path
     (tmp_path / "given.toml").write_text("num-clients = 2\n[data]\nlenght = 2\n")
     runs = Runs()
     with pytest.raises(ConfigError, match=match):
-        run_to_end(runs, tmp_path, given.format(tmp_path / "given"), Lines().append)
+        run_to_end(runs, tmp_path, given.format(tmp_path / "given"))
     assert runs.followed == 0
 
 
@@ -139,5 +136,5 @@ def test_a_superlink_that_does_not_answer_for_a_while_is_asked_again(monkeypatch
         return answer(*arguments)
 
     monkeypatch.setattr(runs, "runs", asked)
-    run_to_end(runs, PROJECT, "num-server-rounds=1", Lines().append)
+    run_to_end(runs, PROJECT, "num-server-rounds=1")
     assert failing == []

@@ -5,34 +5,32 @@ from flwr.common.config import parse_config_args
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
 from fedif_consortium.federation.documents import read_document
-from fedif_consortium.federation.invitation import Answer, key_fingerprint
+from fedif_consortium.federation.invitation import Answer, Invitation, key_fingerprint
 from fedif_consortium.federation.members import invite
 from fedif_consortium.federation.node import (
     NodeFolder,
     node_config_text,
     node_program,
-    read_invitation,
-    read_node_key,
 )
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
-from tests.consortium.federation.folders import Lines, content, join_as
+from tests.consortium.federation.folders import content, join_as
 
 
 @pytest.fixture
 def invitation(folder):
-    return read_invitation(invite(folder, "hospital-a", 3, Lines().append))
+    return read_document(invite(folder, "hospital-a", 3), Invitation)
 
 
 def after(words, option):
     return words[len(words) - 1 - words[::-1].index(option) + 1]
 
 
-def test_a_host_makes_its_key_and_an_answer_without_it(tmp_path, invitation):
-    lines = join_as(tmp_path / "node", invitation)
+def test_a_host_makes_its_key_and_an_answer_without_it(tmp_path, invitation, capsys):
+    join_as(tmp_path / "node", invitation)
     node = NodeFolder(tmp_path / "node")
     assert node.key.stat().st_mode & 0o777 == 0o600
-    assert uses_nist_ec_curve(read_node_key(node.key).public_key())
+    assert uses_nist_ec_curve(node.read_key().public_key())
     secret = node.key.read_text()
     others = [path for path in node.path.iterdir() if path != node.key]
     assert not any(secret.splitlines()[2] in path.read_text() for path in others)
@@ -40,9 +38,10 @@ def test_a_host_makes_its_key_and_an_answer_without_it(tmp_path, invitation):
     answer.check()
     public = (node.path / "node.key.pub").read_text()
     assert answer.key == public.strip()
-    assert lines.has("this node's key", key_fingerprint(public))
-    assert lines.has("certificate's fingerprint", invitation.certificate_fingerprint)
-    assert lines.has("statement key's fingerprint", invitation.statement_key)
+    told = capsys.readouterr().out
+    for compared in (invitation.certificate_fingerprint, invitation.statement_key):
+        assert compared in told
+    assert key_fingerprint(public) in told
 
 
 def test_what_a_node_says_of_itself(tmp_path, invitation):
@@ -70,7 +69,7 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
     assert "--insecure" not in words
     assert words[-4:] == ["--trusted-entities", "keys.yaml", "--port", "9100"]
     policy = tmp_path / "policy.toml"
-    with pytest.raises(ConfigError, match=r"policy = .*policy\.toml' is no file and no folder"):
+    with pytest.raises(ConfigError, match=r"policy\.toml is no file"):
         node_program(folder, str(policy), [])
     policy.touch()
     guarded = node_program(folder, str(policy), [])
@@ -93,7 +92,7 @@ def test_a_damaged_invitation_is_refused_before_anything_is_made(tmp_path, invit
 def test_a_folder_serves_one_member_of_one_federation(tmp_path, invitation):
     join_as(tmp_path / "node", invitation)
     before = content(tmp_path / "node")
-    with pytest.raises(ConfigError, match="is of member 'hospital-a', not 'hospital-b'"):
+    with pytest.raises(ConfigError, match="'hospital-a' of 'consortium', not 'hospital-b'"):
         join_as(tmp_path / "node", changed(invitation, member="hospital-b"))
     (tmp_path / "node" / "ca.crt").write_text("another")
     with pytest.raises(ConfigError, match="is another certificate than the invitation's"):

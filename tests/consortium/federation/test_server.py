@@ -8,7 +8,7 @@ from fedif_consortium.federation.server import (
     initialize,
 )
 from fedif_flower.errors import ConfigError
-from tests.consortium.federation.folders import SETTINGS, Lines, content
+from tests.consortium.federation.folders import SETTINGS, content
 
 SECRETS = ("ca.key", "server.key", "statement-key.pem")
 
@@ -28,7 +28,7 @@ def test_what_an_interrupted_attempt_left_out_is_made_and_no_key_with_it(folder)
         path.unlink()
     before = content(folder.path)
     for _ in range(2):
-        initialize(folder, SETTINGS, Lines().append)
+        initialize(folder, SETTINGS)
     assert [(folder.path / name).read_bytes() for name in SECRETS] == keys
     assert content(folder.path).keys() > before.keys()
 
@@ -38,5 +38,5 @@ def test_a_key_that_was_lost_is_not_made_anew_beside_its_certificate(folder, nam
     (folder.path / f"{name}.key").unlink()
     before = content(folder.path)
     with pytest.raises(ConfigError, match=rf"{name}\.crt is there, but {name}\.key is not"):
-        initialize(folder, SETTINGS, Lines().append)
+        initialize(folder, SETTINGS)
     assert content(folder.path) == before

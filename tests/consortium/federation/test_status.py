@@ -6,7 +6,7 @@ import fedif_consortium.federation.certificates as certificates
 from fedif_consortium.federation.certificates import UnreachableError, reach, read_certificate
 from fedif_consortium.federation.members import add, invite, remove
 from fedif_consortium.federation.status import look
-from tests.consortium.federation.folders import Lines, Registry, answer_of
+from tests.consortium.federation.folders import Registry, answer_of
 from tests.consortium.federation.serving import serving
 
 
@@ -23,9 +23,9 @@ def seen_while_serving(folder, registry, status=200):
 
 def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, monkeypatch):
     for name in ("ada", "bob", "cyd", "dan"):
-        add(folder, answer_of(folder, name, tmp_path / name), registry, Lines().append)
-    invite(folder, "eve", None, Lines().append)
-    remove(folder, "dan", registry, Lines().append)
+        add(folder, answer_of(folder, name, tmp_path / name), registry)
+    invite(folder, "eve", None)
+    remove(folder, "dan", registry)
     nodes = registry.nodes()
     nodes["1001"] |= {"status": "offline", "offline-at": "2026-10-01 12:00:00Z"}
     nodes["1002"] |= {"status": "registered"}

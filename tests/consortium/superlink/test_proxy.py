@@ -88,7 +88,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLWR_HOME", str(directory / "flower"))
-        initialize(folder, settings, lambda _: None)
+        initialize(folder, settings)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder.certificate, folder.server_key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
