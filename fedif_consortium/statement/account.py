@@ -94,12 +94,12 @@ class MemberAccount:
         What of the contribution lies within the bounds; at most the contribution.
     share : float
         Of what was gained, in [0, 1].
+    own_share : float
+        What that was before those who are not told apart were paid alike; its intervals are of it.
     cents : int, optional
         Its part of the budget.
     withheld : float
         What more its share would be without bounds, in [0, 1]; it is paid to nobody.
-    withheld_cents : int, optional
-        The same of the budget, rounded down.
     weight_score : float, optional
         Omega after its last round.
     refusals : tuple of (str, int)
@@ -132,9 +132,9 @@ class MemberAccount:
     by_class: tuple[float, ...]
     credited: float
     share: float
+    own_share: float
     cents: int | None
     withheld: float
-    withheld_cents: int | None
     weight_score: float | None
     refusals: tuple[tuple[str, int], ...]
     verdict: Verdict
@@ -198,7 +198,7 @@ class Account:
     @property
     def widest_share(self) -> float | None:
         """Half the width of the widest interval of a share, with another held-out set."""
-        ends = [(m.share, m.share_intervals[0]) for m in self.members if m.share_intervals]
+        ends = [(m.own_share, m.share_intervals[0]) for m in self.members if m.share_intervals]
         widths = [max(own.high - share, share - own.low) for share, own in ends]
         is_known = ends and ends[0][1].about == EXAMPLES
         return max(widths) if is_known else None
@@ -258,9 +258,8 @@ def settle(
     values = np.array([float(value) for value in paid])
     apart = told_apart(values, lucks)
     together = groups(values, apart) if lucks else []
-    mixed = np.eye(len(ids))  # Who shares with whom.
+    own_shares = list(shares)
     for group in together if ties == "alike" else ():
-        mixed[np.ix_(group, group)] = 1 / len(group)
         part = sum((shares[i] for i in group), NOTHING) / len(group)
         shares = [part if i in group else share for i, share in enumerate(shares)]
     own_intervals, draw_intervals = (
@@ -268,12 +267,11 @@ def settle(
         for of, kinds in ((np.array(totals), of_sums), (np.array(totals) / times, of_means))
     )
     share_intervals = between(
-        np.array([float(share) for share in shares]),
+        np.array([float(share) for share in own_shares]),
         [
             (
                 kind.about,
-                share_deviations(values, np.array(totals) / over, kind.credited, kind.contributed)
-                @ mixed,
+                share_deviations(values, np.array(totals) / over, kind.credited, kind.contributed),
                 kind.degrees,
             )
             for kind in lucks
@@ -338,9 +336,9 @@ def settle(
             by_class=tuple(map(math.fsum, zip(*(p.by_class for p in parts), strict=True))),
             credited=credits[i],
             share=float(shares[i]),
+            own_share=float(own_shares[i]),
             cents=cents[i],
             withheld=float(withheld[i]),
-            withheld_cents=None if budget_cents is None else int(budget_cents * withheld[i]),
             weight_score=scores[-1] if scores else None,
             refusals=tuple(Counter(r.rejection for r in own if r.rejection).most_common()),
             verdict=judge(facts),

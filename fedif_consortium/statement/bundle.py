@@ -17,15 +17,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.keys import SigningKey, public_der, public_of
 from fedif_consortium.statement.account import Account, MemberAccount, settle
-from fedif_consortium.statement.chain import chain, to_csv
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
-    CHAIN,
     ENVELOPE,
     SALT,
     TABLE,
     Manifest,
     file_hash,
+    hashes_of,
     statement_of,
 )
 from fedif_consortium.statement.pages import made_with, page_names, render
@@ -111,24 +110,19 @@ def make_statement(
 def _made(
     records: RunRecords, counted: RunRecords, account: Account, key: SigningKey, contact: str
 ) -> Path:
-    hashes = chain(records)
     manifest = Manifest(
         run=records.name,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         contact=contact,
         public_key=base64.b64encode(public_der(public_of(key))).decode(),
-        chain=hashes[-1],
         head=last_head(records.folder),
-        settings=str(records.provenance["settings_sha256"]),
-        validation=str(records.provenance["validation_sha256"]),
-        code=str(records.provenance["code_sha256"]),
+        **hashes_of(records.provenance),
         made_with=made_with(),
         files={},
     )
     written = {
         ACCOUNT: account_json(account, counted).encode(),
         TABLE: account_csv(account).encode(),
-        CHAIN: to_csv(hashes).encode(),
         **render(account, counted, manifest),
         **opened_salt(records),
     }

@@ -31,11 +31,10 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 ENVELOPE = "manifest.intoto.json"
 OPERATOR = "the operator"
 SALT = "validation-salt.txt"
-ACCOUNT, TABLE, PAGE, CHAIN, PAGES = (
+ACCOUNT, TABLE, PAGE, PAGES = (
     "statement.json",
     "statement.csv",
     "statement.html",
-    "chain.csv",
     "members",
 )
 
@@ -66,8 +65,6 @@ class Manifest(_Part):
         Whom members may ask; empty: nobody was named.
     public_key : str
         Of the operator who signed first: DER, SubjectPublicKeyInfo, in base64.
-    chain : str
-        The last hash of the chain.
     head : str
         Lines and root of the tree that members have receipts of; empty: there are none.
     settings, validation, code : str
@@ -82,7 +79,6 @@ class Manifest(_Part):
     made: _Time
     contact: str
     public_key: str
-    chain: Sha256
     head: str
     settings: Sha256
     validation: Sha256
@@ -143,6 +139,11 @@ def statement_of(model: str, digest: str, manifest: Manifest) -> SignedStatement
             "predicate": manifest,
         }
     )
+
+
+def hashes_of(provenance: Mapping[str, object]) -> dict[str, str]:
+    """Return the hashes of settings, validation set and code, as a run's records have them."""
+    return {name: str(provenance[f"{name}_sha256"]) for name in ("settings", "validation", "code")}
 
 
 @dataclass(frozen=True)

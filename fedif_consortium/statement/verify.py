@@ -1,4 +1,4 @@
-"""Checking a statement: signature, hashes, chain, sums; the first thing that is wrong is named."""
+"""Checking a statement: signature, hashes, sums; the first thing that is wrong is named."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from typing import Any
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.bundle import account_json, read_account
-from fedif_consortium.statement.chain import chain_of, chained
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
-    CHAIN,
     ENVELOPE,
     SALT,
     Manifest,
     Signed,
     SignedStatement,
     file_hash,
+    hashes_of,
     read_file,
     read_signed,
 )
@@ -35,7 +34,7 @@ from fedif_consortium.statement.receipts import (
 )
 from fedif_consortium.statement.records import RunRecords, read_names, read_run
 from fedif_consortium.statement.signatures import SignedMember, check_signatures
-from fedif_flower.errors import ConfigError, FedIFError, StatementError
+from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.secret_validation import COMMITMENT, commitment_of
@@ -133,7 +132,7 @@ def _checked_against_records(
     receipts: Sequence[Path],
 ) -> Verified:
     not_here = _check_files(run, found.signed.statement)
-    _check_chain(run, found.manifest)
+    _check_origin(run, found.manifest)
     _check_salt(run)
     _check_account(run, found.manifest)
     names = read_names(run.names.path) if run.names.path.is_file() else {}
@@ -169,7 +168,7 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
                 raise StatementError(f"{name} is missing")
             not_here.append(name)
         elif file_hash(path) != digest:
-            raise StatementError(f"{name} was changed{_first_round(run, name)}")
+            raise StatementError(f"{name} was changed")
     folder = run.statement
     own = [p.relative_to(run.path).as_posix() for p in folder.rglob("*") if p.is_file()]
     known = {*statement.files, f"{folder.name}/{ENVELOPE}"}
@@ -178,30 +177,11 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     return tuple(not_here)
 
 
-def _first_round(run: RunFolder, name: str) -> str:
-    """Return from which round on a file differs, if the chain tells."""
-    if name not in [table.path.name for table in chained(run)]:
-        return ""
-    try:
-        signed = _signed_chain(run)
-        found = chain_of(run, len(signed) - 1, run.provenance.read())
-        number = next(i for i, (a, b) in enumerate(zip(signed, found, strict=True)) if a != b)
-    except (FedIFError, ValueError, StopIteration, OSError):
-        return ""
-    return f": the rows of round {number} are not those that were signed" if number else ""
-
-
-def _signed_chain(run: RunFolder) -> list[str]:
-    lines = read_file(run.statement, CHAIN).decode().splitlines()[1:]
-    return [line.partition(",")[2] for line in lines]
-
-
-def _check_chain(run: RunFolder, manifest: Manifest) -> None:
-    """Raise StatementError unless the chain is that of the records."""
-    signed = _signed_chain(run)
-    found = chain_of(run, len(signed) - 1, run.provenance.read())
-    if found != signed or signed[-1] != manifest.chain:
-        raise StatementError(f"{CHAIN} does not follow from the records")
+def _check_origin(run: RunFolder, manifest: Manifest) -> None:
+    """Raise StatementError unless settings, validation set and code are those of the records."""
+    for name, digest in hashes_of(run.provenance.read()).items():
+        if getattr(manifest, name) != digest:
+            raise StatementError(f"{run.provenance.path.name} has another hash of the {name}")
 
 
 def _check_salt(run: RunFolder) -> None:

@@ -22,7 +22,7 @@ def test_a_statement_is_pages_a_table_json_and_what_checks_them(tmp_path, key):
     folder = make_statement(run_dir, key, budget_cents=1000_00)
     assert folder == run_dir / "statement"
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == {
-        *("statement.html", "statement.json", "statement.csv", "chain.csv"),
+        *("statement.html", "statement.json", "statement.csv"),
         "manifest.intoto.json",
         *(f"members/00{n}.html" for n in (1, 2, 3)),
     }

@@ -122,7 +122,7 @@ CHANGES = [
     (("subject", 0, "digest"), {"sha1": "a" * 40}),
     (("subject", 0, "uri"), "file:///model.pt"),
     (("predicate", "made"), "2026-11-02 09:30:00+00:00"),
-    (("predicate", "chain"), "A" * 64),
+    (("predicate", "code"), "A" * 64),
     (("predicate", "files", "clients.csv"), "short"),
     (("predicate", "files", "more.csv"), "0" * 64),
     (("predicate", "files", "\x1b[2J"), "0" * 64),
