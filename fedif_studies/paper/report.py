@@ -221,7 +221,9 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
         path = docs / "results" / f"{table.name}.csv"
         # Later ones win, so that a new result replaces an old one.
         cells = fill_table(table, [*read_results(path), *measurements], defaults)
-        if any(cell.measurements for cell in cells):
+        # Without one the file stays as it is: rows that are read lose columns in which nobody has
+        # a value.
+        if any(m.run_dir for cell in cells for m in cell.measurements):
             write_csv(path, result_rows(table, cells))
             # Six digits are kept: what is shown is what the rows say, not what they were made from.
             cells = fill_table(table, read_results(path), defaults)
