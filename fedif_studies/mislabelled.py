@@ -11,9 +11,9 @@ appended; what is there is not measured again.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,19 +36,15 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.images import image_task, settled
 from fedif_flower.tasks.task import ClientSite, Data, Site, Task
-from fedif_studies.rows import RESULTS, append_rows
+from fedif_studies.lab.run import fill
+from fedif_studies.rows import RESULTS, Row
 
 OUTPUT = RESULTS / "mislabelled.csv"
 CLIENTS, FLIPPED = 6, (0.1, 0.3, 0.7)
 VALIDATION = 1000  # Examples of the server at most.
 Pair = tuple[Tensor, Tensor]
-COLUMNS = (
-    *("dataset", "strategy", "seed", "flipped", "examples", "wrong"),
-    *("influence", "loss", "neighbours", "cleanlab"),  # Precision at the number of wrong labels.
-    *("harmful", "harmful_wrong"),
-    *("others", "contribution", "without_harmful", "without_largest_loss", "largest_loss_mended"),
-    *("accuracy", "accuracy_without_harmful", "accuracy_without_largest_loss", "accuracy_mended"),
-)
+RANKED = ("influence", "loss", "neighbours", "cleanlab")  # Precision at the number of wrong ones.
+RUNS = ("", "without_harmful", "without_largest_loss", "mended")
 
 
 def main(
@@ -58,38 +54,26 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="of each run")] = 10,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     examples: Annotated[int, typer.Option(min=0, help="of each member at most; 0: all")] = 0,
-    output: Annotated[Path, typer.Option(help="CSV file to append to")] = OUTPUT,
 ) -> None:
-    """Measure what is missing, then print all rows."""
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    known = [tuple(row[name] for name in COLUMNS[:4]) for row in read_rows(output)]
-    for share in FLIPPED:
-        if (dataset, strategy, str(seed), str(share)) not in known:
-            line = measure(dataset, data_dir, strategy, rounds, seed, share, examples)
-            append_rows(output, COLUMNS, [line], digits=4)
-    for row in read_rows(output):
-        print(", ".join(f"{name} {row[name]}" for name in COLUMNS))
+    """Measure what is missing."""
+    cells: list[Row] = [
+        {"dataset": dataset, "strategy": strategy, "seed": seed, "flipped": share}
+        for share in FLIPPED
+    ]
+    fill(OUTPUT, cells, partial(measure, data_dir, rounds, examples))
 
 
-def measure(
-    dataset: str,
-    data_dir: str,
-    strategy: str,
-    rounds: int,
-    seed: int,
-    share: float,
-    examples: int,
-) -> list[object]:
+def measure(data_dir: str, rounds: int, examples: int, cell: Row) -> list[Row]:
     """Return a row: a run, what is found of member 0, and the run again without it."""
+    seed, share = int(str(cell["seed"])), float(str(cell["flipped"]))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = RunConfig.from_run_config(
             {
-                "dataset": dataset,
+                "dataset": str(cell["dataset"]),
                 "data-dir": data_dir,
                 "model": "mlp",
-                "strategy": strategy,
+                "strategy": str(cell["strategy"]),
                 "num-clients": CLIENTS,
                 "fraction-train": 1.0,
                 "num-server-rounds": rounds,
@@ -123,14 +107,20 @@ def measure(
             for name, changed in again.items()
         ]
         assert found.agreement is not None
-        ranked = [found.influence, -found.losses, found.agreement, quality(data)]
+        ranked = (found.influence, -found.losses, found.agreement, quality(data))
+        own = [f"{contributions(run_dir)[0]:.4g}" for run_dir in runs]
+        names = ("contribution", "without_harmful", "without_largest_loss", "largest_loss_mended")
+        ends = [f"{accuracy(run_dir):.4g}" for run_dir in runs]
         return [
-            *(dataset, strategy, seed, share, len(wrong), int(wrong.sum())),
-            *(precision(scores, wrong) for scores in ranked),
-            *(int(found.harmful.sum()), int((found.harmful & wrong).sum())),
-            contributions(before)[1],
-            *(contributions(run_dir)[0] for run_dir in runs),
-            *(accuracy(run_dir) for run_dir in runs),
+            {
+                **{"examples": len(wrong), "wrong": int(wrong.sum())},
+                **{n: f"{precision(s, wrong):.4g}" for n, s in zip(RANKED, ranked, strict=True)},
+                "harmful": int(found.harmful.sum()),
+                "harmful_wrong": int((found.harmful & wrong).sum()),
+                "others": f"{contributions(before)[1]:.4g}",
+                **dict(zip(names, own, strict=True)),
+                **{f"accuracy_{n}".rstrip("_"): v for n, v in zip(RUNS, ends, strict=True)},
+            }
         ]
 
 

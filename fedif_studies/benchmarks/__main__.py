@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from fedif_studies.benchmarks.common import Figure, print_table, read_figures, read_machine
+from fedif_studies.benchmarks.common import Figure, figure_table, read_figures, read_machine
 from fedif_studies.rows import RESULTS
 
 PROJECT = Path(__file__).resolve().parents[2]
 # Name, and whether it takes real CIFAR-10 images.
 BENCHMARKS = {
     "aggregation": False,
-    "valuation": True,
-    "training_step": True,
+    "valuation": False,
+    "training_step": False,
     "throughput": True,
     "scale": False,
     "masking": False,
@@ -31,7 +32,6 @@ BENCHMARKS = {
 # Options of the quoted figures where they are not those that :func:`arguments` returns.
 QUOTED = {
     "rounds": "--full --bare --times 3 --write --data-dir DIR",
-    "valuation": "--threads 1 --data-dir DIR --fashion-mnist DIR --write",
 }
 MODULES = {"rounds": "throughput"}  # Of figures that another benchmark takes.
 PAGE = """# Benchmarks
@@ -46,7 +46,7 @@ def arguments(name: str, full: bool, data_dir: str) -> list[str]:
     """Return a benchmark's options."""
     real = ["--data-dir", data_dir] if data_dir and BENCHMARKS.get(name) else []
     if name == "valuation":
-        return ["--threads", "1", "--write", *real] if full else ["--quick", *real]
+        return ["--threads", "1", "--write"] if full else ["--quick"]
     return ["--write", *(["--full"] if full else []), *real]
 
 
@@ -67,17 +67,7 @@ def write_page() -> Path:
         options = QUOTED.get(name) or " ".join(arguments(name, True, "DIR"))
         command = f"python -m fedif_studies.benchmarks.{module} {options}"
         parts.append(f"## {name.replace('_', ' ')}\n\n`{command}`; {about}\n")
-        parts.append("| figure | ours | peer | ratio | aim | range, note |")
-        parts.append("| --- | ---: | ---: | ---: | --- | --- |")
-        for figure in figures:
-            ours, peer = (
-                f"{value:.4g} {figure.unit}".strip() for value in (figure.ours, figure.peer)
-            )
-            remark = "; ".join(filter(None, (figure.spread, figure.note)))
-            ratio = f"{figure.ratio:.3g}"
-            cells = (figure.name, ours, peer, ratio, figure.aim, remark)
-            parts.append(f"| {' | '.join(cells)} |")
-        parts.append("")
+        parts += [*figure_table(name, figures).to_markdown(), ""]
     page = PROJECT / "build" / "benchmarks.md"
     page.parent.mkdir(exist_ok=True)
     page.write_text("\n".join(parts))
@@ -109,7 +99,7 @@ def main(
     for path in sorted(RESULTS.glob("bench-*.csv")):
         if path.stat().st_mtime >= started:
             figures += read_figures(path)
-    print_table("All benchmarks", figures)
+    figure_table("All benchmarks", figures).print(Console())
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from fedif_studies.rows import RESULTS, machine
+from fedif_flower.run.rows import read_rows
+from fedif_flower.tables import ResultTable
+from fedif_studies.rows import RESULTS, add_rows, machine
 
 
 @dataclass(frozen=True)
@@ -60,51 +60,39 @@ def report(
 
     A quick run (not ``full``) writes ``bench-quick-<name>.csv``: nothing to be quoted.
     """
-    print_table(title, figures)
-    if not write:
-        return
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    about = machine()
-    path = RESULTS / f"bench-{'' if full else 'quick-'}{name}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*(field.name for field in fields(Figure)), *about])
-        writer.writerows([*asdict(figure).values(), *about.values()] for figure in figures)
+    figure_table(title, figures).print(Console())
+    if write:
+        about = machine()
+        path = RESULTS / f"bench-{'' if full else 'quick-'}{name}.csv"
+        path.unlink(missing_ok=True)
+        add_rows(path, [{**asdict(figure), **about} for figure in figures])
 
 
 def read_figures(path: Path) -> list[Figure]:
     """Read what :func:`report` wrote."""
-    with path.open(newline="") as file:
-        return [
-            Figure(
-                name=row["name"],
-                ours=float(row["ours"]),
-                peer=float(row["peer"]),
-                unit=row["unit"],
-                ratio=float(row["ratio"]),
-                aim=row["aim"],
-                spread=row["spread"],
-                note=row["note"],
-            )
-            for row in csv.DictReader(file)
-        ]
+    return [
+        Figure(
+            *(row["name"], float(row["ours"]), float(row["peer"]), row["unit"]),
+            *(float(row["ratio"]), row["aim"], row["spread"], row["note"]),
+        )
+        for row in read_rows(path)
+    ]
 
 
 def read_machine(path: Path) -> str:
     """Return in words when and where the figures of a file were taken."""
-    with path.open(newline="") as file:
-        row = next(csv.DictReader(file))
+    row = read_rows(path)[0]
     place = row["gpu"] or f"{row['processor']}, {row['cores']} cores"
     versions = f"Python {row['python']}, torch {row['torch']}, flwr {row['flwr']}"
     return f"{row['date']}, {place}, threads: {row['threads']}, {versions}"
 
 
-def print_table(title: str, figures: Sequence[Figure]) -> None:
-    """Print figures with their ratios and aims."""
-    table = Table(title=title)
-    for column in ("figure", "ours", "peer", "ratio", "aim"):
-        table.add_column(column, justify="left" if column in ("figure", "aim") else "right")
+def figure_table(title: str, figures: Sequence[Figure]) -> ResultTable:
+    """Return figures with their ratios and aims."""
+    lines = []
     for figure in figures:
-        ours, peer = (f"{value:.4g} {figure.unit}" for value in (figure.ours, figure.peer))
-        table.add_row(figure.name, ours, peer, f"{figure.ratio:.3g}", figure.aim)
-    Console().print(table)
+        ours, peer = (f"{v:.4g} {figure.unit}".strip() for v in (figure.ours, figure.peer))
+        remark = "; ".join(filter(None, (figure.spread, figure.note)))
+        lines.append([figure.name, ours, peer, f"{figure.ratio:.3g}", figure.aim, remark])
+    heading = ["figure", "ours", "peer", "ratio", "aim", "range, note"]
+    return ResultTable(title, heading, lines, num_labels=1)

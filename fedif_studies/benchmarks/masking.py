@@ -22,12 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedif_consortium.masking import (
-    LONGEST,
-    UPDATE_BITS,
     KeeperPolicy,
     SignSketch,
-    decode,
-    encode,
     encode_vectors,
     mask_update,
     products,
@@ -142,35 +138,6 @@ def many_members() -> list[Figure]:
     return found
 
 
-def packing(length: int) -> list[Figure]:
-    """Compare the errors of products where fewer bytes of each number are sent.
-
-    The lowest bytes of a sum modulo 2**64 are the sum modulo 2**48 or 2**40. The bits that are left
-    after those of the longest update and the sign are shared by update and vector.
-    """
-    rng = np.random.default_rng(0)
-    update, direction = (rng.standard_normal(length) for _ in range(2))
-    update, direction = (
-        update / np.linalg.norm(update),
-        0.99 * direction / np.linalg.norm(direction),
-    )
-    errors = {}
-    for width in (64, 48, 40):
-        bits = width - 2 - int(np.log2(LONGEST))
-        of_update = min(UPDATE_BITS, (bits + 3) // 2)
-        one = encode(update, of_update)
-        other = encode(direction, bits - of_update)
-        kept = products(one, other[None]) << np.uint64(64 - width)
-        errors[width] = abs(float(decode(kept, bits + 64 - width)[0]) - float(update @ direction))
-    return [
-        Figure(
-            f"{width // 8} bytes a parameter: error of a product, of |u| |g| / with 8 bytes",
-            errors[width], errors[64], "", errors[width] / errors[64], "< 1e-5",
-        )
-        for width in (48, 40)
-    ]  # fmt: skip
-
-
 def main(
     full: Annotated[bool, typer.Option(help="the sizes that are quoted")] = False,
     write: Annotated[bool, typer.Option(help="write docs/results")] = False,
@@ -180,7 +147,6 @@ def main(
     for name, length in (SIZES | (LARGEST if full else {})).items():
         figures += steps(name, length, 3 if length > 50_000_000 else 9)
     figures += many_members()
-    figures += packing(MEMORY)
     report("Masked rounds", "masking", figures, write=write, full=full)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from fedif_studies.benchmarks.replies import Images
+from fedif_studies.benchmarks.replies import MEAN, STD, Images
 
 State = dict[str, Tensor]
 _BATCH_SIZE = 128
@@ -30,7 +30,7 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
     def __init__(self, images: Images) -> None:
         self._pixels = images.pixels.transpose(0, 2, 3, 1).copy()  # [n, h, w, c]
         self._labels = images.labels
-        normalize = transforms.Normalize(images.mean, images.std)
+        normalize = transforms.Normalize(MEAN, STD)
         self._transform = transforms.Compose([transforms.ToTensor(), normalize])
 
     def __len__(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -61,7 +60,7 @@ def measure_naive(case: Case, draws: int) -> Cost:
     """Run the authors' loop; of fewer draws than all, the seconds are extrapolated."""
     judge = case.validation()
     empty = judge.accuracy(case.updates.global_params, case.updates.named_buffers)
-    naive = NaiveAFedSV(case.model, client_states(case), case.validation_images, empty)
+    naive = NaiveAFedSV(case.model, client_states(case), case.images, empty)
     left = drawn_coalitions()[:draws].tolist()  # The first m draws have every size once.
 
     def loop() -> int:
@@ -119,29 +118,23 @@ def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
             ours.spread,
             f"{ours.evaluations} passes, {ours.seconds:.3g} s, {ours.cpu_seconds:.3g} CPU s; "
             f"peer {peer.evaluations} passes, {peer.seconds:.3g} s, {peer.cpu_seconds:.3g} CPU s"
-            f"{extrapolated}; {case.validation_images.source}",
+            f"{extrapolated}",
         )
 
 
 def main(
     quick: Annotated[bool, typer.Option(help="200 images, 19 passes of the authors' loop")] = False,
     threads: Annotated[int, typer.Option(help="torch threads; 0: torch's own choice")] = 0,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="image folder of CIFAR-10; else made up")
-    ] = None,
-    fashion_mnist: Annotated[Path | None, typer.Option(help="torchvision's root")] = None,
     write: Annotated[bool, typer.Option(help="write docs/results (not with --quick)")] = False,
 ) -> None:
     """Print the table."""
     if threads:
         torch.set_num_threads(threads)
-    folders = {"CIFAR-10 CNN": data_dir, "Fashion-MNIST CNN": fashion_mnist}
-    # All of them first: data that do not fit are said before the first is measured.
-    built = {
-        name: build_case(name, model_name, shape, 200 if quick else 2000, folders[name])
-        for name, (model_name, shape) in MODELS.items()
-    }
-    figures = [figure for name, case in built.items() for figure in compare(name, case, quick)]
+    figures = [
+        figure
+        for name, of in MODELS.items()
+        for figure in compare(name, build_case(*of, 200 if quick else 2000), quick)
+    ]
     report(f"Valuation, m = {NUM_CLIENTS}", "valuation", figures, write=write and not quick)
 
 
