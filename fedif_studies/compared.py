@@ -9,10 +9,10 @@ Rows are added as they come; a cell that has one is not run again.
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -27,9 +27,10 @@ from fedif_flower.storage import write_atomically
 from fedif_flower.tables import ResultTable
 from fedif_studies import subset
 from fedif_studies.lab.data import find_data
+from fedif_studies.lab.run import fill, row_of
 from fedif_studies.lab.table import MeanStd
-from fedif_studies.queue import Wanted, work_off
-from fedif_studies.rows import RESULTS
+from fedif_studies.queue import resumed
+from fedif_studies.rows import RESULTS, Row
 
 Settings = Mapping[str, Scalar]
 
@@ -114,38 +115,33 @@ class Place(NamedTuple):
     method: str
 
 
-def make_cell(
-    place: Place,
-    own: Settings = MappingProxyType({}),
-    *,
-    folder: Path = Path("unread"),
-    output_dir: Path = Path("runs"),
-    results: Path = OUTPUT,
-    size: Settings = SIZE,
-) -> Wanted:
-    """Return a cell, which reads nothing until it is run.
-
-    Parameters
-    ----------
-    place : Place
-        Seed, data set, condition and method.
-    own : mapping
-        Settings other than the method's, where one is to be chosen.
-    folder : Path
-        The images, ``train/<class>/`` and ``test/<class>/``.
-    output_dir, results : Path
-        Where its run and its row go.
-    size : mapping
-        What is the same for all cells.
-    """
+def cell_of(place: Place, own: Settings = MappingProxyType({})) -> dict[str, Scalar]:
+    """Return by which settings a row of a place is recognised; ``own``: of a choice."""
     plain: Settings = {"local-method": "sgd", "server-optimizer": "off"}
     method = {"learning-rate": LEARNING_RATE, **plain, **METHODS[place.method], **own}
     if method["strategy"] == "fedif":
         method["fedif.gamma"] = GAMMA[place.data]
-    settings = {**default_run_config(), **size, **DATA[place.data], **CONDITIONS[place.condition]}
-    settings |= {**method, "dataset": "image-folder", "data-dir": str(folder), "seed": place.seed}
-    point = {"data": place.data, "attack": settings["attack"], **method, "seed": place.seed}
-    return Wanted("compared", place.data, settings, point, output_dir, results)
+    attack = CONDITIONS[place.condition]["attack"]
+    return {"data": place.data, "attack": attack, **method, "seed": place.seed}
+
+
+def measure(
+    folders: Mapping[str, Path], output_dir: Path, size: Settings, cell: Row
+) -> Sequence[Row]:
+    """Run a cell."""
+    data, attack = str(cell["data"]), cell["attack"]
+    (condition,) = (own for own in CONDITIONS.values() if own["attack"] == attack)
+    chosen = {key: value for key, value in cell.items() if key != "data"}
+    settings: dict[str, Scalar] = {
+        **default_run_config(),
+        **size,
+        **DATA[data],
+        **condition,
+        **chosen,  # type: ignore[dict-item]
+        **{"dataset": "image-folder", "data-dir": str(folders[data])},
+    }
+    name = "_".join(f"{key}-{value}" for key, value in cell.items())
+    return resumed("compared", data, output_dir, settings, name)
 
 
 def places(seeds: Iterable[int]) -> list[Place]:
@@ -167,7 +163,7 @@ def choice_table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
     """Return the accuracy on the validation split with each value; the best is in bold."""
     found: dict[str, dict[float, float]] = {method: {} for method in CHOICES}
     for place, own in choices():
-        if row := _row_of(make_cell(place, own), rows):
+        if row := row_of(cell_of(place, own), rows):
             (value,) = own.values()
             found[place.method][float(value)] = 100 * float(row["validation-last-ten"])
     lines = []
@@ -188,7 +184,7 @@ def result_table(data: str, rows: Sequence[Mapping[str, str]], seeds: int) -> Re
     A method's line is of those seeds that have rows of it in all conditions. ``*``: measured before
     the method changed (:data:`EARLIER`).
     """
-    found = {place: _row_of(make_cell(place), rows) for place in places(range(seeds))}
+    found = {place: row_of(cell_of(place), rows) for place in places(range(seeds))}
     heading, lines = ["method", "seeds"], []
     for condition in CONDITIONS:
         heading += [f"{condition}: last ten rounds", f"beside {BASELINE}"]
@@ -253,21 +249,9 @@ def main(
         write_atomically(PAGE, text)
         print(PAGE)
         return
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-
-    def wanted() -> list[Wanted]:
-        folders = draw(data_dir, output_dir)
-        todo = choices() if choose else [(place, {}) for place in places(range(seeds))]
-        return [
-            make_cell(place, own, folder=folders[place.data], output_dir=output_dir)
-            for place, own in todo
-        ]
-
-    work_off(wanted)
-
-
-def _row_of(one: Wanted, rows: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
-    return next((row for row in rows if one.is_in([row])), None)
+    todo = choices() if choose else [(place, {}) for place in places(range(seeds))]
+    cells: list[Row] = [cell_of(*one) for one in todo]
+    fill(OUTPUT, cells, partial(measure, draw(data_dir, output_dir), output_dir, SIZE))
 
 
 def _is_earlier(method: str, row: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +33,14 @@ from fedif_studies.rows import Row, add_rows, committed_revision, machine
 
 Measure = Callable[[Any], Sequence[Row]]
 """Takes a cell and returns what its rows have beside it; a function of a module."""
+
+
+_stop: StopRequest | None = None
+
+
+def stop_requested() -> bool:
+    """Return whether a signal asks :func:`fill` for an end: for cells that can go on later."""
+    return _stop is not None and _stop.signal_number is not None
 
 
 @contextmanager
@@ -72,10 +80,20 @@ def missing(path: Path, cells: Sequence[Row]) -> list[Row]:
     for cell in cells:
         columns = tuple(cell)
         if columns not in known:
-            known[columns] = {tuple(_value(row.get(key)) for key in columns) for row in rows}
-        if tuple(_value(value) for value in cell.values()) not in known[columns]:
+            known[columns] = {_place(row, columns) for row in rows}
+        if _place(cell, columns) not in known[columns]:
             todo.append(cell)
     return todo
+
+
+def row_of(cell: Row, rows: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
+    """Return the first row of a cell."""
+    columns = tuple(cell)
+    return next((r for r in rows if _place(r, columns) == _place(cell, columns)), None)
+
+
+def _place(row: Row, columns: Sequence[str]) -> tuple[object, ...]:
+    return tuple(_value(row.get(key)) for key in columns)
 
 
 def _value(value: object) -> object:
@@ -110,11 +128,13 @@ def fill(path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1) -
     GridInterrupted
         If a signal asked for an end; the same call goes on from there.
     """
+    global _stop
     todo = missing(path, cells)
     typer.echo(f"{len(cells) - len(todo)} of {len(cells)} cells have a row")
     own = {"revision": committed_revision(), "processor": machine()["processor"]}
     began, done, failed = time.monotonic(), 0, 0
-    with StopRequest() as stop:
+    with StopRequest() as stop, suppress(GridInterrupted):
+        _stop = stop
         for cell, found in _measured(todo, measure, jobs, stop):
             done += 1
             if isinstance(found, FedIFError):
@@ -161,6 +181,8 @@ def _quietly(measure: Measure, cell: Row) -> Sequence[Row] | FedIFError:
     logging.disable(logging.WARNING)
     try:
         return measure(cell)
+    except GridInterrupted:
+        raise
     except FedIFError as error:
         return error
     finally:
