@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedif_consortium.evidence.keys import VerifyingKey
@@ -115,22 +115,28 @@ class MemberApps:
         _path(self.refused, bundle.digest).unlink(missing_ok=True)
         return path
 
-    def keeps(self, digest: str) -> bool:
-        """Return whether a refused bundle is kept already."""
-        return _path(self.refused, digest).is_file()
-
-    def keep_refused(self, content: bytes) -> None:
+    def keep_refused(self, digest: str, fetch: Callable[[], bytes]) -> None:
         """Keep a bundle that was refused, instead of the oldest one where there are too many.
+
+        Parameters
+        ----------
+        digest : str
+            The bundle's, as the server says.
+        fetch : callable
+            Returns the bundle; called unless it is kept already.
 
         Raises
         ------
         StorageError
             If it cannot be written.
         """
-        if len(content) > MOST_BYTES:
+        path = _path(self.refused, digest)
+        if path.is_file():
+            return
+        content = fetch()
+        if bundle_digest(content) != digest or len(content) > MOST_BYTES:
             return
         make_folder(self.refused)
-        path = _path(self.refused, bundle_digest(content))
         for left in temporary_siblings(path):
             left.unlink(missing_ok=True)
         kept = sorted(self.refused.glob("*.fab"), key=lambda one: one.stat().st_mtime)

@@ -15,8 +15,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,16 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
         store = state_factory.objectstore_factory.store()
         own = node_config or {}
 
-        def guard(connection: Connection) -> MessageGuard:
-            replies = OwnReplies(connection.node_id, own, key)
-            return MessageGuard(policy, connection, store, counts, leaves, log, replies)
+        @contextmanager
+        def connect_guarded(*given: Any) -> Iterator[Connection]:
+            """Connect as Flower does, with a guard."""
+            with connect(*given) as parts:
+                connection = Connection(*parts)
+                replies = OwnReplies(connection.node_id, own, key)
+                guard = MessageGuard(policy, connection, store, counts, leaves, log, replies)
+                yield guard.guarded()
 
-        loop.http_request_response = _guarding(connect, guard)
+        loop.http_request_response = connect_guarded
         start(state_factory=state_factory, node_config=app_config(own, path), **options)
 
     command.start_client_internal = start_guarded
@@ -102,20 +107,6 @@ def _use_own_folder(home: Path) -> None:
     except OSError as error:
         raise StorageError(f"cannot empty {home}: {error.strerror or error}") from error
     os.environ["FLWR_HOME"] = str(home)
-
-
-def _guarding(
-    connect: Callable[..., AbstractContextManager[Any]],
-    guard: Callable[[Connection], MessageGuard],
-) -> Callable[..., AbstractContextManager[Connection]]:
-    """Return what connects as Flower does, with a guard."""
-
-    @contextmanager
-    def connect_guarded(*options: Any) -> Iterator[Connection]:
-        with connect(*options) as connection:
-            yield guard(Connection(*connection)).guarded()
-
-    return connect_guarded
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 REFUSED = ErrorCode.MOD_FAILED_PRECONDITION
 MOST_WAITING = 4  # Messages without a reply; an app that answers none must not fill the memory.
 WHOLE_SECONDS = 600.0  # For a reply that its app has announced to be there.
-_CODES = range(ErrorCode.CLIENT_APP_CRASHED + 1)
-_FAILED = "the app failed; the reason is in the member's log"
+_FAILED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION  # The app's own code would be text.
+_SEE_LOG = "the app failed; the reason is in the member's log"
 _POLL_SECONDS = 0.1
 
 
@@ -185,7 +185,8 @@ class MessageGuard:
         try:
             apps.check(run.fab_hash)
         except RefusedByMemberError:
-            self._keep_refused(run)
+            get = partial(self._connection.get_fab, run.fab_hash, run_id)
+            apps.keep_refused(run.fab_hash, lambda: get().content)
             raise
         others = {earlier.run.fab_hash for earlier in self._runs.values()} - {run.fab_hash}
         if run.fab_hash[:FAB_HASH_TRUNCATION] in {one[:FAB_HASH_TRUNCATION] for one in others}:
@@ -217,17 +218,6 @@ class MessageGuard:
                 self._policy.runs.check_told(
                     told_config(record), self._runs[run_id].config, self._policy.config
                 )
-
-    def _keep_refused(self, run: Any) -> None:
-        """Keep a bundle that was refused, so that the member can look at it."""
-        if self._policy.apps.keeps(run.fab_hash):
-            return
-        content = self._connection.get_fab(run.fab_hash, run.run_id).content
-        if bundle_digest(content) == run.fab_hash:
-            try:
-                self._policy.apps.keep_refused(content)
-            except StorageError as error:
-                logger.error("%s", error)
 
     def _hand_on_fab(self, _: str, run_id: int) -> Any:
         """Return the bundle that was checked, which Flower keeps from then on."""
@@ -262,7 +252,9 @@ class MessageGuard:
         facts, note_sent = asked.metadata, None
         try:
             if message.has_error():
-                reply = self._failure(message, asked)
+                said = printable(str(message.error.reason), 2000)
+                logger.warning("run %d: the app failed: %s", facts.run_id, said)
+                reply = Message(Error(_FAILED, _SEE_LOG), reply_to=asked)
             else:
                 offered = _read_content(tree, self._contents(tree))
                 content = self._leaves.check(received, offered, facts.run_id, facts.message_type)
@@ -277,14 +269,6 @@ class MessageGuard:
             note_sent()
         self._push(reply, objects, seconds)
         return set(), ""
-
-    def _failure(self, message: Message, asked: Message) -> Message:
-        """Return what leaves of an app's error: that there was one."""
-        said = printable(str(message.error.reason), 2000)
-        logger.warning("run %d: the app failed: %s", asked.metadata.run_id, said)
-        code = message.error.code
-        known = code if code in _CODES else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        return Message(Error(known, _FAILED), reply_to=asked)
 
     def _contents(self, tree: Any) -> dict[str, bytes]:
         """Return the objects of a reply once the app has sent all of them."""

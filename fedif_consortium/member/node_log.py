@@ -57,11 +57,10 @@ class NodeLog:
             raise StorageError(f"{folder} is in use by another node") from None
         except OSError as error:
             raise StorageError(f"cannot write {folder}: {error.strerror or error}") from error
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
+        if cut_torn_line(self._path, OWNER_ALONE):
+            logger.warning("The end of %s was torn off, and is written over.", self._path)
+        _, head = verified(_written(self._path), str(self._path))
+        self._chain = ChainedLog(head, partial(append_line, self._path))
 
     def append(self, **entry: object) -> None:
         """Add a line; it is on the disk when this returns.
@@ -85,12 +84,6 @@ class NodeLog:
     def close(self) -> None:
         """Let another process have the log."""
         self._held.release()
-
-    def _open(self) -> None:
-        if cut_torn_line(self._path, OWNER_ALONE):
-            logger.warning("The end of %s was torn off, and is written over.", self._path)
-        _, head = verified(_written(self._path), str(self._path))
-        self._chain = ChainedLog(head, partial(append_line, self._path))
 
 
 def read_node_log(folder: Path) -> list[Entry]:

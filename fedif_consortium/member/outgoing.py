@@ -144,7 +144,7 @@ class OutgoingPolicy:
         reply : RecordDict
             What the app wants to send: nothing in it is believed.
         run_id : int
-            The run, for the privacy budget.
+            The run, for the log.
         kind : str
             Flower's type of that message: texts leave in the answer to a query alone.
 
@@ -214,7 +214,7 @@ class OutgoingPolicy:
         factor = limit / length if 0 < limit < length else 1.0
         std = self.settings.noise_multiplier * limit
         if self._budget is not None and self._log is not None and arrays.moved:
-            spent = self._budget.charge(run_id)
+            spent = self._budget.charge()
             self._log.append(direction="out", run=run_id, kind=PRIVACY, **spent._asdict())
         changed = arrays.moved if std or factor < 1 else ()
         return ArrayRecord(

@@ -15,20 +15,21 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from scipy.special import ndtri
 
 from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
 from fedif_flower.storage import write_atomically
 
 Floats = NDArray[np.float64]
-_FILE = "privacy.json"
+_FILE, _REPLIES = "privacy.json", "replies by noise multiplier"
+_FILED = TypeAdapter(dict[str, dict[float, int]])
 _GRID = 16  # Noisy values are multiples of the noise's length times 2 to the -16, about.
 
 
@@ -75,7 +76,7 @@ class PrivacyBudget:
                 f"{cost:.3g} at target-delta = {delta:g}, more than most-epsilon = {most_epsilon:g}"
             )
 
-    def charge(self, run_id: int) -> Spent:
+    def charge(self) -> Spent:
         """Write down one more reply; return what all have cost.
 
         Raises
@@ -85,9 +86,8 @@ class PrivacyBudget:
         StorageError
             If it cannot be written, or is damaged.
         """
-        runs = self._read()
-        runs.setdefault(str(run_id), Counter())[self._multiplier] += 1
-        replies = sum(runs.values(), Counter[float]())
+        replies = self._read()
+        replies[self._multiplier] = replies.get(self._multiplier, 0) + 1
         epsilon = epsilon_of(replies, self._delta)
         if epsilon > self._most:
             raise RefusedByMemberError(
@@ -95,20 +95,15 @@ class PrivacyBudget:
                 f"with this reply epsilon would be {epsilon:.4g} at delta {self._delta:g}; "
                 f"most-epsilon = {self._most:g}",
             )
-        content = {"replies by run and noise multiplier": runs}
-        write_atomically(self._path, json.dumps(content, indent=1) + "\n", mode=0o600)
-        return Spent(epsilon, self._delta, replies.total())
+        write_atomically(self._path, json.dumps({_REPLIES: replies}) + "\n", mode=0o600)
+        return Spent(epsilon, self._delta, sum(replies.values()))
 
-    def _read(self) -> dict[str, Counter[float]]:
+    def _read(self) -> dict[float, int]:
         try:
-            (runs,) = json.loads(self._path.read_text()).values()
-            return {
-                run: Counter({float(z): int(count) for z, count in counts.items()})
-                for run, counts in runs.items()
-            }
+            return _FILED.validate_json(self._path.read_bytes())[_REPLIES]
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError) as error:
             raise StorageError(f"{self._path} is damaged: {error!r}") from error
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 
@@ -20,13 +19,6 @@ PUBLIC = {name: key.public_key() for name, key in KEYS.items()}
 
 def read(content):
     return read_bundle(content, "it")
-
-
-def test_a_bundle_is_named_by_the_hash_of_its_bytes():
-    found = read(bundle())
-    assert found.digest == hashlib.sha256(bundle()).hexdigest()
-    assert (found.name, found.version) == ("fedif/app", "1.0")
-    assert found.files["app.py"] == b"x = 1\n"
 
 
 def larger_than_it_says():

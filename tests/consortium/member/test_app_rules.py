@@ -70,9 +70,13 @@ def test_too_few_signers_are_an_error(tmp_path):
 def test_so_many_refused_bundles_are_kept(tmp_path):
     found = apps(tmp_path)
     contents = [bundle(f"x = {i}\n") for i in range(5)]
-    for age, content in enumerate(contents):
-        found.keep_refused(content)
-        path = tmp_path / "state" / "refused-apps" / f"{bundle_digest(content)}.fab"
-        os.utime(path, (age, age))
-    assert [found.keeps(bundle_digest(content)) for content in contents] == [False] + [True] * 4
-    assert found.find(bundle_digest(contents[4])[:12]).content == contents[4]
+    digests = [bundle_digest(content) for content in contents]
+    refused = tmp_path / "state" / "refused-apps"
+    for age, (digest, content) in enumerate(zip(digests, contents, strict=True)):
+        found.keep_refused(digest, lambda content=content: content)
+        os.utime(refused / f"{digest}.fab", (age, age))
+    assert {path.stem for path in refused.iterdir()} == set(digests[1:])
+    assert found.find(digests[4][:12]).content == contents[4]
+    found.keep_refused("../../approved-apps/x", lambda: contents[0])
+    found.keep_refused(digests[0], lambda: contents[1])
+    assert len(list(tmp_path.rglob("*.fab"))) == 4
