@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -12,7 +13,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_from_proto
 from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
@@ -21,6 +26,7 @@ from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.runtime.run_clientapp import push_message
 from flwr.supernode.servicer.runtime import runtime_handlers
+from httpx import HTTPStatusError, Request, Response
 
 from fedif_consortium.member import message_guard
 from fedif_consortium.member.app_bundle import bundle_digest, read_bundle
@@ -68,7 +74,7 @@ class Member:
         self.policy = read_member_policy(path)
         self.serve(APP)
         self.policy.apps.approve(read_bundle(APP, "app"))
-        self.inbox, self.objects, self.sent, self.fetched = [], {}, [], 0
+        self.objects, self.sent, self.fetched = {}, [], 0
         self.damage = lambda content: content
         self.log = KeptLog()
         factory = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
@@ -79,7 +85,7 @@ class Member:
             self.policy,
             Connection(
                 NODE,
-                receive=self._receive,
+                receive=lambda: self.asked(),
                 send=self._send,
                 get_run=lambda run_id: replace(self.run, run_id=run_id),
                 get_fab=self._get_fab,
@@ -99,20 +105,8 @@ class Member:
     def serve(self, content, **changes):
         """Let the SuperLink send this bundle."""
         self.fab = Fab(bundle_digest(content), content, {})
-        facts = {
-            "fab_id": "fedif/app",
-            "fab_version": "1.0",
-            "fab_hash": self.fab.hash_str,
-            "federation_id": "@none/default",
-            **changes,
-        }
-        self.run = replace(Run.create_empty(RUN), **facts)
-
-    def _receive(self):
-        found = self.inbox.pop(0) if self.inbox else None
-        if isinstance(found, Exception):
-            raise found
-        return found
+        facts = {"fab_id": "fedif/app", "fab_version": "1.0", "fab_hash": self.fab.hash_str}
+        self.run = replace(Run.create_empty(RUN), **{**facts, **changes})
 
     def _get_fab(self, digest, run_id):
         self.fetched += 1
@@ -122,7 +116,7 @@ class Member:
         assert message.metadata.message_id == tree.object_id
         self.pushed = {}
         self.sent.append((message, tree, self.pushed))
-        return {part.object_id for part in walk(tree)}, "session"
+        return {part.object_id for part in iterate_object_tree(tree)}, "session"
 
     def ask(self, kind="train", run_id=RUN, inside=None, content=MODEL, **announced):
         """Let the SuperLink send a message and the SuperNode take it; return what the app sees."""
@@ -136,17 +130,8 @@ class Member:
         shown = {**message.metadata.__dict__, "_message_type": kind, "_message_id": tree.object_id}
         message.metadata.__dict__.update({**shown, **announced})
         message.__dict__["_content"] = RecordDict()
-        self.inbox.append((message, tree))
-        if self.pull() is None:
-            return None
-        task = SimpleNamespace(run_id=run_id, task_id=1)
-        response = runtime_handlers.pull_messages(None, self.state, task)
-        return message_from_proto(response.messages_list[0])
-
-    # -- the SuperNode
-
-    def pull(self):
-        return loop._pull_and_store_message(
+        self.asked = lambda: (message, tree)
+        taken = loop._pull_and_store_message(
             state=self.state,
             object_store=self.store,
             node_config={},
@@ -157,11 +142,11 @@ class Member:
             confirm_message_received=self.connection.confirm_message_received,
             trusted_entities=None,
         )
-
-    def push(self):
-        loop._push_messages(
-            self.state, self.store, self.connection.send, self.connection.push_object
-        )
+        if taken is None:
+            return None
+        task = SimpleNamespace(run_id=run_id, task_id=1)
+        response = runtime_handlers.pull_messages(None, self.state, task)
+        return message_from_proto(response.messages_list[0])
 
     # -- the app
 
@@ -173,7 +158,8 @@ class Member:
             PushObject=lambda request: runtime_handlers.push_object(request, self.state, task),
         )
         push_message(client, reply, SimpleNamespace(node_id=NODE, run_id=reply.metadata.run_id))
-        self.push()
+        guard = self.connection
+        loop._push_messages(self.state, self.store, guard.send, guard.push_object)
 
     # -- what came of it
 
@@ -194,12 +180,6 @@ class Member:
         """What the SuperLink was sent last, put together from its objects."""
         _, tree, pushed = self.sent[-1]
         return inflate_object_from_contents(tree.object_id, dict(pushed))
-
-
-def walk(tree):
-    for child in tree.children:
-        yield from walk(child)
-    yield tree
 
 
 @pytest.fixture
@@ -379,6 +359,17 @@ def test_with_a_full_disk_nothing_comes_in_or_leaves(start, caplog):
     assert member.ask() is None
     assert "is its disk full?" in member.error
     assert member.tasks == 1
+
+
+def test_a_superlink_that_fails_for_a_moment_is_asked_again(start):
+    member = start()
+    for status, ends in ((503, False), (401, True)):
+        failure = HTTPStatusError(
+            "", request=Request("POST", "https://a"), response=Response(status)
+        )
+        member.asked = Mock(side_effect=failure)
+        with pytest.raises(HTTPStatusError) if ends else nullcontext():
+            assert member.connection.receive() is None
 
 
 def test_a_reply_that_is_not_all_there_does_not_wait_forever(start, monkeypatch):
