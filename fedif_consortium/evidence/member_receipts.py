@@ -16,8 +16,7 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from fedif_consortium.evidence.merkle import begins_with
-from fedif_consortium.evidence.receipt_messages import SEEN_RECORD, Receipts, read_receipts
+from fedif_consortium.evidence.receipt_messages import Receipts, read_receipts
 from fedif_consortium.evidence.receipts import read_leaf
 from fedif_consortium.evidence.reply_signing import record_digest
 from fedif_consortium.evidence.signed_update import SignedUpdate
@@ -73,12 +72,20 @@ class ReceiptKeeper:
         """The size of the largest head that held; 0: none."""
         return max(map(int, self._heads), default=0)
 
+    @property
+    def last_root(self) -> bytes:
+        """The chain's end at that head, which the next signature includes; empty: none."""
+        return bytes.fromhex(self._heads.get(str(self.last_size), ""))
+
     def take(self, told: Receipts) -> None:
         """Check what the server told, warn of what does not hold, and keep it."""
-        for reason in [*self._wrong_with(told), *self._wrong_receipts(told)]:
-            logger.warning("receipts of run %s: %s", self.run[:8], reason)
-        if told.head.run == self.run:
-            self._keep(told)
+        for reason in [*self._wrong_with(told), *self._wrong_lines(told)]:
+            logger.warning("receipts of run %s: %s", self.run[:8], printable(reason))
+        for each in told.rounds:
+            if each.own or each is told.rounds[-1]:
+                head = each.head
+                name = f"round-{head.size:012d}-{head.root.hex()[:8]}.json"
+                self._write(name, each.cells())  # Whatever it is worth.
         self._save()
 
     def note_sent(self, server_round: int, sent: bytes, signed: SignedUpdate | None) -> None:
@@ -90,70 +97,53 @@ class ReceiptKeeper:
         self._save()
 
     def _wrong_with(self, told: Receipts) -> list[str]:
-        """Return why a head cannot be believed; take note of one that can."""
-        head = told.head
-        try:
-            head.check()
-        except EvidenceError as error:
-            return [str(error)]
-        if head.run != self.run:
-            return ["the head is of another run"]
-        if self._signer and head.key.hex() != self._signer:
-            return ["the head is signed with another key than before"]
-        self._signer = head.key.hex()
-        if head.size < self.last_size:
-            return [f"the records have {head.size} lines; there were {self.last_size} before"]
-        before = self._heads.get(str(told.since)) if told.since else None
-        if self._heads.get(str(head.size), head.root.hex()) != head.root.hex() or (
-            before is not None
-            and not begins_with(told.since, bytes.fromhex(before), head.size, head.root, told.proof)
-        ):
+        """Return why a history cannot be believed; take note of one that can."""
+        before = told.rounds[0].before
+        for each in told.rounds:
+            try:
+                each.check()
+            except EvidenceError as error:
+                return [str(error)]
+            if each.before != before:
+                return ["the rounds that were told do not follow from each other"]
+            if each.head.key.hex() != (self._signer or told.head.key.hex()):
+                return ["the head is signed with another key than before"]
+            before = each.head.root
+        self._signer = told.head.key.hex()
+        if told.head.size < self.last_size:
+            return [f"the records have {told.head.size} lines; there were {self.last_size} before"]
+        start = told.rounds[0].start
+        ends = {str(start): told.rounds[0].before.hex()}
+        ends |= {str(each.head.size): each.head.root.hex() for each in told.rounds}
+        known = {size: root for size, root in self._heads.items() if int(size) >= start}
+        if any(ends.get(size) != root for size, root in known.items()):
             return [f"history was rewritten: the records told before, of {self.last_size} lines"]
-        self._unproven = self._unproven + 1 if self._heads and before is None else 0
-        self._heads[str(head.size)] = head.root.hex()
+        is_proven = start <= self.last_size or not self._heads
+        self._unproven = 0 if is_proven else self._unproven + 1
+        self._heads |= ends
         if self._unproven > 1:  # One reply may have been lost, with what it said.
             return ["the server does not prove that the records begin with what it told before"]
         return []
 
-    def _wrong_receipts(self, told: Receipts) -> list[str]:
-        """Return what is wrong with single receipts."""
+    def _wrong_lines(self, told: Receipts) -> list[str]:
+        """Return what is wrong with this node's lines."""
         reasons = []
-        for receipt in told.receipts:
+        for index, line in (found for each in told.rounds for found in each.numbered()):
             try:
-                leaf = read_leaf(receipt.leaf)
+                leaf = read_leaf(line)
             except EvidenceError as error:
                 reasons.append(str(error))
                 continue
             where, (sent, size) = f"round {leaf['round']}", self._sent.get(leaf["round"], ("", 0))
             # An older line is of the same round before the run was resumed.
-            is_own = bool(sent) and receipt.index >= size
-            if not receipt.holds(told.head):
-                reasons.append(f"{where}: this node's line is not in the records")
-            elif leaf["client_id"] not in self._names:
+            is_own = bool(sent) and index >= size
+            if leaf["client_id"] not in self._names:
                 reasons.append(f"{where}: the line is another member's")
             elif is_own and leaf["update"] and leaf["update"] != sent:
                 reasons.append(f"{where}: the records have another update than this node sent")
             elif is_own and leaf["status"] in ("away", "failed"):
                 reasons.append(f"{where}: this node sent an update; the records say no reply came")
-        return [printable(reason) for reason in reasons]
-
-    def _keep(self, told: Receipts) -> None:
-        """Write the head and the receipts, whatever they are worth."""
-        head = told.head
-        self._write(f"head-{head.size:012d}-{head.root.hex()[:8]}.json", head.cells())
-        for receipt in told.receipts:
-            try:
-                number = int(read_leaf(receipt.leaf)["round"])
-            except (EvidenceError, ValueError):
-                continue
-            about_leaf = {
-                "leaf": receipt.leaf,
-                "index": receipt.index,
-                "path": [step.hex() for step in receipt.path],
-                "size": head.size,
-                "root": head.root.hex(),
-            }
-            self._write(f"receipt-{number:06d}-{receipt.index:012d}.json", about_leaf)
+        return reasons
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a file into the run's folder, if there is room; one that is there stays."""
@@ -188,7 +178,7 @@ def take_receipts(content: RecordDict, context: Context) -> None:
     try:
         told = read_receipts(content)
         if told is not None:
-            ReceiptKeeper(context, told.head.run).take(told)
+            ReceiptKeeper(context, told.run).take(told)
     except (FedIFError, ValueError) as error:
         logger.warning("%s", printable(str(error)))
 
@@ -196,7 +186,7 @@ def take_receipts(content: RecordDict, context: Context) -> None:
 def note_sent(
     content: RecordDict, settings: ConfigRecord, context: Context, signed: SignedUpdate | None
 ) -> None:
-    """Remember what a reply holds, and let it say which head of the records was seen last."""
+    """Remember what a reply holds."""
     if not settings.get(RECEIPTS_KEY):
         return
     try:
@@ -205,7 +195,6 @@ def note_sent(
         logger.warning("%s", error)
         return
     sent = signed.statement.sent if signed is not None else record_digest(model_arrays_of(content))
-    content[SEEN_RECORD] = ConfigRecord({"size": keeper.last_size})
     keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, signed)
 
 

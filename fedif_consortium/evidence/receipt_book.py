@@ -1,4 +1,4 @@
-"""The run's records as a Merkle tree: members get its head, and receipts for their own lines."""
+"""The run's records as a chain of rounds: members get its heads, with their own lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD, receipts
 from fedif_consortium.evidence.receipts import (
     LEAF,
     MemberLine,
-    ReceiptTree,
+    RoundChain,
     SignedHead,
     read_leaf,
     round_leaves,
@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 class ReceiptBook(Callback, Kept):
-    """Adds each round to the tree once it is attributed, and tells members of it.
+    """Adds each round to the chain once it is attributed, and tells members of it.
 
-    The tree only grows: where a run goes on from a checkpoint, the rounds that are done again come
+    The chain only grows: where a run goes on from a checkpoint, the rounds that are done again come
     behind those that members have receipts for.
 
     Parameters
@@ -53,16 +53,16 @@ class ReceiptBook(Callback, Kept):
     def __init__(self, folder: RunFolder, witness: ReplyWitness, key: Ed25519PrivateKey) -> None:
         self._folder, self._witness, self._key = folder, witness, key
         self._earlier = _entries(folder)  # Of a process that was stopped, perhaps.
-        self._tree = ReceiptTree()
+        self._chain = RoundChain()
         self._entries: list[dict[str, Any]] = []
         self._restored: list[tuple[dict[str, Any], SignedHead]] = []  # Until the run begins.
         self._journaled = {-1: 0}  # How many entries a checkpoint has, by its round.
         self._waiting: dict[int, list[MemberLine]] = {}  # By round, until it is attributed.
-        self._seen: dict[int, int] = {}  # Size of the head that a client saw last.
+        self._seen: dict[int, bytes] = {}  # The end of the chain that a client has signed.
 
     def enclose(self, node: ClientNode) -> Content:
-        """Return the head, and the node's receipts."""
-        found = receipts_for(self._tree, node.client_id, self._seen.get(node.client_id, 0))
+        """Return the rounds that the node does not know yet."""
+        found = receipts_for(self._chain, node.client_id, self._seen.get(node.client_id, b""))
         return {} if found is None else {RECEIPTS_RECORD: found.to_record()}
 
     def on_round(self, report: RoundReport) -> None:
@@ -74,7 +74,8 @@ class ReceiptBook(Callback, Kept):
             update = ""
             if seen is not None and node.node_id not in shown:
                 update = seen.digest.hex()
-                self._seen[node.client_id] = seen.head
+                if seen.signed is not None:
+                    self._seen[node.client_id] = seen.signed.statement.head
             shown.add(node.node_id)
             weight = str(cell(client.weight))
             lines.append(MemberLine(str(node.client_id), update, weight, client.status))
@@ -88,13 +89,9 @@ class ReceiptBook(Callback, Kept):
         }
         lines = self._waiting.pop(found.server_round, [])
         leaves = round_leaves(found.server_round, lines, attributed)
-        root = self._grown(leaves)
-        head = SignedHead.by(self._key, self._witness.run, len(self._tree.leaves), root)
+        root = self._chain.add(leaves)
+        head = SignedHead.by(self._key, self._witness.run, len(self._chain.leaves), root)
         self._add({"round": found.server_round, "leaves": leaves, **head.cells()}, head)
-
-    def on_end(self) -> None:
-        """Remember which heads members saw, for the last receipts, which come later."""
-        self._folder.receipts_seen.write({str(key): size for key, size in self._seen.items()})
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
         """Return the entries since the checkpoint of a round."""
@@ -120,28 +117,25 @@ class ReceiptBook(Callback, Kept):
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the entries so far."""
         for entry, head in self._restored:
-            self._grown(entry["leaves"])
+            self._chain.add(entry["leaves"])
             self._add(entry, head)
-
-    def _grown(self, leaves: Sequence[str]) -> bytes:
-        self._tree.add(leaves)
-        return self._tree.tree.root()
 
     def _add(self, entry: dict[str, Any], head: SignedHead) -> None:
         """Write an entry: its leaves first, its head last."""
         if not self._entries:
             self._folder.receipts.begin()
-            self._folder.tree_heads.begin()
+            self._folder.round_heads.begin()
         self._entries.append(entry)
-        self._tree.heads.append((entry["round"], head))
+        self._chain.heads.append((entry["round"], head))
+        self._witness.heads.add(head.root)
         path = self._folder.receipts.path
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write("".join(f"{leaf}\n" for leaf in entry["leaves"]))  # As it was hashed.
-        self._folder.tree_heads.append([entry])
+        self._folder.round_heads.append([entry])
 
 
-def read_tree(folder: RunFolder, run: str) -> ReceiptTree | None:
-    """Return the tree in a run's folder; ``None``: it has none. No head is checked.
+def read_chain(folder: RunFolder, run: str) -> RoundChain | None:
+    """Return the chain in a run's folder; ``None``: it has none. No head is checked.
 
     Raises
     ------
@@ -151,20 +145,21 @@ def read_tree(folder: RunFolder, run: str) -> ReceiptTree | None:
     entries = _entries(folder)
     if not entries:
         return None
-    tree = ReceiptTree()
+    chain = RoundChain()
     for entry in entries:
-        tree.add(entry["leaves"])
-        tree.heads.append((entry["round"], SignedHead.read(run, entry)))
-    return tree
+        chain.add(entry["leaves"])
+        chain.heads.append((entry["round"], SignedHead.read(run, entry)))
+    return chain
 
 
 def last_receipts(folder: RunFolder, client_ids: Iterable[int]) -> dict[int, Content]:
     """Return what members are told at the end of a run, by client id."""
-    tree = read_tree(folder, str(folder.provenance.read().get(RUN_ID, "")))
-    if tree is None:
+    chain = read_chain(folder, str(folder.provenance.read().get(RUN_ID, "")))
+    if chain is None:
         return {}
-    seen = folder.receipts_seen.read() if folder.receipts_seen.path.is_file() else {}
-    found = {i: receipts_for(tree, i, int(seen.get(str(i), 0))) for i in client_ids}
+    signed = folder.signatures.read() if folder.signatures.path.is_file() else []
+    seen = {int(row["client_id"]): bytes.fromhex(row["head"]) for row in signed}  # The last one.
+    found = {i: receipts_for(chain, i, seen.get(i, b"")) for i in client_ids}
     return {i: {RECEIPTS_RECORD: told.to_record()} for i, told in found.items() if told}
 
 
@@ -173,12 +168,12 @@ def _entries(folder: RunFolder) -> list[dict[str, Any]]:
 
     Leaves behind the last head were told to nobody.
     """
-    if not folder.tree_heads.path.is_file():
+    if not folder.round_heads.path.is_file():
         return []
     lines = [",".join(row[name] for name in LEAF) for row in folder.receipts.read()]
     entries, start = [], 0
     try:
-        for row in folder.tree_heads.read():
+        for row in folder.round_heads.read():
             size = int(row["size"])
             if not start <= size <= len(lines):
                 raise ValueError(f"{size} leaves after {start}, of {len(lines)}")
@@ -188,5 +183,5 @@ def _entries(folder: RunFolder) -> list[dict[str, Any]]:
                 read_leaf(leaf)
             start = size
     except (KeyError, ValueError, TypeError, EvidenceError) as error:
-        raise ConfigError(f"{folder.tree_heads.path}: {error}") from error
+        raise ConfigError(f"{folder.round_heads.path}: {error}") from error
     return entries

@@ -1,12 +1,20 @@
-"""What a member gets of a run's records: the head of their tree, signed, and where its line is.
+r"""The records of a run as a chain of rounds, and what a member gets of it.
 
 A leaf is a line of text, ``round,client_id,update,weight,contribution,credited,status``: one for
 each member that was asked, round by round. ``update`` is the SHA-256 of the arrays that came; a
 member whose earlier update still moves the model has a line with the status ``carried``.
+
+.. math:: d_t = H(1 \,\|\, h(l_1) \,\|\, \dots \,\|\, h(l_m)), \qquad
+          c_t = H(2 \,\|\, c_{t-1} \,\|\, d_t), \qquad h(l) = H(0 \,\|\, l)
+
+with SHA-256 and :math:`c_0 = H(\text{empty})`. A member knows its own leaves, the hashes of the
+others' in the same round, and :math:`c_t`, which the server signs: who knows it sees whether any
+earlier line was changed, and learns nobody else's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +23,17 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedif_consortium.evidence.merkle import MerkleTree, is_in
 from fedif_flower.errors import EvidenceError
 
 LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 CARRIED = "carried"
-_KIND = b"fedif-flower head 1\n"
+BEGINNING = hashlib.sha256().digest()  # Before the first round.
+_KIND = b"fedif-flower head 2\n"
 
 
 @dataclass(frozen=True)
 class SignedHead:
-    """The head of a run's tree, and the signature of whoever keeps the records.
+    """The end of a run's chain after a round, signed by whoever keeps the records.
 
     Attributes
     ----------
@@ -34,7 +42,7 @@ class SignedHead:
     size : int
         How many leaves there are.
     root : bytes
-        The tree's head.
+        The chain's last hash.
     key, signature : bytes
         Of Ed25519, 32 and 64 bytes.
     """
@@ -48,8 +56,8 @@ class SignedHead:
     @classmethod
     def by(cls, key: Ed25519PrivateKey, run: str, size: int, root: bytes) -> SignedHead:
         """Sign a head."""
-        public = key.public_key().public_bytes_raw()
-        return cls(run, size, root, public, key.sign(_signed(run, size, root)))
+        unsigned = cls(run, size, root, key.public_key().public_bytes_raw(), b"")
+        return cls(run, size, root, unsigned.key, key.sign(unsigned.to_bytes()))
 
     @classmethod
     def read(cls, run: str, cells: Mapping[str, Any]) -> SignedHead:
@@ -70,7 +78,8 @@ class SignedHead:
 
     def to_bytes(self) -> bytes:
         """Return what is signed."""
-        return _signed(self.run, self.size, self.root)
+        content = {"root": self.root.hex(), "run": self.run, "size": self.size}
+        return _KIND + json.dumps(content).encode()
 
     def check(self) -> None:
         """Raise EvidenceError unless the key has signed the head."""
@@ -83,16 +92,75 @@ class SignedHead:
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """A leaf, its number from 0, and its audit path in a tree of ``size`` leaves."""
+class ToldRound:
+    """A round of the chain as one member gets it.
 
-    leaf: str
-    index: int
-    path: tuple[bytes, ...]
+    Attributes
+    ----------
+    head : SignedHead
+        The chain's end after the round.
+    start, before : int, bytes
+        How many leaves there were before, and the chain's end then.
+    digest : bytes
+        The round's hash.
+    hashes : tuple of bytes
+        Those of its leaves; none where no leaf is the member's.
+    own : mapping of int to str
+        The member's leaves by their place among them.
+    """
 
-    def holds(self, head: SignedHead) -> bool:
-        """Return whether the leaf is in the tree with this head."""
-        return is_in(self.leaf.encode(), self.index, head.size, self.path, head.root)
+    head: SignedHead
+    start: int
+    before: bytes
+    digest: bytes
+    hashes: tuple[bytes, ...]
+    own: Mapping[int, str]
+
+    @classmethod
+    def read(cls, run: str, cells: Mapping[str, Any]) -> ToldRound:
+        """Return the round that JSON has.
+
+        Raises
+        ------
+        ValueError, KeyError, TypeError, AttributeError
+            If it has none.
+        """
+        return cls(
+            SignedHead.read(run, cells),
+            int(cells["start"]),
+            bytes.fromhex(cells["before"]),
+            bytes.fromhex(cells["digest"]),
+            tuple(bytes.fromhex(one) for one in cells["hashes"]),
+            {int(place): str(leaf) for place, leaf in cells["own"].items()},
+        )
+
+    def cells(self) -> dict[str, Any]:
+        """Return what JSON has of it: all but the run."""
+        return {
+            **self.head.cells(),
+            "start": self.start,
+            "before": self.before.hex(),
+            "digest": self.digest.hex(),
+            "hashes": [one.hex() for one in self.hashes],
+            "own": {str(place): leaf for place, leaf in self.own.items()},
+        }
+
+    def check(self) -> None:
+        """Raise EvidenceError unless the head is signed, and the leaves lead to it."""
+        self.head.check()
+        is_chained = next_root(self.before, self.digest) == self.head.root
+        has_all = round_hash(self.hashes) == self.digest and (
+            self.start + len(self.hashes) == self.head.size
+        )
+        if not is_chained or (self.hashes and not has_all):
+            raise EvidenceError(f"the head of {self.head.size} leaves does not follow from them")
+        for place, leaf in self.own.items():
+            if not 0 <= place < len(self.hashes) or self.hashes[place] != leaf_hash(leaf):
+                raise EvidenceError(f"this node's line is not in the records: {leaf[:80]!r}")
+
+    def numbered(self) -> list[tuple[int, str]]:
+        """Return the member's leaves, with their numbers among all leaves of the run."""
+        return [(self.start + place, leaf) for place, leaf in self.own.items()]
 
 
 @dataclass(frozen=True)
@@ -103,6 +171,21 @@ class MemberLine:
     update: str
     weight: str
     status: str
+
+
+def leaf_hash(leaf: str) -> bytes:
+    """Return the hash of a leaf."""
+    return hashlib.sha256(b"\x00" + leaf.encode()).digest()
+
+
+def round_hash(hashes: Sequence[bytes]) -> bytes:
+    """Return the hash of a round from those of its leaves."""
+    return hashlib.sha256(b"\x01" + b"".join(hashes)).digest()
+
+
+def next_root(before: bytes, digest: bytes) -> bytes:
+    """Return the chain's end after a round with this hash."""
+    return hashlib.sha256(b"\x02" + before + digest).digest()
 
 
 def round_leaves(
@@ -143,32 +226,56 @@ def read_leaf(leaf: str) -> dict[str, str]:
     return dict(zip(LEAF, cells, strict=True))
 
 
-class ReceiptTree:
-    """The leaves of a run in the order in which they were written, and the heads told of them."""
+class RoundChain:
+    """The leaves of a run in the order in which they were written, and the heads told of them.
+
+    Attributes
+    ----------
+    leaves : list of str
+        All of them.
+    heads : list of (int, SignedHead)
+        With the round after which each was told. Nobody has checked them.
+    sizes : dict of bytes to int
+        How many leaves lead to each end that the chain had.
+    """
 
     def __init__(self) -> None:
         self.leaves: list[str] = []
-        self.heads: list[tuple[int, SignedHead]] = []  # With the round after which it was told.
-        self.tree = MerkleTree()
-        self._of_client: dict[str, list[int]] = {}
+        self.heads: list[tuple[int, SignedHead]] = []
+        self.sizes: dict[bytes, int] = {BEGINNING: 0}
+        self.root = BEGINNING
 
-    def add(self, leaves: Sequence[str]) -> None:
-        """Add a round's leaves."""
-        for leaf in leaves:
-            client_id = read_leaf(leaf)["client_id"]
-            self._of_client.setdefault(client_id, []).append(len(self.leaves))
-            self.leaves.append(leaf)
-            self.tree.append(leaf.encode())
+    def add(self, leaves: Sequence[str]) -> bytes:
+        """Add a round's leaves; return the chain's end. A round without any changes nothing."""
+        if leaves:
+            self.leaves += leaves
+            self.root = next_root(self.root, round_hash([leaf_hash(leaf) for leaf in leaves]))
+            self.sizes[self.root] = len(self.leaves)
+        return self.root
 
-    def last_of(self, client_id: int, count: int) -> list[Receipt]:
-        """Return the receipts of a client's last lines that the last head covers."""
-        size = self.heads[-1][1].size if self.heads else 0
-        covered = [i for i in self._of_client.get(str(client_id), []) if i < size]
-        return [
-            Receipt(self.leaves[i], i, tuple(self.tree.audit_path(i, size)))
-            for i in covered[-count:]
-        ]
+    def told(self, client_id: int, seen: bytes, at_most: int) -> list[ToldRound]:
+        """Return the rounds after the end that a client has seen.
 
+        Parameters
+        ----------
+        client_id : int
+            The client.
+        seen : bytes
+            What it says that it has seen; empty: nothing.
+        at_most : int
+            How many rounds, the last ones, > 0.
+        """
+        new, start, before = [], 0, BEGINNING
+        for _, head in self.heads:
+            if head.size > max(start, self.sizes.get(seen, 0)):
+                new.append((head, start, before))
+            start, before = head.size, head.root
+        return [self._told(*each, str(client_id)) for each in new[-at_most:]]
 
-def _signed(run: str, size: int, root: bytes) -> bytes:
-    return _KIND + json.dumps({"root": root.hex(), "run": run, "size": size}).encode()
+    def _told(self, head: SignedHead, start: int, before: bytes, client_id: str) -> ToldRound:
+        leaves = self.leaves[start : head.size]
+        hashes = tuple(leaf_hash(leaf) for leaf in leaves)
+        own = {
+            i: leaf for i, leaf in enumerate(leaves) if read_leaf(leaf)["client_id"] == client_id
+        }
+        return ToldRound(head, start, before, round_hash(hashes), hashes if own else (), own)

@@ -32,8 +32,9 @@ def sign_reply(
     run: str,
     server_round: int,
     node_id: int,
+    head: bytes = b"",
 ) -> SignedUpdate:
-    """Sign what a reply holds, and add the signature to it.
+    """Sign what a reply holds and what its sender knows of the records, and add the signature.
 
     Raises
     ------
@@ -47,6 +48,7 @@ def sign_reply(
         examples=claimed_examples(content),
         received=record_digest(received),
         sent=record_digest(model_arrays_of(content)),
+        head=head,
     )
     signed = SignedUpdate.by(key, statement)
     content[SIGNATURE_RECORD] = ConfigRecord(
@@ -55,6 +57,7 @@ def sign_reply(
             "signature": signed.signature,
             "received": statement.received,
             "sent": statement.sent,
+            **({"head": head} if head else {}),  # A record has no empty bytes.
         }
     )
     return signed

@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 
 from fedif_consortium.evidence.client_part import UNSIGNED
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
-from fedif_consortium.evidence.receipt_messages import seen_size
 from fedif_consortium.evidence.reply_signing import (
     SIGNATURE_RECORD,
     claimed_examples,
@@ -33,7 +32,6 @@ class SeenReply:
     node: ClientNode
     digest: bytes
     signed: SignedUpdate | None = None
-    head: int = 0  # Leaves of the tree of receipts that it saw.
     arrays: ArrayRecord | None = field(default=None, repr=False)
 
 
@@ -61,6 +59,8 @@ class ReplyWitness(Callback):
     ----------
     seen : dict of int to SeenReply
         The round's replies by node id, as far as their arrays could be read.
+    heads : set of bytes
+        What members were told of the records: one of them is in what they sign.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class ReplyWitness(Callback):
     ) -> None:
         self.run, self._grid, self._late_rounds = run, grid, late_rounds
         self.seen: dict[int, SeenReply] = {}
+        self.heads: set[bytes] = set()
         self._required, self._digests, self._keeps = required, digests, keeps
         self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
         self._strategy: RunningStrategy | None = None
@@ -110,24 +111,25 @@ class ReplyWitness(Callback):
         record = content.get(SIGNATURE_RECORD)
         if not isinstance(record, ConfigRecord):
             if self._digests:
-                head = seen_size(content)
-                self.seen[node.node_id] = SeenReply(node, record_digest(arrays), head=head)
+                self.seen[node.node_id] = SeenReply(node, record_digest(arrays))
             if self._required:
                 raise ReplyError(
                     f"it is not signed: this run has evidence.require-signatures; {UNSIGNED}"
                 )
             return
         digest = record_digest(arrays)
-        head = seen_size(content)
-        self.seen[node.node_id] = SeenReply(node, digest, head=head)
+        self.seen[node.node_id] = SeenReply(node, digest)
         key, signature = (_bytes(record, name) for name in ("key", "signature"))
+        head = _bytes(record, "head") if "head" in record else b""
         received = self._digest_of(asked)
         if _bytes(record, "received") != received:
             raise ReplyError("it signed that it received another model than it was sent")
         if _bytes(record, "sent") != digest:
             raise ReplyError("it signed another update than it sent")
+        if head and head not in self.heads:
+            raise ReplyError("it signed that it was told other records than these")
         statement = UpdateStatement(
-            self.run, asked, node.node_id, claimed_examples(content), received, digest
+            self.run, asked, node.node_id, claimed_examples(content), received, digest, head
         )
         signed = SignedUpdate(statement, key, signature)
         try:
@@ -145,7 +147,7 @@ class ReplyWitness(Callback):
         if self._keys[node.node_id] != key:
             raise ReplyError("it is signed with another key than before")
         kept = arrays if self._keeps else None
-        self.seen[node.node_id] = SeenReply(node, digest, signed, head, kept)
+        self.seen[node.node_id] = SeenReply(node, digest, signed, kept)
 
     def _registered_key(self, node_id: int) -> bytes | None:
         """Return the key that the operator registered a node with; ``None``: not known."""

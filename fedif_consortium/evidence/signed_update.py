@@ -22,7 +22,7 @@ from fedif_consortium.evidence.keys import (
 )
 from fedif_flower.errors import EvidenceError
 
-_KIND = b"fedif-flower update 1\n"
+_KIND = b"fedif-flower update 2\n"
 
 
 def arrays_digest(arrays: Iterable[tuple[str, NDArray[np.generic]]]) -> bytes:
@@ -56,6 +56,8 @@ class UpdateStatement:
         The examples that it claims.
     received, sent : bytes
         :func:`arrays_digest` of the model it got and of what it sends back.
+    head : bytes
+        The end of the chain of the run's records, as far as it was told; empty: of nothing.
     """
 
     run: str
@@ -64,11 +66,13 @@ class UpdateStatement:
     examples: float
     received: bytes
     sent: bytes
+    head: bytes = b""
 
     def to_bytes(self) -> bytes:
         """Return what is signed."""
         content = {
             "examples": float(self.examples),
+            "head": self.head.hex(),
             "node": self.node,
             "received": self.received.hex(),
             "round": self.server_round,
@@ -107,6 +111,7 @@ class SignedUpdate:
             examples=float(cells["examples"]),
             received=bytes.fromhex(cells["received"]),
             sent=bytes.fromhex(cells["sent"]),
+            head=bytes.fromhex(cells["head"]),
         )
         return cls(statement, bytes.fromhex(cells["key"]), bytes.fromhex(cells["signature"]))
 
@@ -119,6 +124,7 @@ class SignedUpdate:
             "examples": said.examples,
             "received": said.received.hex(),
             "sent": said.sent.hex(),
+            "head": said.head.hex(),
             "key": self.key.hex(),
             "signature": self.signature.hex(),
         }

@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence.keys import SigningKey
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
-from fedif_consortium.evidence.receipt_messages import SEEN_RECORD
 from fedif_consortium.evidence.reply_signing import record_digest, sign_reply
 from fedif_flower.errors import ConfigError, EvidenceError, ReplyError
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
@@ -86,19 +85,27 @@ class OwnReplies:
             return _nothing
         if not run or not isinstance(server_round, int):
             return _nothing  # Another app's.
-        signed = None
+        keeper, signed = self._keeper(settings, run), None
         if self._key is not None:
-            about = {"server_round": server_round, "node_id": self._context.node_id}
-            signed = sign_reply(leaving, model, self._key, run=run, **about)
-        if not settings.get(RECEIPTS_KEY) or not self._context.node_config.get(RECEIPTS_DIR):
-            return _nothing
-        try:
-            keeper = ReceiptKeeper(self._context, run)
-        except (ConfigError, EvidenceError):
+            signed = sign_reply(
+                *(leaving, model, self._key),
+                run=run,
+                server_round=server_round,
+                node_id=self._context.node_id,
+                head=keeper.last_root if keeper else b"",
+            )
+        if keeper is None:
             return _nothing
         sent = signed.statement.sent if signed is not None else record_digest(arrays)
-        leaving[SEEN_RECORD] = ConfigRecord({"size": keeper.last_size})
         return lambda: keeper.note_sent(server_round, sent, signed)
+
+    def _keeper(self, settings: ConfigRecord, run: str) -> ReceiptKeeper | None:
+        if not settings.get(RECEIPTS_KEY) or not self._context.node_config.get(RECEIPTS_DIR):
+            return None
+        try:
+            return ReceiptKeeper(self._context, run)
+        except (ConfigError, EvidenceError):
+            return None
 
 
 def _nothing() -> None:

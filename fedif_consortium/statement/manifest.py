@@ -66,7 +66,7 @@ class Manifest(_Part):
     public_key : str
         Of the operator who signed first: DER, SubjectPublicKeyInfo, in base64.
     head : str
-        Lines and root of the tree that members have receipts of; empty: there are none.
+        Lines and root of the chain that members have receipts of; empty: there are none.
     settings, validation, code : str
         Hashes of what can change a result, of the validation set, of the package's source.
     made_with : str

@@ -1,4 +1,4 @@
-"""Checking the tree of a run's records, and members' receipts against it and each other."""
+"""Checking the chain of a run's records, and members' receipts against it and each other."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedif_consortium.evidence.receipt_book import read_tree
+from fedif_consortium.evidence.receipt_book import read_chain
 from fedif_consortium.evidence.receipts import (
     MemberLine,
-    Receipt,
-    ReceiptTree,
-    SignedHead,
+    RoundChain,
+    ToldRound,
     read_leaf,
     round_leaves,
 )
@@ -33,18 +32,19 @@ class HeldReceipts:
     ----------
     name : str
         What its folder is called.
-    heads : tuple of SignedHead
-        Those that the server signed.
-    receipts : tuple of Receipt
-        Its lines.
+    rounds : tuple of ToldRound
+        What the server signed.
     sent : mapping of int to set of str
         Digests of what it sent, by round.
     """
 
     name: str
-    heads: tuple[SignedHead, ...] = ()
-    receipts: tuple[Receipt, ...] = ()
+    rounds: tuple[ToldRound, ...] = ()
     sent: Mapping[int, set[str]] = field(default_factory=dict)
+
+    def lines(self) -> list[tuple[int, str]]:
+        """Return its leaves, in their order, with their numbers."""
+        return sorted(line for told in self.rounds for line in told.numbered())
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class CheckedReceipts:
 
 def last_head(run: RunFolder) -> str:
     """Return size and root of the last head, for a manifest; empty: there are no receipts."""
-    return _told(read_tree(run, _run_id(run)))
+    return _told(read_chain(run, _run_id(run)))
 
 
-def redone_rounds(tree: ReceiptTree) -> list[int]:
+def redone_rounds(chain: RoundChain) -> list[int]:
     """Return the rounds that were done again after the run was resumed."""
-    rounds = [number for number, _ in tree.heads]
+    rounds = [number for number, _ in chain.heads]
     return sorted({number for number in rounds if rounds.count(number) > 1})
 
 
-def check_tree(run: RunFolder, told: str) -> ReceiptTree | None:
+def check_round_chain(run: RunFolder, told: str) -> RoundChain | None:
     """Check that heads are those of the leaves, and the leaves those of the records.
 
     Parameters
@@ -83,35 +83,35 @@ def check_tree(run: RunFolder, told: str) -> ReceiptTree | None:
         Naming the first round that is not as members were told.
     """
     try:
-        tree = read_tree(run, _run_id(run))
-        if _told(tree) != told:
-            raise StatementError(f"{run.tree_heads.path.name} is not what the manifest says")
-        if tree is None:
+        chain = read_chain(run, _run_id(run))
+        if _told(chain) != told:
+            raise StatementError(f"{run.round_heads.path.name} is not what the manifest says")
+        if chain is None:
             return None
-        _check_heads(run, tree)
-        _check_leaves(run, tree)
+        _check_heads(run, chain)
+        _check_leaves(run, chain)
     except (ConfigError, EvidenceError, ValueError, KeyError) as error:
-        raise StatementError(f"the tree of receipts cannot be read: {error}") from error
-    return tree
+        raise StatementError(f"the chain of receipts cannot be read: {error}") from error
+    return chain
 
 
-def _check_heads(run: RunFolder, tree: ReceiptTree) -> None:
-    if len({head.key for _, head in tree.heads}) > 1:
-        raise StatementError(f"{run.tree_heads.path.name}: the heads are signed with several keys")
-    for number, head in tree.heads:
+def _check_heads(run: RunFolder, chain: RoundChain) -> None:
+    if len({head.key for _, head in chain.heads}) > 1:
+        raise StatementError(f"{run.round_heads.path.name}: the heads are signed with several keys")
+    for number, head in chain.heads:
         head.check()
-        if tree.tree.root(head.size) != head.root:
+        if chain.sizes.get(head.root) != head.size:
             raise StatementError(f"round {number}: receipts.csv does not lead to the head of it")
 
 
-def _check_leaves(run: RunFolder, tree: ReceiptTree) -> None:
+def _check_leaves(run: RunFolder, chain: RoundChain) -> None:
     """Raise StatementError unless each round's last leaves say what the records say."""
     lines, attributed = _by_round(run.clients.read()), _by_round(run.attribution.read())
     signed = read_signatures(run)
     leaves: dict[int, list[str]] = {}
     start = 0
-    for number, head in tree.heads:
-        leaves[number] = tree.leaves[start : head.size]  # A round that is done again counts last.
+    for number, head in chain.heads:
+        leaves[number] = chain.leaves[start : head.size]  # A round that is done again counts last.
         start = head.size
     for row in run.attributed_rounds.read():
         number = int(row["round"])
@@ -155,32 +155,25 @@ def read_held(folder: Path, run: str) -> HeldReceipts:
     whole = own.absolute().parent
     # Of `fedif node join`: receipts/ in the folder of a node.
     name = (whole.parent if whole.name == "receipts" else whole).name
-    heads, receipts, sent = [], [], dict[int, set[str]]()
+    rounds, sent = [], dict[int, set[str]]()
     for path in paths:
         try:
             content = parse_json(read_whole(path))
-            if path.name.startswith("head-"):
-                heads.append(SignedHead.read(run, content))
-                heads[-1].check()
-                if content["run"] != run:
-                    raise ValueError(f"it is of run {content['run']!r:.40}")
-            elif path.name.startswith("receipt-"):
-                read_leaf(content["leaf"])
-                hashes = tuple(bytes.fromhex(step) for step in content["path"])
-                receipts.append(Receipt(content["leaf"], int(content["index"]), hashes))
-                root = bytes.fromhex(content["root"])
-                if not receipts[-1].holds(SignedHead("", int(content["size"]), root, b"", b"")):
-                    raise ValueError("its path does not lead to its head")
+            if path.name.startswith("round-"):
+                rounds.append(ToldRound.read(run, content))
+                rounds[-1].check()
+                for _, leaf in rounds[-1].numbered():
+                    read_leaf(leaf)
             elif path.name.startswith("sent-"):
                 _check_own_signature(run, content)
                 sent.setdefault(int(content["round"]), set()).add(content["sent"])
         except (OSError, KeyError, TypeError, ValueError, AttributeError, EvidenceError) as error:
             raise StatementError(f"{path} was changed: {error!r:.120}") from error
-    return HeldReceipts(name, tuple(heads), tuple(receipts), sent)
+    return HeldReceipts(name, tuple(rounds), sent)
 
 
 def check_receipts(
-    run: RunFolder, tree: ReceiptTree | None, folders: Sequence[Path]
+    run: RunFolder, chain: RoundChain | None, folders: Sequence[Path]
 ) -> tuple[CheckedReceipts, ...]:
     """Compare members' receipts with each other, and with a run's records.
 
@@ -188,8 +181,8 @@ def check_receipts(
     ----------
     run : RunFolder
         The run.
-    tree : ReceiptTree or None
-        As :func:`check_tree` has found it.
+    chain : RoundChain or None
+        As :func:`check_round_chain` has found it.
     folders : sequence of Path
         Members' ``receipts-dir``.
 
@@ -203,37 +196,55 @@ def check_receipts(
     """
     held = [read_held(folder, _run_id(run)) for folder in folders]
     _compare(held)
-    if tree is None:
-        raise StatementError(f"{held[0].name} holds receipts, and the records have no tree")
-    key, signed = tree.heads[-1][1].key, read_signatures(run)
+    if chain is None:
+        raise StatementError(f"{held[0].name} holds receipts, and the records have no chain")
+    key, signed = chain.heads[-1][1].key, read_signatures(run)
     for member in held:  # A line says more than a head does.
-        _check_lines(member, tree)
+        _check_lines(member, chain)
     for member in held:
-        _check_heads_held(member, tree, key)
+        _check_heads_held(member, chain, key)
         _check_sent(member, signed)
-    return tuple(CheckedReceipts(m.name, len(m.heads), len(m.receipts)) for m in held)
+    return tuple(CheckedReceipts(m.name, len(m.rounds), len(m.lines())) for m in held)
 
 
-def _check_lines(member: HeldReceipts, tree: ReceiptTree) -> None:
-    """Raise StatementError unless a member's lines are those of the records."""
-    for receipt in sorted(member.receipts, key=lambda r: r.index):
-        there = tree.leaves[receipt.index] if receipt.index < len(tree.leaves) else "nothing"
-        if there != receipt.leaf:
-            number = read_leaf(receipt.leaf)["round"]
+def check_signed_heads(run: RunFolder, chain: RoundChain | None) -> None:
+    """Check that the records lead to what members signed that they were told.
+
+    Raises
+    ------
+    StatementError
+        Naming the round in which a member signed, and the member.
+    """
+    known = chain.sizes if chain else {}
+    for (number, client_id), update in sorted(read_signatures(run).items()):
+        head = update.statement.head
+        if head and head not in known:
             raise StatementError(
-                f"round {number}: history was rewritten: {member.name} has a receipt for "
-                f"'{receipt.leaf}'; the records have '{there}'"
+                f"before round {number}, history was rewritten: client {client_id} signed that it "
+                "was told of other rounds than the records have"
             )
 
 
-def _check_heads_held(member: HeldReceipts, tree: ReceiptTree, key: bytes) -> None:
+def _check_lines(member: HeldReceipts, chain: RoundChain) -> None:
+    """Raise StatementError unless a member's lines are those of the records."""
+    for index, leaf in member.lines():
+        there = chain.leaves[index] if index < len(chain.leaves) else "nothing"
+        if there != leaf:
+            number = read_leaf(leaf)["round"]
+            raise StatementError(
+                f"round {number}: history was rewritten: {member.name} has a receipt for "
+                f"'{leaf}'; the records have '{there}'"
+            )
+
+
+def _check_heads_held(member: HeldReceipts, chain: RoundChain, key: bytes) -> None:
     """Raise StatementError unless the records lead to every head that a member holds."""
     covered = 0
-    for head in sorted(member.heads, key=lambda h: h.size):
+    for head in sorted((told.head for told in member.rounds), key=lambda head: head.size):
         if head.key != key:
             raise StatementError(f"{member.name} holds a head that is signed with another key")
-        if head.size > len(tree.leaves) or tree.tree.root(head.size) != head.root:
-            first = min((t for t, h in tree.heads if h.size > covered), default="?")
+        if chain.sizes.get(head.root) != head.size:
+            first = min((t for t, h in chain.heads if h.size > covered), default="?")
             raise StatementError(
                 f"from round {first} on, history was rewritten: {member.name} holds a signed head "
                 f"of {head.size} lines that the records do not lead to"
@@ -243,8 +254,8 @@ def _check_heads_held(member: HeldReceipts, tree: ReceiptTree, key: bytes) -> No
 
 def _check_sent(member: HeldReceipts, signed: Mapping[tuple[int, int], SignedUpdate]) -> None:
     """Raise StatementError where the records say of an update what its sender does not."""
-    for receipt in member.receipts:
-        leaf = read_leaf(receipt.leaf)
+    for _, line in member.lines():
+        leaf = read_leaf(line)
         number, sent = int(leaf["round"]), member.sent.get(int(leaf["round"]), set())
         update = signed.get((number, int(leaf["client_id"])))
         if leaf["update"] and sent and leaf["update"] not in sent:
@@ -265,7 +276,7 @@ def _compare(held: Sequence[HeldReceipts]) -> None:
     """Raise StatementError where two members were told different histories."""
     roots: dict[int, tuple[str, bytes]] = {}
     for member in held:
-        for head in member.heads:
+        for head in (told.head for told in member.rounds):
             name, root = roots.setdefault(head.size, (member.name, head.root))
             if root != head.root:
                 raise StatementError(
@@ -277,10 +288,10 @@ def _compare(held: Sequence[HeldReceipts]) -> None:
 def _rounds(held: Sequence[HeldReceipts], size: int) -> str:
     """Return up to which round a head of so many lines goes, as far as receipts tell."""
     rounds = [
-        int(read_leaf(receipt.leaf)["round"])
+        int(read_leaf(leaf)["round"])
         for member in held
-        for receipt in member.receipts
-        if receipt.index < size
+        for index, leaf in member.lines()
+        if index < size
     ]
     return f" (up to round {max(rounds)})" if rounds else ""
 
@@ -299,8 +310,8 @@ def _by_round(rows: Sequence[Mapping[str, str]]) -> dict[int, list[Mapping[str, 
     return found
 
 
-def _told(tree: ReceiptTree | None) -> str:
-    return f"{tree.heads[-1][1].size} {tree.heads[-1][1].root.hex()}" if tree else ""
+def _told(chain: RoundChain | None) -> str:
+    return f"{chain.heads[-1][1].size} {chain.heads[-1][1].root.hex()}" if chain else ""
 
 
 def _run_id(run: RunFolder) -> str:

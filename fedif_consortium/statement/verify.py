@@ -29,7 +29,8 @@ from fedif_consortium.statement.pages import made_with, render
 from fedif_consortium.statement.receipts import (
     CheckedReceipts,
     check_receipts,
-    check_tree,
+    check_round_chain,
+    check_signed_heads,
     redone_rounds,
 )
 from fedif_consortium.statement.records import RunRecords, read_names, read_run
@@ -137,13 +138,15 @@ def _checked_against_records(
     _check_account(run, found.manifest)
     names = read_names(run.names.path) if run.names.path.is_file() else {}
     signed = check_signatures(run, names, members)
-    tree = check_tree(run, found.manifest.head)
+    rounds = check_round_chain(run, found.manifest.head)
+    checked = check_receipts(run, rounds, receipts) if receipts else ()
+    check_signed_heads(run, rounds)
     return replace(
         found,
         not_here=not_here,
         members=signed,
-        receipts=check_receipts(run, tree, receipts) if receipts else (),
-        redone=tuple(redone_rounds(tree)) if tree else (),
+        receipts=checked,
+        redone=tuple(redone_rounds(rounds)) if rounds else (),
     )
 
 

@@ -41,7 +41,7 @@ RESULT_FILES = (
     "quarantine.csv",
     "signatures.csv",
     "receipts.csv",
-    "tree_heads.csv",
+    "round_heads.csv",
     "masking.json",
     "model.pt",
     "model-unlearned.pt",
@@ -54,7 +54,7 @@ RESULT_FILES = (
 _ATTRIBUTION = ("round", "partition_id", "client_id", "coefficient", "contribution")
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 _ASKED = ("round", "run", "purpose", "sha256")
-_SIGNED = ("node_id", "asked_in", "examples", "received", "sent", "key", "signature")
+_SIGNED = ("node_id", "asked_in", "examples", "received", "sent", "head", "key", "signature")
 _LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 _HEAD = ("round", "size", "root", "key", "signature")
 _OF_ROUND = re.compile(r"round-(\d{6,})\.pt")
@@ -176,8 +176,8 @@ class RunFolder:
         whose products with masked updates were asked for.
     signatures : Table
         What members signed of their updates: digests, keys and signatures, in hex.
-    receipts, tree_heads : Table
-        The leaves of the tree that members have receipts of, and its heads; bytes in hex.
+    receipts, round_heads : Table
+        The leaves of the chain that members have receipts of, and its heads; bytes in hex.
     masking : JsonFile
         Who kept the masks of a masked run.
     live : JsonFile
@@ -199,8 +199,7 @@ class RunFolder:
         self.quarantine = Table(self.path / "quarantine.csv", _names(Decision))
         self.signatures = Table(self.path / "signatures.csv", ("round", "client_id", *_SIGNED))
         self.receipts = Table(self.path / "receipts.csv", _LEAF)
-        self.tree_heads = Table(self.path / "tree_heads.csv", _HEAD)
-        self.receipts_seen = JsonFile(self.path / "receipts_seen.json")
+        self.round_heads = Table(self.path / "round_heads.csv", _HEAD)
         self.names = Table(self.path / "names.csv", ("client_id", "name"))
         self.model = self.path / "model.pt"
         self.report = self.path / "report.md"

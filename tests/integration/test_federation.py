@@ -383,7 +383,7 @@ def test_a_round_that_the_server_left_out_is_named(story: Story, tmp_path: Path)
     run = RunFolder(copied(story.run("credit").path, tmp_path / "run"))
     for table in (
         *(run.clients, run.attribution, run.attributed_rounds, run.signatures),
-        *(run.receipts, run.tree_heads),
+        *(run.receipts, run.round_heads),
     ):
         rewrite(table, lambda rows: [row for row in rows if row["round"] != "3"])
     make_statement(run.path, load_or_make_key(statement_key(story)))

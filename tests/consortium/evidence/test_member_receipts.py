@@ -11,8 +11,8 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence import member_receipts as module
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
-from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD, receipts_for
-from fedif_consortium.evidence.receipts import ReceiptTree, SignedHead
+from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD
+from fedif_consortium.evidence.receipts import RoundChain, SignedHead
 
 RUN, NODE = "ab" * 16, 1000
 KEY = Ed25519PrivateKey.generate()
@@ -26,14 +26,19 @@ def node(tmp_path=None) -> Context:
 
 
 def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> RecordDict:
-    """Return what a server tells of a tree with these rounds."""
-    tree = ReceiptTree()
+    """Return what a server tells of a chain with these rounds, of the last one with changes."""
+    chain = RoundChain()
     for number, leaves in enumerate(rounds, start=1):
-        tree.add(leaves)
-        size = len(tree.leaves)
-        tree.heads.append((number, SignedHead.by(key, run, size, tree.tree.root())))
-    record = receipts_for(tree, client_id, seen).to_record()
-    return RecordDict({RECEIPTS_RECORD: ConfigRecord({**record, **changes})})
+        root = chain.add(leaves)
+        chain.heads.append((number, SignedHead.by(key, run, len(chain.leaves), root)))
+    last_seen = {size: root for root, size in chain.sizes.items()}[seen]
+    cells = [each.cells() for each in chain.told(client_id, last_seen, 100)]
+    cells[-1] |= changes
+    return sent({"run": run, "rounds": json.dumps(cells)})
+
+
+def sent(record) -> RecordDict:
+    return RecordDict({RECEIPTS_RECORD: ConfigRecord(record)})
 
 
 @pytest.fixture
@@ -45,12 +50,12 @@ def log(caplog):
 def test_a_true_history_is_taken_without_a_word_and_kept(tmp_path, log):
     context = node(tmp_path)
     ReceiptKeeper(context, RUN).note_sent(1, b"\xaa" * 32, None)
-    for content in (told(FIRST), told(FIRST, seen=2), told(FIRST, SECOND, seen=2)):
+    for content in (told(FIRST), told(FIRST), told(FIRST, SECOND, seen=2)):
         take_receipts(content, context)
     assert log.text == ""
     assert ReceiptKeeper(context, RUN).last_size == 4
     assert sorted(path.name.split("-")[0] for path in (tmp_path / RUN).iterdir()) == [
-        *("head", "head", "receipt", "receipt", "sent")
+        *("round", "round", "sent")
     ]
     take_receipts(RecordDict(), context)  # A server that tells nothing.
     assert log.text == ""
@@ -63,11 +68,11 @@ CHANGED = [FIRST[0].replace("0.5", "0.1"), FIRST[1]]
     ("later", "reason"),
     [
         (told(CHANGED, SECOND, seen=2), "history was rewritten: the records told before, of 2"),
-        (told(CHANGED, seen=2), "history was rewritten"),
-        (told(FIRST[:1], seen=1), "the records have 1 lines; there were 2 before"),
+        (told(CHANGED), "history was rewritten"),
+        (told(FIRST[:1]), "the records have 1 lines; there were 2 before"),
         (told(FIRST, SECOND, seen=2, key=Ed25519PrivateKey.generate()), "another key than before"),
-        (told(FIRST, SECOND, seen=2, signature=b"x"), "not signed by its key"),
-        (told(FIRST, SECOND, seen=2, proof=b""), "history was rewritten"),
+        (told(FIRST, SECOND, seen=2, signature="00"), "not signed by its key"),
+        (told(FIRST, SECOND, seen=2, before="00" * 32), "does not follow from them"),
         (told(FIRST, SECOND, seen=2, client_id=1001), "the line is another member's"),
         (
             told([FIRST[0].replace("aa", "cc"), FIRST[1]]),
@@ -83,7 +88,7 @@ def test_what_does_not_hold_is_a_warning(later, reason, log, tmp_path):
     take_receipts(later, context)
     assert reason in log.text
     # What was false is evidence: it is kept beside what was there before.
-    assert len(list((tmp_path / RUN).glob("head-*"))) >= 1
+    assert len(list((tmp_path / RUN).glob("round-*"))) >= 1
 
 
 def test_an_update_that_the_records_leave_out_is_a_warning(log):
@@ -108,47 +113,49 @@ def test_a_round_that_is_done_again_has_its_own_line(log):
 
 def test_a_missing_proof_is_forgiven_once(log):
     context = node()
-    for rounds, warned in (((FIRST,), 0), ((FIRST, SECOND), 0), ((FIRST, SECOND, FIRST), 1)):
-        take_receipts(told(*rounds), context)
+    for later, warned in ((told(FIRST), 0), (told(FIRST, SECOND, FIRST, seen=4), 0)):
+        take_receipts(later, context)
+        assert log.text.count("does not prove") == warned
+    for more, warned in (((FIRST, SECOND), 1),):
+        take_receipts(told(FIRST, SECOND, FIRST, *more, seen=8), context)
         assert log.text.count("does not prove") == warned
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "content",
     [
-        {"lines": "{"},
-        {"lines": json.dumps([["x", 0, ""]])},
-        {"lines": json.dumps([[FIRST[0], -1, ""]])},
-        {"lines": json.dumps([[FIRST[0], 0, "zz"]])},
-        {"lines": json.dumps([[FIRST[0], 0, ""]] * 17)},
-        {"lines": "[" * 100_000},
-        {"lines": 5},
-        {"run": "../../etc"},
-        {"run": 5},
-        {"size": -1},
-        {"size": True},
-        {"root": "text"},
-        {"proof": b"x"},
-        {"proof": bytes(32 * 1000)},
-        {"since": 2.0},
+        told(FIRST, own={"x": FIRST[0]}),
+        told(FIRST, own=[FIRST[0]]),
+        told(FIRST, hashes="zz"),
+        told(FIRST, size=-1),
+        told(FIRST, size=2**60),
+        told(FIRST, root="text"),
+        told(FIRST, start=2),
+        told(FIRST, run="../../etc"),
+        sent({"run": RUN, "rounds": "{"}),
+        sent({"run": RUN, "rounds": "[]"}),
+        sent({"run": RUN, "rounds": "[" * 100_000}),
+        sent({"run": RUN, "rounds": json.dumps([{}] * 1001)}),
+        sent({"run": RUN, "rounds": 5}),
+        sent({"run": 5, "rounds": "[]"}),
     ],
 )
-def test_nonsense_is_a_warning_and_writes_nothing_elsewhere(changes, log, tmp_path):
-    take_receipts(told(FIRST, **changes), node(tmp_path / "own"))
+def test_nonsense_is_a_warning_and_writes_nothing_elsewhere(content, log, tmp_path):
+    take_receipts(content, node(tmp_path / "own"))
     assert log.text
     assert {path.name for path in tmp_path.iterdir()} <= {"own"}
-    assert len(list(tmp_path.rglob("receipt-*"))) == 0
+    assert len(list(tmp_path.rglob("round-*"))) == 0
 
 
 def test_a_full_folder_takes_no_more(tmp_path, log, monkeypatch):
     monkeypatch.setattr(module, "MOST_RUNS", 1)
-    monkeypatch.setattr(module, "MOST_FILES", 3)
+    monkeypatch.setattr(module, "MOST_FILES", 1)
     context = node(tmp_path)
     take_receipts(told(FIRST), context)
-    assert len(list((tmp_path / RUN).iterdir())) == 2
+    assert len(list((tmp_path / RUN).iterdir())) == 1
     take_receipts(told(FIRST, SECOND, seen=2), context)
-    assert len(list((tmp_path / RUN).iterdir())) == 3
-    assert "holds 3 files: move it away" in log.text
+    assert len(list((tmp_path / RUN).iterdir())) == 1
+    assert "holds 1 files: move it away" in log.text
     take_receipts(told(FIRST, run="cd" * 16), context)
     assert "holds 1 runs: move some away" in log.text
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_consortium.evidence.receipts import (
+    BEGINNING,
     MemberLine,
-    ReceiptTree,
+    RoundChain,
     SignedHead,
+    leaf_hash,
+    next_root,
     read_leaf,
     round_leaves,
 )
@@ -45,14 +49,39 @@ def test_a_head_is_signed_as_a_whole():
             replace(head, **changes).check()
 
 
-def test_a_client_gets_its_own_lines_that_the_head_covers():
-    tree = ReceiptTree()
-    tree.add(["1,1,aa,1.0,,,accepted", "1,2,bb,0.0,,,accepted"])
-    assert tree.last_of("1", 5) == []  # No head was told yet.
-    head = SignedHead.by(KEY, "ab" * 16, 2, tree.tree.root())
-    tree.heads.append((1, head))
-    tree.add(["2,1,cc,1.0,,,accepted"])
-    (receipt,) = tree.last_of("1", 5)
-    assert (receipt.leaf, receipt.index, receipt.holds(head)) == ("1,1,aa,1.0,,,accepted", 0, True)
-    assert not replace(receipt, leaf="1,1,aa,0.9,,,accepted").holds(head)
-    assert tree.last_of("9", 5) == []
+def test_a_chain_by_hand():
+    chain = RoundChain()
+    sha = lambda *parts: hashlib.sha256(b"".join(parts)).digest()  # noqa: E731
+    first = sha(b"\1", sha(b"\0", b"1,1,,,,,away"), sha(b"\0", b"1,2,,,,,away"))
+    assert chain.add(["1,1,,,,,away", "1,2,,,,,away"]) == sha(b"\2", sha(), first)
+    assert chain.add([]) == chain.root == sha(b"\2", sha(), first)  # A round without anybody.
+    second = sha(b"\1", sha(b"\0", b"2,1,,,,,away"))
+    assert chain.add(["2,1,,,,,away"]) == sha(b"\2", sha(b"\2", sha(), first), second)
+
+
+def test_a_client_is_told_its_own_lines_and_the_hashes_of_the_others():
+    chain = RoundChain()
+    lines = ["1,1,aa,1.0,,,accepted", "1,2,bb,0.0,,,accepted"]
+    root = chain.add(lines)
+    assert chain.told(1, b"", 5) == []  # No head was signed yet.
+    chain.heads.append((1, SignedHead.by(KEY, "ab" * 16, 2, root)))
+    (told,) = chain.told(1, b"", 5)
+    told.check()
+    assert (told.before, told.numbered()) == (BEGINNING, [(0, lines[0])])
+    assert told.hashes == tuple(leaf_hash(line) for line in lines)
+    later = chain.add(["2,1,cc,1.0,,,accepted"])
+    chain.heads.append((2, SignedHead.by(KEY, "ab" * 16, 3, later)))
+    assert [each.numbered() for each in chain.told(2, b"", 5)] == [[(1, lines[1])], []]
+    (last,) = chain.told(2, root, 5)
+    assert (last.before, last.hashes, next_root(root, last.digest)) == (root, (), later)
+    assert chain.told(2, later, 5) == []
+    for changes in (
+        {"own": {0: "1,1,aa,0.9,,,accepted"}},
+        {"own": {5: lines[0]}},
+        {"hashes": told.hashes[::-1]},
+        {"start": 1},
+        {"before": root},
+        {"digest": bytes(32)},
+    ):
+        with pytest.raises(EvidenceError):
+            replace(told, **changes).check()

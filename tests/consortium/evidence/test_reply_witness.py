@@ -87,6 +87,8 @@ def swapped() -> RecordDict:
         (reply(run="cd" * 16), "does not fit"),
         (reply(node_id=1001), "does not fit"),
         (claiming(11), "does not fit"),
+        (reply(head=b"h" * 32), "was told other records than these"),
+        (forged("head", b"told"), "does not fit"),
         (forged("signature", b"x"), "does not fit"),
         (forged("signature", b"x" * 2000), "has no 'signature'"),
         (forged("key", 5), "has no 'key'"),
@@ -95,6 +97,7 @@ def swapped() -> RecordDict:
 )
 def test_a_false_signature_is_refused_by_what_is_false(content, reason):
     found = witness()
+    found.heads.add(b"told")
     with pytest.raises(ReplyError, match=reason):
         look(found, content)
     assert found.seen[1000].signed is None

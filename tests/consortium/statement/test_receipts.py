@@ -13,7 +13,7 @@ from fedif_consortium.evidence.members import read_members
 from fedif_consortium.evidence.part import Evidence
 from fedif_consortium.evidence.receipt_book import ReceiptBook
 from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD, receipts_for
-from fedif_consortium.evidence.receipts import ReceiptTree, SignedHead, read_leaf
+from fedif_consortium.evidence.receipts import RoundChain, SignedHead, read_leaf
 from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.page_delivery import deliver
@@ -73,8 +73,9 @@ def held(folder, *names):
 
 def test_what_members_kept_is_what_the_records_say(honest, caplog):
     found = verify(honest / "runs" / "run", receipts=held(honest))
-    # The head before the last round, and the last one, with the statement.
-    assert [(r.name, r.heads, r.lines) for r in found.receipts] == [(n, 2, ROUNDS) for n in NAMES]
+    # The last round came with the statement.
+    told = [(r.name, r.heads, r.lines) for r in found.receipts]
+    assert told == [(n, ROUNDS, ROUNDS) for n in NAMES]
     assert found.redone == ()
     assert found.manifest.head.split()[0] == str(ROUNDS * len(NAMES))
     assert "receipts of run" not in caplog.text
@@ -83,7 +84,7 @@ def test_what_members_kept_is_what_the_records_say(honest, caplog):
 
 
 def rebuilt(run: RunFolder, key) -> None:
-    """Let the server make tree and heads anew from its records, and sign them."""
+    """Let the server make chain and heads anew from its records, and sign them."""
     run_id = run.provenance.read()["run_id"]
     weights = {(r["round"], r["client_id"]): r for r in run.clients.read()}
     parts = {(r["round"], r["client_id"]): r for r in run.attribution.read()}
@@ -99,14 +100,14 @@ def rebuilt(run: RunFolder, key) -> None:
 
     rewrite(run.receipts, leaves)
     lines = run.receipts.path.read_text().splitlines()[1:]
-    tree = ReceiptTree()
+    chain = RoundChain()
     rows = []
     for number in sorted({int(read_leaf(line)["round"]) for line in lines}):
-        tree.add([line for line in lines if int(read_leaf(line)["round"]) == number])
-        head = SignedHead.by(key, run_id, len(tree.leaves), tree.tree.root())
-        cells = {name: getattr(head, name).hex() for name in ("root", "key", "signature")}
-        rows.append({"round": number, "size": head.size, **cells})
-    run.tree_heads.replace(rows)
+        root = chain.add([line for line in lines if int(read_leaf(line)["round"]) == number])
+        rows.append(
+            {"round": number, **SignedHead.by(key, run_id, len(chain.leaves), root).cells()}
+        )
+    run.round_heads.replace(rows)
 
 
 def swap_contributions(run: RunFolder) -> str:
@@ -155,9 +156,14 @@ def test_a_rewritten_history_is_found_to_the_round(honest, tmp_path, key, attack
     found = attack(run)
     rebuilt(run, key)
     make_statement(run.path, key)
-    assert verify(run.path).receipts == ()  # The server alone is as consistent as before.
     with pytest.raises(StatementError, match=found):
         verify(run.path, receipts=held(honest))
+    if attack is not change_update:  # Nobody has signed since.
+        verify(run.path)
+        return
+    # Whoever signs round 3 has been told of round 1, and signs what it was told.
+    with pytest.raises(StatementError, match="before round 3, history was rewritten: client"):
+        verify(run.path)
 
 
 def test_a_head_alone_tells_from_which_round_on(honest, tmp_path, key):
@@ -166,8 +172,8 @@ def test_a_head_alone_tells_from_which_round_on(honest, tmp_path, key):
     rebuilt(run, key)
     make_statement(run.path, key)
     shutil.copytree(honest / "bob", tmp_path / "bob")
-    for path in (tmp_path / "bob").glob("*/receipt-*.json"):
-        path.unlink()
+    for path in (tmp_path / "bob").glob("*/round-*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "own": {}}))
     with pytest.raises(StatementError, match="from round 2 on, history was rewritten: bob holds"):
         verify(run.path, receipts=[tmp_path / "bob"])
 
@@ -175,9 +181,9 @@ def test_a_head_alone_tells_from_which_round_on(honest, tmp_path, key):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda run: run.tree_heads.path.unlink(), "not what the manifest says"),
+        (lambda run: run.round_heads.path.unlink(), "not what the manifest says"),
         (
-            lambda run: rewrite(run.tree_heads, lambda rows: rows[:-1]),
+            lambda run: rewrite(run.round_heads, lambda rows: rows[:-1]),
             "round 3 is not in receipts.csv",
         ),
         (
@@ -187,7 +193,7 @@ def test_a_head_alone_tells_from_which_round_on(honest, tmp_path, key):
         (swap_contributions, "round 2: receipts.csv does not say what the records say"),
     ],
 )
-def test_a_tree_that_is_not_that_of_the_records_is_found_without_receipts(
+def test_a_chain_that_is_not_that_of_the_records_is_found_without_receipts(
     honest, tmp_path, key, change, found
 ):
     run = RunFolder(copied(honest / "runs" / "run", tmp_path / "run"))
@@ -195,7 +201,7 @@ def test_a_tree_that_is_not_that_of_the_records_is_found_without_receipts(
     make_statement(run.path, key)
     if "manifest" in found:  # Here the manifest says that there were receipts.
         shutil.copytree(honest / "runs" / "run" / "statement", run.statement, dirs_exist_ok=True)
-        found = "tree_heads.csv is missing"
+        found = "round_heads.csv is missing"
     with pytest.raises(StatementError, match=found):
         verify(run.path)
 
@@ -205,13 +211,13 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
     told = ReceiptBook.enclose
 
     def enclose(book, node):
-        if node.node_id != 1002 or not book._tree.heads:
+        if node.node_id != 1002 or len(book._chain.heads) != 1:
             return told(book, node)
-        fork = type(book._tree)()
-        fork.add([leaf.replace(",accepted", ",accepted ") for leaf in book._tree.leaves])
-        head = SignedHead.by(key, book._witness.run, len(fork.leaves), fork.tree.root())
-        fork.heads.append((1, head))
-        return {RECEIPTS_RECORD: receipts_for(fork, 1002, 0).to_record()}
+        fork = RoundChain()
+        root = fork.add([leaf.replace(",accepted", ",accepted ") for leaf in book._chain.leaves])
+        book._witness.heads.add(root)
+        fork.heads.append((1, SignedHead.by(key, book._witness.run, len(fork.leaves), root)))
+        return {RECEIPTS_RECORD: receipts_for(fork, 1002, b"").to_record()}
 
     monkeypatch.setattr(ReceiptBook, "enclose", enclose)
     run_dir = run_federation(
@@ -220,7 +226,9 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
         parts=told_by(key),
     )
     make_statement(run_dir, key)
-    verify(run_dir, receipts=held(tmp_path, "ada", "bob"))
+    # Its next signature says so, without a receipt of anybody.
+    with pytest.raises(StatementError, match="before round 3, history was rewritten: client 1002"):
+        verify(run_dir, receipts=held(tmp_path, "ada", "bob"))
     with pytest.raises(StatementError, match=r"told bob and cyd different histories: .* 3 lin"):
         verify(run_dir, receipts=held(tmp_path, "bob", "cyd"))
     with pytest.raises(StatementError, match="round 1: history was rewritten: cyd has a receipt"):
@@ -268,18 +276,18 @@ def test_a_member_cannot_deny_what_it_signed(honest, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    "change",
     [
-        ("head", {"root": "00" * 32}),
-        ("head", {"signature": "zz"}),
-        ("receipt", {"leaf": "2,1001,,1.0,,,accepted"}),
-        ("receipt", {"path": ["00" * 32]}),
-        ("receipt", {"index": None}),
+        {"root": "00" * 32},
+        {"signature": "zz"},
+        {"own": {"1": "2,1001,,1.0,,,accepted"}},
+        {"hashes": ["00" * 32]},
+        {"start": None},
     ],
 )
-def test_a_changed_file_of_a_member_is_named(honest, tmp_path, name, change):
+def test_a_changed_file_of_a_member_is_named(honest, tmp_path, change):
     shutil.copytree(honest / "bob", tmp_path / "bob")
-    path = sorted((tmp_path / "bob").glob(f"*/{name}-*.json"))[0]
+    path = sorted((tmp_path / "bob").glob("*/round-*.json"))[0]
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(StatementError, match=f"{path.name} was changed"):
         verify(honest / "runs" / "run", receipts=[tmp_path / "bob"])
@@ -313,5 +321,5 @@ def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, monkeypa
     assert found.redone == (3, 4)
     assert [r.lines for r in found.receipts] == [7, 7, 7]
     assert "receipts of run" not in caplog.text
-    rounds = [int(row["round"]) for row in RunFolder(run_dir).tree_heads.read()]
+    rounds = [int(row["round"]) for row in RunFolder(run_dir).round_heads.read()]
     assert rounds == [1, 2, 3, 4, 3, 4, 5]
