@@ -9,7 +9,7 @@ import csv
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from io import StringIO
@@ -62,30 +62,6 @@ def add_rows(path: Path, rows: Sequence[Row]) -> None:
         write_atomically(path, text + added.getvalue())
 
 
-def append_rows(
-    path: Path,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    digits: int | None = None,
-) -> None:
-    """Add rows as :func:`add_rows` does.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    columns : sequence of str
-        Their names.
-    rows : iterable of sequence
-        As many values as columns in each.
-    digits : int, optional
-        Significant digits of a float, >= 1; default: all of them.
-    """
-    shown = ([_rounded(value, digits) for value in row] for row in rows)
-    add_rows(path, [dict(zip(columns, row, strict=True)) for row in shown])
-
-
 def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
     """Put lines between the marks ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` of a page.
 
@@ -104,10 +80,6 @@ def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
             _, _, tail = rest.partition(end)
             text = head + begin + "".join(f"{line}\n" for line in lines) + end + tail
     write_atomically(page, text)
-
-
-def _rounded(value: object, digits: int | None) -> object:
-    return f"{value:.{digits}g}" if digits and isinstance(value, float) else value
 
 
 def machine() -> dict[str, str]:

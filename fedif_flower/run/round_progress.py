@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -48,7 +49,7 @@ class RoundProgress:
         )
         self._task = self._bar.add_task("starting Flower and Ray", total=num_rounds)
 
-    def __enter__(self) -> RoundProgress:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 

@@ -16,7 +16,6 @@ from fedif_studies.audit.measure import RetrainedLine, ValueLine, coalition_util
 from fedif_studies.audit.valuations import EXACT, shapley_of
 
 CEILING = "another seed's retraining"
-RANDOM = "random order"
 
 
 class Finding(NamedTuple):
@@ -133,13 +132,6 @@ def curve(values: Tensor, accuracy: Tensor) -> Tensor:
         left &= ~(1 << member)
         found.append(accuracy[left])
     return torch.stack(found)
-
-
-def random_curve(accuracy: Tensor) -> Tensor:
-    """Return the mean accuracy after dropping k members, k = 1 .. m - 1, in random order."""
-    sizes = torch.tensor([index.bit_count() for index in range(accuracy.numel())])
-    m = int(sizes.max())
-    return torch.stack([accuracy[sizes == m - k].mean() for k in range(1, m)])
 
 
 def _detection(values: Values, valuation: str) -> list[Finding]:

@@ -24,7 +24,7 @@ from fedif_studies.audit.federation import RULES, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import ALL_COALITIONS, EXACT, VALUATIONS, WATCHERS
-from fedif_studies.rows import append_rows
+from fedif_studies.rows import add_rows
 
 CONFIG, VALUES, RETRAINING = "config.json", "values.csv", "retraining.csv"
 MOST_MEMBERS = 12  # Of whom all coalitions are looked at.
@@ -103,11 +103,11 @@ class Measurements:
 
     def add_values(self, lines: Sequence[ValueLine]) -> None:
         """Write more lines."""
-        append_rows(self._values, ValueLine._fields, lines)
+        add_rows(self._values, [line._asdict() for line in lines])
 
     def add_retrained(self, lines: Sequence[RetrainedLine]) -> None:
         """Write more lines."""
-        append_rows(self._retrained, RetrainedLine._fields, lines)
+        add_rows(self._retrained, [line._asdict() for line in lines])
 
 
 def measure(

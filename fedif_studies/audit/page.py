@@ -1,27 +1,17 @@
-"""An audit as one page: tables of every question, pictures, and the words to read them with."""
+"""An audit as one page: tables of every question, and the words to read them with."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 
-import torch
-
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.storage import write_atomically
-from fedif_studies.audit.cases import HONEST, IDENTITIES, RETRAINED
-from fedif_studies.audit.findings import (
-    RANDOM,
-    Finding,
-    Values,
-    curve,
-    findings,
-    random_curve,
-)
-from fedif_studies.audit.measure import Measurements, coalition_utilities
+from fedif_flower.tables import ResultTable
+from fedif_studies.audit.cases import IDENTITIES
+from fedif_studies.audit.findings import Finding, Values, findings
+from fedif_studies.audit.measure import Measurements
+from fedif_studies.lab.measurements import write_csv
 
 FINDINGS, PAGE = "findings.csv", "audit.md"
 _WORDS = {
@@ -64,31 +54,22 @@ _WORDS = {
 
 
 def write_audit(measurements: Measurements, config: RunConfig) -> Path:
-    """Write findings, pictures and the page from what is measured; return the page's path."""
+    """Write findings and the page from what is measured; return the page's path."""
     values, retrained = Values(measurements.values()), measurements.retrained()
     found = findings(values, retrained)
     folder = measurements.folder
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Finding._fields)
-    writer.writerows(line._replace(value=round(line.value, 6)) for line in found)
-    write_atomically(folder / FINDINGS, text.getvalue())
-    pictures = {}
-    for case in RETRAINED:
-        tables = coalition_utilities((r for r in retrained if r.case == case), "test_accuracy")
-        if tables:
-            name = f"removal-{case.replace(' ', '-')}.png"
-            accuracy = torch.stack(list(tables.values())).mean(dim=0)
-            _plot_removal(values, case, accuracy, folder / name)
-            pictures[case] = name
+    write_csv(
+        folder / FINDINGS,
+        [
+            {k: str(v) for k, v in f._replace(value=round(f.value, 6))._asdict().items()}
+            for f in found
+        ],
+    )
     lines = _head(config, values)
     for start, (title, words) in _WORDS.items():
         own = [line for line in found if line.question.startswith(start)]
         if own:
-            lines += [f"## {title}", "", words, "", *_table(own), ""]
-        if start.startswith("area") and own:
-            for case, name in pictures.items():
-                lines += [f"![test accuracy as members are dropped, {case}]({name})", ""]
+            lines += [f"## {title}", "", words, "", *_table(title, own), ""]
     write_atomically(folder / PAGE, "\n".join(lines))
     return folder / PAGE
 
@@ -108,46 +89,23 @@ def _head(config: RunConfig, values: Values) -> list[str]:
     ]
 
 
-def _table(lines: Sequence[Finding]) -> list[str]:
+def _table(title: str, found: Sequence[Finding]) -> list[str]:
     """Return a Markdown table: valuations down, questions and cases across, or the longer down."""
-    questions = list(dict.fromkeys(line.question for line in lines))
-    cases = list(dict.fromkeys((line.question, line.case) for line in lines))
+    questions = list(dict.fromkeys(line.question for line in found))
+    cases = list(dict.fromkeys((line.question, line.case) for line in found))
     heads = [
         case if len(questions) == 1 else f"{case}, {question.rsplit(', ', 1)[-1]}"
         for question, case in cases
     ]
-    valuations = list(dict.fromkeys(line.valuation for line in lines))
-    values = {(line.valuation, line.question, line.case): line.value for line in lines}
+    valuations = list(dict.fromkeys(line.valuation for line in found))
+    values = {(line.valuation, line.question, line.case): line.value for line in found}
     cells = [
         [f"{values[v, *case]:.3f}" if (v, *case) in values else "-" for case in cases]
         for v in valuations
     ]
+    head, down, across = "valuation", valuations, heads
     if len(cases) > len(valuations):
         cells = [list(column) for column in zip(*cells, strict=True)]
         head, down, across = "case", heads, valuations
-    else:
-        head, down, across = "valuation", valuations, heads
-    table = [f"| {head} | {' | '.join(across)} |", f"| --- |{' ---: |' * len(across)}"]
-    return table + [
-        f"| {name} | {' | '.join(row)} |" for name, row in zip(down, cells, strict=True)
-    ]
-
-
-def _plot_removal(values: Values, case: str, accuracy: torch.Tensor, path: Path) -> None:
-    """Draw the accuracy as the lowest (and the highest) valued members are dropped."""
-    figure = new_figure(4.5)
-    axes = figure.subplots(1, 2, sharey=True)
-    dropped = range(1, len(random_curve(accuracy)) + 1)
-    for axis, sign, title in ((axes[0], 1, "lowest first"), (axes[1], -1, "highest first")):
-        for valuation in values.valuations:
-            own = values.of(valuation, case, 0)
-            if own is not None:
-                axis.plot(dropped, curve(sign * own, accuracy), label=valuation, linewidth=1.2)
-        axis.plot(dropped, random_curve(accuracy), "k:", label=RANDOM)
-        axis.set(xlabel="members dropped", title=title)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("test accuracy, trained from scratch")
-    axes[0].legend(fontsize=6)
-    names = "nobody misbehaves" if case == HONEST else case
-    figure.suptitle(f"Members dropped one by one: {names}")
-    save_figure(figure, path)
+    lines = [[name, *row] for name, row in zip(down, cells, strict=True)]
+    return ResultTable(title, [head, *across], lines, num_labels=1).to_markdown()
