@@ -27,6 +27,7 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
+from fedif_flower.tables import ResultTable
 from fedif_flower.tasks.data.transforms import to_pixels
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.blocks import block_validations, block_weights
@@ -159,12 +160,13 @@ def main(
     groups = defaultdict(list)
     for row in read_rows(CSV):
         groups[row["data"], row["strategy"], int(row["examples"])].append(row)
+    lines = []
     for (name, rule, size), rows in sorted(groups.items()):
         shown = [np.mean([float(row[figure]) for row in rows]) for figure in FIGURES]
-        typer.echo(
-            f"| {name} | {rule} | {size} | {len(rows)} | {shown[2] / MEMBERS:.0%} | "
-            f"{shown[3] / MEMBERS:.0%} | {attainable(size, int(shown[0])):.0%} |"
-        )
+        shares = (shown[2] / MEMBERS, shown[3] / MEMBERS, attainable(size, int(shown[0])))
+        lines.append([name, rule, str(size), str(len(rows)), *(f"{share:.0%}" for share in shares)])
+    heading = ["data", "rule", "held out", "draws", "covered", "shares covered", "attainable"]
+    typer.echo("\n".join(ResultTable("Coverage", heading, lines, num_labels=2).to_markdown()))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from scipy import stats
 
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
+from fedif_flower.tables import ResultTable
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.data import find_data
 from fedif_studies.lab.run import federated, fill, last_ten
@@ -193,7 +194,7 @@ def _paired(gains: Sequence[float]) -> Effect:
     return Effect(n, mean, half, p)
 
 
-def means_table(found: Mapping[Cell, float], data: str) -> list[str]:
+def means_table(found: Mapping[Cell, float], data: str) -> ResultTable:
     """Return the table "what is due to what": means ± deviations over seeds, in percent.
 
     Without server momentum; a line is of the seeds that have all of its cells.
@@ -204,10 +205,7 @@ def means_table(found: Mapping[Cell, float], data: str) -> list[str]:
         for bounds in BOUNDS
         if weights in BOUNDS[bounds]
     ]
-    lines = [
-        f"| attack | seeds | {' | '.join(f'{w}, {b}' for w, b in wanted)} |",
-        f"| --- | ---: | {' | '.join('---:' for _ in wanted)} |",
-    ]
+    lines = []
     for attack, share in conditions():
         of_seeds: dict[int, list[float]] = {}
         for seed in sorted({cell.seed for cell in found}):
@@ -217,8 +215,9 @@ def means_table(found: Mapping[Cell, float], data: str) -> list[str]:
         if of_seeds:
             shown = [_mean(values) for values in zip(*of_seeds.values(), strict=True)]
             name = f"{attack}, {share:.0%}" if share else attack
-            lines.append(f"| {name} | {len(of_seeds)} | {' | '.join(shown)} |")
-    return lines
+            lines.append([name, str(len(of_seeds)), *shown])
+    heading = ["attack", "seeds", *(f"{weights}, {bounds}" for weights, bounds in wanted)]
+    return ResultTable(f"{data}: means", heading, lines, num_labels=1)
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -226,25 +225,23 @@ def _mean(values: Sequence[float]) -> str:
     return mean if len(values) < 2 else f"{mean}±{statistics.stdev(values):.1f}"
 
 
-def effects_table(found: Mapping[Cell, float], data: str) -> list[str]:
+def effects_table(found: Mapping[Cell, float], data: str) -> ResultTable:
     """Return the table of effects at the largest share: points beside FedAvg's, all else alike.
 
     The trimmed mean is the median there.
     """
     measured = effects(found, data)
     columns = [(attack, share) for attack, share in conditions() if share in (0, max(SHARES))]
-    lines = [
-        "| weights | bounds | momentum | " + " | ".join(attack for attack, _ in columns) + " |",
-        "| --- | --- | ---: | " + " | ".join("---:" for _ in columns) + " |",
-    ]
+    lines = []
     for weights, bounds, momentum in product(WEIGHTS[1:-1], BOUNDS, MOMENTUM):
         shown = []
         for attack, share in columns:
             effect = measured.get(Cell(data, 0, attack, share, weights, bounds, momentum))
             shown.append("-" if effect is None else _shown(effect))
         if any(text != "-" for text in shown):
-            lines.append(f"| {weights} | {bounds} | {momentum:g} | " + " | ".join(shown) + " |")
-    return lines
+            lines.append([weights, bounds, f"{momentum:g}", *shown])
+    heading = ["weights", "bounds", "momentum", *(attack for attack, _ in columns)]
+    return ResultTable(f"{data}: effects", heading, lines, num_labels=2)
 
 
 def _shown(effect: Effect) -> str:
@@ -266,8 +263,8 @@ def main(
     if table:
         tables = {}
         for name in DATA:
-            tables[f"{name} means"] = means_table(found, name)
-            tables[f"{name} effects"] = effects_table(found, name)
+            tables[f"{name} means"] = means_table(found, name).to_markdown()
+            tables[f"{name} effects"] = effects_table(found, name).to_markdown()
         put_tables(PAGE, tables)
         return
     wanted = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))

@@ -4,19 +4,21 @@ An update of length 1 less the round's mean is what a member has of its own. Sum
 noise that differs averages out; what comes of the same data does not. A line of
 ``docs/results/twins.csv`` tells how like the most alike other member a member is, by the cosine of
 these sums: in honest federations (twenty members on digits, 30 rounds, five Dirichlet alphas) and
-where one member appears as three with noise. ``--table`` prints how many are found at thresholds.
+where one member appears as three with noise. It prints how many are found at thresholds.
 """
 
 from __future__ import annotations
 
-import argparse
 from itertools import product
+from typing import Annotated
 
 import torch
+import typer
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedif_flower.run.rows import read_rows
+from fedif_flower.tables import ResultTable
 from fedif_studies.audit.cases import HONEST
 from fedif_studies.audit.federation import AuditStep, federate
 from fedif_studies.audit.games import GAMES
@@ -63,7 +65,7 @@ def measure(cell: Row) -> list[Row]:
     ]
 
 
-def table() -> list[str]:
+def table() -> ResultTable:
     """Return by threshold the shares of honest members and of identities that lie above."""
     rows = read_rows(CSV)
     kinds = {
@@ -72,30 +74,27 @@ def table() -> list[str]:
         "others beside identities": [r for r in rows if r["case"] == TWINS and r["marked"] == "0"],
         "identities": [r for r in rows if r["case"] == TWINS and r["marked"] == "1"],
     }
-    heads = " | ".join(f"above {threshold:g}" for threshold in THRESHOLDS)
-    text = [f"| | number | {heads} |", f"| --- |{' ---: |' * (len(THRESHOLDS) + 1)}"]
+    lines = []
     for name, own in kinds.items():
         likeness = [float(row["likeness"]) for row in own]
         shares = [sum(v > t for v in likeness) / max(len(own), 1) for t in THRESHOLDS]
-        text.append(f"| {name} | {len(own)} | {' | '.join(f'{s:.1%}' for s in shares)} |")
-    return text
+        lines.append([name, str(len(own)), *(f"{share:.1%}" for share in shares)])
+    heading = ["", "number", *(f"above {threshold:g}" for threshold in THRESHOLDS)]
+    return ResultTable("Likeness", heading, lines, num_labels=1)
 
 
-def main() -> None:
+def main(
+    seeds: Annotated[int, typer.Option(min=0, help="the seeds 0, 1 ...; 0: measure nothing")] = 3,
+) -> None:
     """Measure what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--table", action="store_true", help="measure nothing")
-    options = parser.parse_args()
-    runs = product(range(options.seeds), (1, 5), ALPHAS, (HONEST, TWINS))
+    runs = product(range(seeds), (1, 5), ALPHAS, (HONEST, TWINS))
     cells: list[Row] = [
         {"seed": seed, "epochs": epochs, "alpha": f"{alpha:g}", "case": case}
         for seed, epochs, alpha, case in runs
     ]
-    if not options.table:
-        fill(CSV, cells, measure)
-    print(*table(), sep="\n")
+    fill(CSV, cells, measure)
+    print(*table().to_markdown(), sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
