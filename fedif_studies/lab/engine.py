@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from rich.console import Console
 
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.run.report import require_last_round
-from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.processes import StopRequest, own_command
 from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.runtime.simulation import run_on_ray
@@ -55,24 +53,6 @@ class RayLauncher:
             cpus_per_client=self.cpus_per_client,
             gpus_per_client=self.gpus_per_client,
         )
-
-
-@dataclass(frozen=True)
-class LocalLauncher:
-    """Calls a grid's clients in this process, one after the other: for models of milliseconds.
-
-    Attributes
-    ----------
-    client_app : ClientApp
-        The clients.
-    """
-
-    client_app: ClientApp
-
-    def __call__(self, num_clients: int, main: Callable[[Grid, int], None]) -> None:
-        """Call ``main(grid, 1)`` beside so many clients."""
-        logging.getLogger("flwr").setLevel(logging.ERROR)  # As run_on_ray does.
-        main(LocalGrid(self.client_app, num_clients), 1)
 
 
 def run_cells(

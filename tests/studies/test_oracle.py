@@ -49,11 +49,3 @@ def test_a_run_whose_rounds_rightly_give_nobody_weight_has_not_failed(tmp_path):
     assert {(row["status"], row["round_failed"]) for row in rows} == {("kept", "0")}
     assert rows[-1]["reason"] == "every accepted update has weight 0"
     assert (summary["failed_rounds"], summary["kept_rounds"]) == (0, len(rows))
-
-
-def test_a_run_tells_it_who_is_malicious(tmp_path):
-    _, _, clients = run(config(tmp_path, NAMES["oracle"], **{"fraction-train": 1.0}))
-    assert {(row["malicious"] == "1", float(row["weight"]) == 0.0) for row in clients} == {
-        (True, True),
-        (False, False),
-    }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from fedif_flower.errors import ConfigError
 from fedif_studies.backdoors.unlearning import unlearn_triggers
 
 
@@ -63,13 +61,3 @@ def test_a_model_without_a_trigger_is_left_as_it_is():
     assert len(found) == 1
     assert found[0].share >= 0.5
     assert all(map(torch.equal, model.parameters(), before))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("small", 1.0), ("passes", 0), ("steps", 0), ("batch_size", 0), ("learning_rate", 0.0)],
-)
-def test_what_is_out_of_range_is_named(name, value):
-    model, images, classes = backdoored()
-    with pytest.raises(ConfigError, match=f"{name} = {value}"):
-        unlearn_triggers(model, images, classes, **{name: value})
