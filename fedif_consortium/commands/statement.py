@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_flower.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,10 +60,12 @@ def make(
     ] = 1,
     contact: Annotated[str, typer.Option(help="whom members may ask: shown on every page")] = "",
     pay_by: Annotated[
-        PayBy, typer.Option(help="shares of the sum over all rounds, or of the mean per draw")
+        Literal["sum", "draw"],
+        typer.Option(help="shares of the sum over all rounds, or of the mean per draw"),
     ] = "sum",
     ties: Annotated[
-        Ties, typer.Option(help="alike: members that are not told apart share equally")
+        Literal["apart", "alike"],
+        typer.Option(help="alike: members that are not told apart share equally"),
     ] = "apart",
     again: Annotated[
         bool, typer.Option("--again", help="make another one; the one that is there is kept")

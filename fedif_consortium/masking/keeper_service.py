@@ -26,11 +26,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from fedif_consortium.health import serving_health
 from fedif_consortium.masking import Keeper, Ring
 from fedif_consortium.masking.boxes import MOST_BYTES
 from fedif_consortium.masking.keeper_config import KeeperConfig, KeeperSettings
 from fedif_consortium.masking.keeper_store import KeeperStore
-from fedif_consortium.watch.health import serving_health
 from fedif_flower.errors import ConfigError, FedIFError, KeeperError, RefusedByPolicyError
 
 logger = logging.getLogger(__name__)

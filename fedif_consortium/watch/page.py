@@ -10,7 +10,6 @@ import os
 import time
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
@@ -24,21 +23,18 @@ from fedif_consortium.watch.state import (
     NEED_ATTENTION,
     STATE_WORDS,
     Watched,
-    client_rows,
     seconds_of,
 )
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.plots import plot_attribution, plot_progress, plot_scores
+from fedif_flower.run.plots import plot_progress
 from fedif_flower.run.report import run_title
 from fedif_flower.storage import write_atomically
-from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
 
 SECONDS = 5.0  # Between two writings, and two readings.
 HEAD = PAGE_HEAD.replace("style-src", "img-src data:; style-src")
 REFRESH = f'<meta http-equiv="refresh" content="{SECONDS:.0f}">\n'
 MOST_MEMBERS = 2_000
-MOST_LINES = 200_000  # Of members, that are drawn while a run goes on.
 LATEST_ROUNDS = 10
 
 
@@ -107,44 +103,17 @@ def render(run: Watched, *, folder: str = "") -> str:
 
 
 def _pictures(run: Watched, title: str) -> dict[str, str]:
-    """Draw what the report of the run shows, as far as it is; return data URLs by what they show.
-
-    Of very many members nothing is drawn before the report.
-    """
+    """Return the report's pictures as data URLs, by name; before it, what it shows of progress."""
     with TemporaryDirectory() as scratch:
-        drawn = RunFolder(scratch)
-        if run.rounds:
+        drawn = run.folder if run.summary else RunFolder(scratch)
+        if run.rounds and not run.summary:
             plot_progress(run.rounds, drawn, title)
-        last = run.num_rounds
-        if len(run.clients) <= MOST_LINES:
-            clients = client_rows(run.clients)
-            plot_attribution(
-                *(_attributed(run), clients, last, drawn.attribution_picture, run.names)
-            )
-            plot_scores(clients, last, drawn.score_picture, run.names)
+        progress = drawn.accuracy_picture, drawn.metric_picture
         return {
             path.stem.replace("-", " "): f"data:image/png;base64,{_base64(path)}"
-            for path in (
-                *(drawn.accuracy_picture, drawn.metric_picture),
-                *(drawn.attribution_picture, drawn.score_picture),
-            )
+            for path in (*progress, drawn.attribution_picture, drawn.score_picture)
             if path.is_file()
         }
-
-
-def _attributed(run: Watched) -> list[RoundAttribution]:
-    """Return what members that have a line in ``clients.csv`` contributed, by round."""
-    known = {member.id for member in run.members if member.asked}
-    lines = [line for line in run.attribution.to_pylist() if line["client_id"] in known]
-    return [
-        RoundAttribution(
-            number,
-            0.0,
-            0.0,
-            tuple(ClientAttribution(-1, w["client_id"], 0.0, w["contribution"]) for w in of_round),
-        )
-        for number, of_round in groupby(lines, lambda line: line["round"])
-    ]
 
 
 def _base64(path: Path) -> str:

@@ -49,7 +49,7 @@ class ServedMetrics(RunPart):
         own = run.config.section(MetricsSettings)
         if not own.port:
             return NOTHING
-        from fedif_consortium.watch.health import serving
+        from fedif_consortium.health import serving
         from fedif_consortium.watch.metrics import RunMetrics
 
         metrics = RunMetrics(run.config, members=own.members)

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,7 +21,7 @@ from fedif_flower.messages.client_node import called
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
-from fedif_flower.run.rows import ClientRow, RoundRow
+from fedif_flower.run.rows import RoundRow
 
 RunState = Literal["running", "finished", "stopped", "failed"]
 # In the order in which a page lists them: who needs a look comes first.
@@ -44,7 +44,6 @@ NEED_ATTENTION = STATES[: STATES.index("late")]
 LATEST_ROUNDS = 20  # By which the time of those to come is estimated.
 SILENCE = 6 * SECONDS_PER_SIGN  # Without a sign of life, a run has stopped.
 _CLIENTS = {
-    "round": pa.int64(),
     "partition_id": pa.int64(),
     "client_id": pa.uint64(),
     "malicious": pa.int64(),
@@ -60,10 +59,7 @@ _ROUNDS = {
     **dict.fromkeys(("round", "round_failed", "late", "online", *_COUNTS), pa.int64()),
     **dict.fromkeys(("reason", "losses", "status"), pa.string()),
 }
-# Of a line that somebody else wrote some columns may be missing.
-_NOTHING: dict[str, Any] = {f.name: None for f in fields(RoundRow) if f.default is MISSING}
-_NOTHING |= dict.fromkeys(_SECONDS, 0.0) | dict.fromkeys(_COUNTS, 0)
-_ATTRIBUTION = {"round": pa.int64(), "client_id": pa.uint64(), "contribution": pa.float64()}
+_ATTRIBUTION = {"client_id": pa.uint64(), "contribution": pa.float64()}
 
 
 class LiveNode(BaseModel):
@@ -201,37 +197,28 @@ class Watched:
         return next(filter(None, (row.headline for row in reversed(self.rounds))), "")
 
     @cached_property
-    def clients(self) -> pa.Table:
-        """The lines of ``clients.csv``."""
-        return read_table(self.folder.clients.path, _CLIENTS)
-
-    @cached_property
-    def attribution(self) -> pa.Table:
-        """The lines of ``attribution.csv``."""
-        return read_table(self.folder.attribution.path, _ATTRIBUTION)
-
-    @cached_property
     def names(self) -> dict[int, str]:
         """What the operator calls members, by client id."""
         named = {"client_id": pa.uint64(), "name": pa.string()}
         lines = read_table(self.folder.names.path, named).to_pylist()
-        return {line["client_id"]: line["name"] for line in lines if line["name"]}
+        return {line["client_id"]: line["name"] for line in lines}
 
     @cached_property
     def members(self) -> list[WatchedMember]:
         """Everybody known, who needs a look first."""
-        totals = self.clients.group_by("client_id", use_threads=False).aggregate(
+        lines = read_table(self.folder.clients.path, _CLIENTS)
+        totals = lines.group_by("client_id", use_threads=False).aggregate(
             [
                 *(("status", "list"), ("weight", "sum"), ("rejection", "last")),
                 *(("weight_score", "last"), ("partition_id", "last"), ("malicious", "last")),
             ]
         )
         known = {line["client_id"]: line for line in totals.to_pylist()}
-        sums = self.attribution.group_by("client_id").aggregate([("contribution", "sum")])
+        parts = read_table(self.folder.attribution.path, _ATTRIBUTION)
+        sums = parts.group_by("client_id").aggregate([("contribution", "sum")])
         contributed = {row["client_id"]: row["contribution_sum"] for row in sums.to_pylist()}
-        nodes = (
-            {n.client_id: n for n in [*self.live.asked, *self.live.at_work]} if self.live else {}
-        )
+        named = [*self.live.asked, *self.live.at_work] if self.live else []
+        nodes = {node.client_id: node for node in named}
         weight = math.fsum(line["weight_sum"] or 0.0 for line in known.values())
         found = []
         for i in dict.fromkeys([*known, *nodes, *contributed]):
@@ -269,22 +256,32 @@ class Watched:
         until = {line["client_id"]: line["until_round"] for line in lines}
         return {i for i, end in until.items() if end > present}
 
+    @cached_property
+    def _in_round(self) -> dict[int, str]:
+        """What becomes of those asked for the present round, or still at work for another."""
+        live = self.training
+        if live is None:
+            return {}
+        late = (n.client_id for n in live.at_work if n.client_id not in live.answered)
+        asked = [n.client_id for n in live.asked] if live.phase == "training" else []
+        return {
+            **dict.fromkeys(late, "late"),
+            **dict.fromkeys(asked, "training"),
+            **dict.fromkeys(live.answered.intersection(asked), "answered"),
+            **dict.fromkeys(live.failed.intersection(asked), "failed"),
+        }
+
     def _state_of(self, client_id: int, last: str) -> str:
         """Return what becomes of a member in the present round, else what became of it."""
-        live = self.training
-        if live and live.phase == "training" and client_id in {n.client_id for n in live.asked}:
-            failed, answered = client_id in live.failed, client_id in live.answered
-            return "failed" if failed else "answered" if answered else "training"
-        if live and client_id in {n.client_id for n in live.at_work} - live.answered:
-            return "late"
-        if last != "revoked":
+        live, state = self.training, self._in_round.get(client_id)
+        if state is None and last != "revoked":
             if client_id in self._left_out:
                 return "quarantined"
             if live and client_id in live.paused:
                 return "paused"
             if live and live.online is not None and client_id not in live.online:
                 return "offline"
-        return last or "new"
+        return state or last or "new"
 
 
 def read_table(path: Path, types: Mapping[str, pa.DataType], *, more: bool = False) -> pa.Table:
@@ -321,23 +318,16 @@ def read_table(path: Path, types: Mapping[str, pa.DataType], *, more: bool = Fal
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def client_rows(lines: pa.Table) -> list[ClientRow]:
-    """Return lines of ``clients.csv`` as records, empty where the table has no such column."""
-    empty = dict.fromkeys(field.name for field in fields(ClientRow))
-    rows = [ClientRow(**{**empty, **line}) for line in lines.to_pylist()]
-    return [replace(row, malicious=bool(row.malicious)) for row in rows]
-
-
 def seconds_of(row: RoundRow) -> float:
     """Return how long a whole round took."""
-    return math.fsum(getattr(row, name) for name in _SECONDS)
+    return math.fsum(getattr(row, name) or 0.0 for name in _SECONDS)
 
 
-def _round(line: Mapping[str, Any]) -> RoundRow:
+def _round(line: dict[str, Any]) -> RoundRow:
     """Return a line of ``rounds.csv``; what follows its usual columns are the task's metrics."""
-    there = {name: value for name, value in line.items() if value is not None}
-    usual = {name: there.pop(name) for name in _ROUNDS if name in there}
-    return RoundRow(**{**_NOTHING, **usual, "round": int(line["round"]), "metrics": there})
+    usual = {name: line.pop(name) for name in _ROUNDS}
+    usual.update((name, 0) for name in _COUNTS if usual[name] is None)
+    return RoundRow(**usual, metrics={k: v for k, v in line.items() if v is not None})
 
 
 def _object(file: JsonFile) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 
-from fedif_consortium.watch.health import serving_health
+from fedif_consortium.health import serving_health
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.deployed import free_port, search_path, wait_for

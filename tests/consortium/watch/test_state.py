@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fedif_consortium.watch.state import SILENCE, Watched, WatchedMember, client_rows
+from fedif_consortium.watch.state import SILENCE, Watched, WatchedMember
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.strategies.quarantine import Decision
@@ -105,8 +105,6 @@ def test_a_member_s_lines_are_summed_up(tmp_path):
     folder = make_folder(tmp_path, LINES, contributions=contributions, names={7: "Köln"})
     with folder.clients.path.open("ab") as file:
         file.write(b"4,7,7,0,")  # A line that is still being written.
-    assert {row.malicious for row in client_rows(Watched(folder).clients)} == {True, False}
-    assert all(type(row.malicious) is bool for row in client_rows(Watched(folder).clients))
     assert Watched(folder).members == [
         WatchedMember(
             id=7,

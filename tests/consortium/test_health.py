@@ -7,7 +7,7 @@ import socket
 import httpx
 import pytest
 
-from fedif_consortium.watch.health import serving_health
+from fedif_consortium.health import serving_health
 from fedif_flower.errors import ConfigError
 from tests.integration.deployed import free_port
 
