@@ -15,11 +15,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Array
 from flwr.proto.message_pb2 import ObjectTree, PushObjectResponse
@@ -45,8 +44,7 @@ TOO_HEAVY = (
 )
 
 
-@dataclass
-class Weight:
+class Weight(NamedTuple):
     """Number of objects, their bytes, and those bytes that are not an array's values."""
 
     objects: int = 0
@@ -55,9 +53,7 @@ class Weight:
 
     def exceeds(self, other: Weight) -> bool:
         """Return whether one of the three is larger."""
-        return (
-            self.objects > other.objects or self.size > other.size or self.records > other.records
-        )
+        return any(mine > theirs for mine, theirs in zip(self, other, strict=True))
 
 
 @dataclass
@@ -86,11 +82,9 @@ class SentMessages:
         """Return the heaviest message that the run has sent so far, in each respect."""
         for message in () if self.is_weighed else self.messages:
             known = [self.sizes[i] for i in message if i in self.sizes]
-            self.heaviest = Weight(
-                max(self.heaviest.objects, len(message)),
-                max(self.heaviest.size, sum(size for size, _ in known)),
-                max(self.heaviest.records, sum(size for size, values in known if not values)),
-            )
+            records = sum(size for size, values in known if not values)
+            found = Weight(len(message), sum(size for size, _ in known), records)
+            self.heaviest = Weight(*map(max, self.heaviest, found))
         self.is_weighed = True
         return self.heaviest
 
@@ -103,9 +97,10 @@ class Upload:
     run_id: int
     tree: tuple[str, ...]
     limit: Weight
-    pending: set[str]
-    unweighed: set[str]
-    weight: Weight = field(default_factory=Weight)
+    weight: Weight
+    # What is still to come, and what of it is not taken into account.
+    pending: set[str] = field(default_factory=set)
+    unweighed: set[str] = field(default_factory=set)
     # By object: its bytes, or for an array the chunks that it is put together from.
     sizes: dict[str, int] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
@@ -114,12 +109,13 @@ class Upload:
     def weigh(self, object_id: str, content: bytes) -> None:
         """Take an object into account."""
         kind, children, _ = get_object_head_values_from_object_content(content)
-        self.weight.size += len(content)
-        if kind == "ArrayChunk":
+        objects, size, records = self.weight
+        is_chunk = kind == "ArrayChunk"
+        records += 0 if is_chunk else len(content)
+        self.weight = Weight(objects, size + len(content), records)
+        if is_chunk:
             self.sizes[object_id] = len(content)
-            return
-        self.weight.records += len(content)
-        if kind == "Array" and not self.weight.exceeds(self.limit):
+        elif kind == "Array" and not self.weight.exceeds(self.limit):
             order = json.loads(get_object_body(content, Array))["arraychunk_ids"]
             self.arrays[object_id] = [children[index] for index in order]
 
@@ -145,7 +141,7 @@ class ReplyGuard:
     def __init__(self, budget: float = 1.0) -> None:
         self._budget = budget
         self._lock = Lock()
-        self._sent: OrderedDict[int, SentMessages] = OrderedDict()
+        self._sent: dict[int, SentMessages] = {}  # Who sent last is at the end.
         self._uploads: dict[str, Upload] = {}  # By the message that the reply answers.
         self._sessions: dict[str, str] = {}
         # Held while a reply is announced or replies are handed on: what Flower has of a reply
@@ -180,31 +176,21 @@ class ReplyGuard:
         limit = self._limit(metadata.run_id)
         if len(objects) > limit.objects:
             raise HTTPException(413, f"{len(objects)} objects; allowed: {limit.objects}")
+        answered = metadata.reply_to_message_id
+        coming = Upload(
+            request.node.node_id, metadata.run_id, objects, limit, Weight(objects=len(objects))
+        )
         with self._handing_on:
             response = self._fleet_push_messages(request=request, state=state)
-            self._expect(metadata.reply_to_message_id, request, response, objects, limit)
+            missing = set(response.objects_to_push)
+            coming.pending, coming.unweighed = missing, set(missing)
+            with self._lock:
+                upload = self._uploads.setdefault(answered, coming) if missing else coming
+                if missing <= set(upload.tree):
+                    self._sessions[response.session_id] = answered
+                self._uploads = {i: u for i, u in self._uploads.items() if u.is_fresh()}
+                self._sessions = {s: i for s, i in self._sessions.items() if i in self._uploads}
         return response
-
-    def _expect(
-        self, answered: str, request: Any, response: Any, objects: tuple[str, ...], limit: Weight
-    ) -> None:
-        """Take note of what is still to come of a reply."""
-        missing = set(response.objects_to_push)
-        with self._lock:
-            if missing and answered not in self._uploads:
-                self._uploads[answered] = Upload(
-                    request.node.node_id,
-                    request.messages_list[0].metadata.run_id,
-                    objects,
-                    limit,
-                    missing,
-                    set(missing),
-                    Weight(objects=len(objects)),
-                )
-            upload = self._uploads.get(answered)
-            if upload is not None and missing <= set(upload.tree):
-                self._sessions[response.session_id] = answered
-            self._forget_stale()
 
     def upload(self, request: Any, state: Any) -> Any:
         """Let a member upload what it has announced, as long as it is not too much."""
@@ -258,10 +244,9 @@ class ReplyGuard:
         """Take note of what messages consist of."""
         response = self._runtime_push_messages(request=request, state=state, task=task)
         with self._lock:
-            sent = self._sent.setdefault(task.run_id, SentMessages())
-            self._sent.move_to_end(task.run_id)
+            sent = self._sent[task.run_id] = self._sent.pop(task.run_id, SentMessages())
             while len(self._sent) > MAX_RUNS:
-                self._sent.popitem(last=False)
+                del self._sent[next(iter(self._sent))]
             sent.replace(request.message_object_trees)
         return response
 
@@ -285,8 +270,6 @@ class ReplyGuard:
                 self._uploads.pop(message.metadata.reply_to_message_id, None)
         return response
 
-    # -- bookkeeping ----------------------------------------------------------------------------
-
     def _limit(self, run_id: int) -> Weight:
         with self._lock:
             sent = self._sent.get(run_id)
@@ -296,7 +279,3 @@ class ReplyGuard:
             int(heaviest.size * self._budget) + SPARE_BYTES,
             int(heaviest.records * self._budget) + SPARE_BYTES,
         )
-
-    def _forget_stale(self) -> None:
-        self._uploads = {i: u for i, u in self._uploads.items() if u.is_fresh()}
-        self._sessions = {s: i for s, i in self._sessions.items() if i in self._uploads}
