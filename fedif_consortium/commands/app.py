@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 if TYPE_CHECKING:
     from fedif_consortium.member.app_bundle import AppBundle
@@ -37,19 +36,16 @@ def show(app: App, policy: Policy = _POLICY) -> None:
     from fedif_consortium.member.app_bundle import MANIFEST, bundle_digest
     from fedif_flower.messages.text import printable
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     apps = _apps_if_any(policy)
     bundle = _find(app, apps)
     for path, content in sorted(bundle.files.items()):
         if path != MANIFEST:
-            console.print(f"{bundle_digest(content)[:16]} {len(content):>9}  {printable(path)}")
-    console.print(f"app      {printable(bundle.name)} {printable(bundle.version)}")
-    console.print(f"SHA-256  {bundle.digest}, {len(bundle.content)} bytes")
+            typer.echo(f"{bundle_digest(content)[:16]} {len(content):>9}  {printable(path)}")
+    typer.echo(f"app      {printable(bundle.name)} {printable(bundle.version)}")
+    typer.echo(f"SHA-256  {bundle.digest}, {len(bundle.content)} bytes")
     if apps is not None:
-        console.print(
-            f"signers  {', '.join(apps.signers_of(bundle.digest)) or 'nobody on your list'}"
-        )
-        console.print(f"here     {apps.approval(bundle.digest) or 'not approved: it does not run'}")
+        typer.echo(f"signers  {', '.join(apps.signers_of(bundle.digest)) or 'nobody on your list'}")
+        typer.echo(f"here     {apps.approval(bundle.digest) or 'not approved: it does not run'}")
 
 
 @app_cli.command()
@@ -69,7 +65,7 @@ def sign(
     name, content = sign_bundle(bundle.digest, signer)
     make_folder(to)
     write_atomically(to / name, content)
-    Console(highlight=False, markup=False, soft_wrap=True).print(str(to / name))
+    typer.echo(to / name)
 
 
 @app_cli.command()
@@ -78,8 +74,7 @@ def approve(app: App, policy: Policy = _POLICY) -> None:
     apps = _apps(policy)
     bundle = _find(app, apps)
     path = apps.approve(bundle)
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{bundle.name} {bundle.version} runs here now: {path}")
+    typer.echo(f"{bundle.name} {bundle.version} runs here now: {path}")
 
 
 def _apps(policy: Path) -> MemberApps:

@@ -165,18 +165,17 @@ def _flower(folder: FederationFolder) -> Flower:
 def _show(seen: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from fedif_consortium.federation.files import say
     from fedif_flower.tables import print_whole
 
     answer = "does not answer" if seen["superlink"] else "answers"
-    say(f"{seen['federation']} at {seen['address']}: the SuperLink {answer}")
+    typer.echo(f"{seen['federation']} at {seen['address']}: the SuperLink {answer}")
     ends = "certificate until {certificate_ends}, its authority until {authority_ends}"
-    say(ends.format(**seen))
-    say(f"{seen['free_bytes'] / 2**30:.1f} GiB free")
+    typer.echo(ends.format(**seen))
+    typer.echo(f"{seen['free_bytes'] / 2**30:.1f} GiB free")
     for lines in filter(None, (seen["members"], seen["runs"])):
         table = Table(*(name.replace("_", " ") for name in lines[0]))
         for line in lines:
             table.add_row(*("" if value is None else str(value) for value in line.values()))
         print_whole(table, Console())
     for warning in seen["warnings"]:
-        say(f"! {warning}")
+        typer.echo(f"! {warning}")

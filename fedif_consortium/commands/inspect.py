@@ -50,6 +50,7 @@ def inspect(
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.text import printable
     from fedif_flower.settings import parse_overrides
+    from fedif_flower.tables import print_whole
 
     node = NodeConfig.from_node_config(parse_overrides(node_config))
     if not gradient and not node.gradients_dir:
@@ -69,9 +70,10 @@ def inspect(
         what = Text(printable(line.file, 400) or str(line.example))
         figures = f"{line.loss:.3g}", f"{line.influence:.3g}", agreement
         table.add_row(str(line.rank), what, Text(printable(line.label)), *figures)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"Read: {len(lines)} examples, by the model of {len(findings.rounds)} rounds")
-    console.print(table)
-    console.print("The first labels are the likeliest wrong ones; a rare example has a large loss,")
-    console.print("too. An influence below 0 alone says little about a label.")
-    console.print(f"All examples: {output.absolute()}. Nothing was sent.", markup=False)
+    typer.echo(f"Read: {len(lines)} examples, by the model of {len(findings.rounds)} rounds")
+    print_whole(table, Console())
+    typer.echo(
+        "The first labels are the likeliest wrong ones; a rare example has a large loss, too."
+    )
+    typer.echo("An influence below 0 alone says little about a label.")
+    typer.echo(f"All examples: {output.absolute()}. Nothing was sent.")

@@ -49,7 +49,7 @@ def keeper_init(
     hosts: Annotated[list[str], typer.Argument(help="names or addresses the server reaches it by")],
 ) -> None:
     """Make a keeper's keys and certificate; what is there already stays."""
-    from fedif_consortium.federation.files import private_folder, say
+    from fedif_consortium.federation.files import private_folder
     from fedif_consortium.federation.server import make_pair
     from fedif_consortium.masking.keeper_config import KeeperSettings
     from fedif_consortium.masking.keeper_store import KeeperStore
@@ -60,5 +60,5 @@ def keeper_init(
     state = found / KeeperSettings().state
     KeeperStore(state).key()
     public = state / "box-key.pub"
-    say(f"{public}: goes to every member; its private half stays")
-    say(f"public key of this keeper: {public.read_text().strip()}")
+    typer.echo(f"{public}: goes to every member; its private half stays")
+    typer.echo(f"public key of this keeper: {public.read_text().strip()}")

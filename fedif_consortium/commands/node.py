@@ -39,7 +39,6 @@ def join(
     """Make this host's key, settings and the answer to an invitation; what is there stays."""
     from fedif_consortium.federation.certificates import reach
     from fedif_consortium.federation.documents import read_document
-    from fedif_consortium.federation.files import say
     from fedif_consortium.federation.invitation import Invitation
     from fedif_consortium.federation.node import NodeFolder
     from fedif_consortium.federation.node import join as make
@@ -59,8 +58,8 @@ def join(
     make(found, read, config=given, port=port, policy=guard)
     if check:
         reach(read.address, found.authority)
-        say(f"{read.address} answers, and is the one invited to")
-    say("once the operator has added this member: fedif node start")
+        typer.echo(f"{read.address} answers, and is the one invited to")
+    typer.echo("once the operator has added this member: fedif node start")
 
 
 @node_cli.command()

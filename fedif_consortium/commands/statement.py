@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from fedif_flower.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedif_consortium.statement.manifest import SignedBy
 
 DEFAULT = "make"
 
@@ -97,14 +92,13 @@ def make(
         ties=ties,
         again=again,
     )
-    console = Console()
-    console.print(f"Statement: {(folder / 'statement.html').absolute()}", soft_wrap=True)
+    typer.echo(f"Statement: {(folder / 'statement.html').absolute()}")
     account, _ = read_account((folder / ACCOUNT).read_text())
     if account.unpaid:
-        console.print(f"No shares: {account.unpaid}", style="yellow", markup=False)
+        typer.secho(f"No shares: {account.unpaid}", fg="yellow")
     for warning in open_games(read_run(run_dir).config):
-        console.print(f"Left open: {warning}", style="yellow", markup=False)
-    console.print(f"Signed by: {fingerprint(public_of(signer))}", highlight=False)
+        typer.secho(f"Left open: {warning}", fg="yellow")
+    typer.echo(f"Signed by: {fingerprint(public_of(signer))}")
 
 
 @statement_cli.command()
@@ -132,9 +126,8 @@ def sign(
     signer = load_key(key)
     known = None if members is None else read_members(members)
     target = sign_statement(path, signer, operator, known, keeper_log)
-    console = Console()
-    console.print(f"Signed by: {fingerprint(public_of(signer))}", highlight=False)
-    console.print(f"Send this to the operator: {target.absolute()}", soft_wrap=True)
+    typer.echo(f"Signed by: {fingerprint(public_of(signer))}")
+    typer.echo(f"Send this to the operator: {target.absolute()}")
 
 
 @statement_cli.command()
@@ -147,17 +140,5 @@ def merge(
     from fedif_consortium.evidence.members import read_members
     from fedif_consortium.statement.countersign import merge_signatures
 
-    console = Console()
     for name, is_new in merge_signatures(path, files, read_members(members)).items():
-        console.print(
-            f"{'Added' if is_new else 'Was there'}: {name}", highlight=False, markup=False
-        )
-
-
-def print_signers(signers: Iterable[SignedBy], console: Console) -> None:
-    """Say whose each signature is, and which key made it."""
-    for signer in signers:
-        whose = f"Signed by: {signer.key}, {signer.name}"
-        unknown = f"Not checked: a signature with key {signer.key}; --members says whose it is"
-        text = whose if signer.name else unknown
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        typer.echo(f"{'Added' if is_new else 'Was there'}: {name}")

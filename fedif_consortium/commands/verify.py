@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fedif_consortium.commands.statement import Members, print_signers
+from fedif_consortium.commands.statement import Members
 from fedif_flower.cli import RunDir, require_directories
 
 verify_cli = typer.Typer(add_completion=False)
@@ -30,20 +29,21 @@ def verify(
 
     known = None if members is None else read_members(members)
     found = check(path, key, known, receipts or ())
-    console = Console()
-    console.print(f"Unchanged: {path}, made {found.manifest.made}", soft_wrap=True, highlight=False)
-    print_signers(found.signed.signers, console)
+    typer.echo(f"Unchanged: {path}, made {found.manifest.made}")
+    for signer in found.signed.signers:
+        unknown = f"Not checked: a signature with key {signer.key}; --members says whose it is"
+        typer.echo(f"Signed by: {signer.key}, {signer.name}" if signer.name else unknown)
     for name in found.not_here:
-        console.print(f"Not here, so not checked: {name}", soft_wrap=True, highlight=False)
+        typer.echo(f"Not here, so not checked: {name}")
     for member in found.members:
         signed = f"{member.signed} of {member.accepted} updates"
-        console.print(f"Signed by {member.name}: {signed}", highlight=False, markup=False)
+        typer.echo(f"Signed by {member.name}: {signed}")
     for held in found.receipts:
         kept = f"{held.lines} lines, {held.heads} heads"
-        console.print(f"As {held.name} was told: {kept}", highlight=False, markup=False)
+        typer.echo(f"As {held.name} was told: {kept}")
     if found.redone:
         rounds = ", ".join(map(str, found.redone))
-        console.print(f"Done again after the run was resumed: rounds {rounds}", highlight=False)
+        typer.echo(f"Done again after the run was resumed: rounds {rounds}")
 
 
 @verify_cli.command()
@@ -59,7 +59,4 @@ def replay(
     from fedif_consortium.statement.replay import replay as recompute
 
     found = recompute(run_dir, import_from=import_from or ())
-    Console().print(
-        f"The same bits: {found.contributions} contributions in {found.rounds} rounds",
-        highlight=False,
-    )
+    typer.echo(f"The same bits: {found.contributions} contributions in {found.rounds} rounds")

@@ -35,7 +35,7 @@ def watch(
         raise ConfigError(f"{str(run_dir)!r} holds no run: neither config.json nor rounds.csv")
     whole = run_dir.absolute()
     page = to or whole.parent / f"{whole.name}-watch.html"
-    Console().print(f"Page: {page.absolute()}", soft_wrap=True, highlight=False, markup=False)
+    typer.echo(f"Page: {page.absolute()}")
     with suppress(KeyboardInterrupt):
         keep_page(folder, page)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
+import typer
 
 from fedif_flower.storage import (
     make_folder,
@@ -16,25 +16,20 @@ from fedif_flower.storage import (
 )
 
 
-def say(line: str) -> None:
-    """Print a line as it is."""
-    Console().print(line, soft_wrap=True, highlight=False, markup=False)
-
-
 def secret(path: Path, purpose: str, make: Callable[[], bytes]) -> None:
     """Make a private key's file, for its owner alone, unless there is one."""
     if path.exists():
         require_private(path, "the key")
-        say(f"kept {path}")
+        typer.echo(f"kept {path}")
     else:
         write_private(path, make())
-        say(f"made {path}, secret: {purpose}")
+        typer.echo(f"made {path}, secret: {purpose}")
 
 
 def new(path: Path, purpose: str, make: Callable[[], bytes | str]) -> None:
     """Write a file unless there is one."""
     if path.exists():
-        say(f"kept {path}")
+        typer.echo(f"kept {path}")
     else:
         replace(path, purpose, make())
 
@@ -43,11 +38,11 @@ def replace(path: Path, purpose: str, content: bytes | str) -> None:
     """Write a file that may be there with other content."""
     data = content.encode() if isinstance(content, str) else content
     if path.is_file() and path.read_bytes() == data:
-        say(f"kept {path}")
+        typer.echo(f"kept {path}")
     else:
         make_folder(path.parent)
         write_atomically(path, data, 0o644)
-        say(f"wrote {path}: {purpose}")
+        typer.echo(f"wrote {path}: {purpose}")
 
 
 def private_folder(path: Path) -> None:

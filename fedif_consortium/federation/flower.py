@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedif_consortium.federation.files import replace, say
+import typer
+
+from fedif_consortium.federation.files import replace
 from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import parse_overrides, unknown_key
@@ -228,7 +230,7 @@ def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
     """
     _require_known_keys(app, run_config)
     run_id, shown = flower.submit(app.absolute(), run_config), 0
-    say(f"run {run_id}")
+    typer.echo(f"run {run_id}")
     try:
         while True:
             # Exit statuses of Flower's own commands say nothing about a run's outcome.
@@ -241,7 +243,7 @@ def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
             time.sleep(1.0)
     except KeyboardInterrupt:
         words = f"{run_id} {flower.connection}"
-        say(f"run {run_id} goes on; follow it: flwr log {words}, end it: flwr stop {words}")
+        typer.echo(f"run {run_id} goes on; follow it: flwr log {words}, end it: flwr stop {words}")
         raise
 
 

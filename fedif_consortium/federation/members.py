@@ -6,9 +6,11 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+import typer
+
 from fedif_consortium.evidence.keys import key_digest, read_public_key
 from fedif_consortium.federation.documents import read_document, to_toml
-from fedif_consortium.federation.files import new, replace, say
+from fedif_consortium.federation.files import new, replace
 from fedif_consortium.federation.flower import Flower, FlowerCommandError
 from fedif_consortium.federation.folder import FederationFolder, Member
 from fedif_consortium.federation.invitation import Answer, Invitation, key_fingerprint
@@ -81,7 +83,9 @@ def add(folder: FederationFolder, given: Path, flower: Flower) -> Member:
     with exclusive_lock(folder.lock):
         member, answer = _answering(folder, given)
         if member.node_id:
-            say(f"kept {member.name}: registered on {member.registered}, node {member.node_id}")
+            typer.echo(
+                f"kept {member.name}: registered on {member.registered}, node {member.node_id}"
+            )
             return member
         again = bool(member.key)
         member = member.replace(key=member.key or answer.key)
@@ -90,7 +94,7 @@ def add(folder: FederationFolder, given: Path, flower: Flower) -> Member:
         node_id = _registered(folder, member, flower, again=again)
         member = member.replace(node_id=node_id, registered=_now())
         what = f"{member.name}, number {member.number}, key {key_fingerprint(member.key)}"
-        say(f"registered {what}: node {node_id}")
+        typer.echo(f"registered {what}: node {node_id}")
         _save(folder, member)
     return member
 
@@ -111,12 +115,12 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
             names = ", ".join(m.name for m in folder.members()) or "none"
             raise ConfigError(f"there is no member {name!r}; members: {names}")
         if member.removed:
-            say(f"kept {name}: removed on {member.removed}")
+            typer.echo(f"kept {name}: removed on {member.removed}")
             return
         # Somebody may have ended it by Flower's own command.
         if member.node_id and member.node_id in _live(flower):
             flower.unregister(member.node_id)
-            say(f"ended the registration of {name}, node {member.node_id}")
+            typer.echo(f"ended the registration of {name}, node {member.node_id}")
         _save(folder, member.replace(removed=_now()))
         with writing(folder.invitation(name)):
             folder.invitation(name).unlink(missing_ok=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import typer
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedif_consortium.evidence.keys import read_private_key
 from fedif_consortium.federation.documents import a_name, an_address, to_toml
-from fedif_consortium.federation.files import new, private_folder, say, secret
+from fedif_consortium.federation.files import new, private_folder, secret
 from fedif_consortium.federation.flower import Program
 from fedif_consortium.federation.invitation import (
     Invitation,
@@ -159,12 +160,12 @@ def join(
     reply = to_toml("To the operator: `fedif federation add-member FILE`.", answer.to_mapping())
     # A signature differs each time, for the same key and invitation.
     new(folder.answer(invitation.member), "send it to the operator", lambda: reply)
-    say(f"this node's key: {key_fingerprint(answer.key)}; read it to the operator")
-    say("ask the operator, not by the way the invitation came, whether these are right:")
-    say(f"certificate's fingerprint: {certificate}")
-    say(f"statement key's fingerprint: {invitation.statement_key}")
+    typer.echo(f"this node's key: {key_fingerprint(answer.key)}; read it to the operator")
+    typer.echo("ask the operator, not by the way the invitation came, whether these are right:")
+    typer.echo(f"certificate's fingerprint: {certificate}")
+    typer.echo(f"statement key's fingerprint: {invitation.statement_key}")
     if invitation.keeper_key:
-        say(f"and the keeper's operator: public key {invitation.keeper_key}")
+        typer.echo(f"and the keeper's operator: public key {invitation.keeper_key}")
 
 
 def node_program(folder: NodeFolder, policy: str, options: Sequence[str]) -> Program:

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import typer
+
 from fedif_consortium.evidence.keys import fingerprint, public_of
 from fedif_consortium.federation.certificates import (
     AUTHORITY_DAYS,
@@ -17,7 +19,7 @@ from fedif_consortium.federation.certificates import (
     server_certificate,
 )
 from fedif_consortium.federation.documents import to_toml
-from fedif_consortium.federation.files import new, private_folder, say, secret
+from fedif_consortium.federation.files import new, private_folder, secret
 from fedif_consortium.federation.flower import Program, connect
 from fedif_consortium.federation.folder import FederationFolder, FederationSettings
 from fedif_consortium.statement.signing import load_or_make_key
@@ -56,7 +58,7 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
         lambda: server_certificate(folder.server_key, signing, authority, wanted.hosts),
     )
     load_or_make_key(folder.statement_key)
-    say(f"{folder.statement_key}, secret: signs statements of contributions")
+    typer.echo(f"{folder.statement_key}, secret: signs statements of contributions")
     new(folder.configuration, "the settings", lambda: to_toml(_ABOUT, wanted.to_mapping()))
     if wanted.proxy:
         new(
@@ -65,12 +67,12 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
             lambda: nginx_settings(wanted.listen, wanted.superlink, folder.path.owner()),
         )
         if shutil.which("nginx") is None:
-            say("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
+            typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
     else:
-        say(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
+        typer.echo(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
     connect(wanted.name, wanted.local_address, authority)
-    say(f"certificate's fingerprint: {authority_fingerprint(folder)}")
-    say(f"statement key's fingerprint: {statement_fingerprint(folder)}")
+    typer.echo(f"certificate's fingerprint: {authority_fingerprint(folder)}")
+    typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
 
 
 def authority_fingerprint(folder: FederationFolder) -> str:
