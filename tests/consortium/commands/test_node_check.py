@@ -24,15 +24,6 @@ def check(*arguments: str):
     return CliRunner(env={"COLUMNS": "300"}).invoke(node_cli, command, catch_exceptions=False)
 
 
-def test_a_host_that_can_take_part_is_told_so(images):
-    result = check("--node-config", f"partition-id=0 data-dir='{images}'")
-    assert result.exit_code == 0, result.output
-    for row in (("data", "6 examples"), ("training", "of one batch"), ("masking", "'off'")):
-        (line,) = [line for line in result.output.splitlines() if f" {row[0]} " in line]
-        assert " ok " in line
-        assert row[1] in line
-
-
 def test_what_to_do_is_beside_what_is_not_well_and_the_status_says_so(images, tmp_path):
     for folder in ("cat", "dog"):
         for path in (images / "train" / folder).iterdir():

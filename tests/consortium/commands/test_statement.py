@@ -36,10 +36,9 @@ def member(tmp_path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-@pytest.mark.parametrize("make", [(), ("make",)])
-def test_a_statement_is_made_signed_collected_and_checked(tmp_path, member, make):
+def test_a_statement_is_made_signed_collected_and_checked(tmp_path, member):
     run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5)
-    made = call("statement", *make, run_dir, "--key", tmp_path / "operator.pem", "--budget", "9")
+    made = call("statement", run_dir, "--key", tmp_path / "operator.pem", "--budget", "9")
     operator = made.splitlines()[-1].removeprefix("Signed by: ")
     (tmp_path / "mine").mkdir()
     page, manifest = tmp_path / "mine" / "statement.html", "manifest.intoto.json"
