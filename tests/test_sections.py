@@ -91,7 +91,7 @@ def test_every_built_in_setting_has_words_and_a_default(registry):
         ({"strategy": "krum", "krum.distance": "state"}, "did you mean krum.distances?"),
         ({"krum.distances": "state"}, "krum.distances = 'state'; allowed: only with strategy 'kr"),
         ({"attack": "label-noise", "fang.distance": 2.0}, "allowed: only with attack 'fang'"),
-        ({"fedif.anchored": 1}, "fedif.anchored = 1; allowed: true, false"),
+        ({"fedif.bias-correction": 1}, "fedif.bias-correction = 1; allowed: true, false"),
         ({"images.colour": "red"}, "unknown key 'images.colour'"),
         ({"cloud.height": 3}, "cloud.height = 3: this app has no part with a section [cloud]"),
     ],

@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import partial
 from types import MappingProxyType
 
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting
-from fedif_flower.strategies.setup import require_kind
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valued
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
@@ -47,15 +46,4 @@ class AFedSV(ScoredStrategy):
 
     def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
         """Return Shapley values on a validation set."""
-        return shapley_values(self, validation, "complementary", seed)
-
-
-def shapley_values(
-    strategy: ScoredStrategy, validation: object, estimator: str, seed: int
-) -> ShapleyValuation:
-    """Return what a strategy was given, or Shapley values on a validation set by an estimator."""
-    require_kind(strategy, "validation", validation, Validation, ShapleyValuation)
-    if isinstance(validation, ShapleyValuation):
-        return validation
-    assert isinstance(validation, Validation)
-    return ShapleyValuation(validation, estimator=estimator, seed=seed)
+        return valued(self, validation, ShapleyValuation, seed=seed)

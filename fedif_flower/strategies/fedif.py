@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from fedif_flower.strategies.scored import ScoredStrategy
-from fedif_flower.strategies.setup import require_kind
+from fedif_flower.strategies.scored import ScoredStrategy, valued
 from fedif_flower.valuation import InfluenceValuation, Validation, Valuation
 
 
@@ -42,8 +41,4 @@ class FedIF(ScoredStrategy):
 
     def valued(self, validation: Validation | Valuation, seed: int) -> InfluenceValuation:  # noqa: ARG002
         """Return the influence on a validation set, its gradient taken while clients train."""
-        require_kind(self, "validation", validation, Validation, InfluenceValuation)
-        if isinstance(validation, InfluenceValuation):
-            return validation
-        assert isinstance(validation, Validation)
-        return InfluenceValuation(validation)
+        return valued(self, validation, InfluenceValuation)

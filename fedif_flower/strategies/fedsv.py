@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from fedif_flower.strategies.afedsv import shapley_values
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valued
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
@@ -26,4 +25,4 @@ class FedSV(ScoredStrategy):
 
     def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
         """Return Shapley values on a validation set."""
-        return shapley_values(self, validation, "permutation", seed)
+        return valued(self, validation, ShapleyValuation, estimator="permutation", seed=seed)

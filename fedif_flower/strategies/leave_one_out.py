@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from types import MappingProxyType
 
-from fedif_flower.strategies.afedsv import shapley_values
-from fedif_flower.strategies.scored import ScoredStrategy
+from fedif_flower.strategies.scored import ScoredStrategy, valued
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
@@ -28,7 +27,7 @@ class LeaveOneOut(ScoredStrategy):
 
     def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
         """Return leave-one-out values on a validation set, whatever the estimator was."""
-        given = shapley_values(self, validation, "leave-one-out", seed)
+        given = valued(self, validation, ShapleyValuation, estimator="leave-one-out")
         return ShapleyValuation(
             given.validation, estimator="leave-one-out", utility=given.utility, seed=seed
         )

@@ -10,8 +10,8 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.arguments import BaseArguments, naming
-from fedif_flower.strategies.scored import JudgedStrategy
-from fedif_flower.strategies.setup import DEFAULTS, require_kind
+from fedif_flower.strategies.scored import JudgedStrategy, valued
+from fedif_flower.strategies.setup import DEFAULTS
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -55,15 +55,10 @@ class SFedAvg(JudgedStrategy):
         ] = 0.75,
         **base: Unpack[BaseArguments],
     ) -> None:
-        require_kind(self, "validation", validation, Validation, ShapleyValuation)
-        if isinstance(validation, Validation):
-            seed = base.get("setup", DEFAULTS).seed
-            validation = ShapleyValuation(validation, estimator="permutation", seed=seed)
-        super().__init__(
-            **naming(base, validation.parameter_names, validation.tied_names),
-        )
-        self.valuation = validation
-        self.validation = validation.validation
+        seed = base.get("setup", DEFAULTS).seed
+        own = valued(self, validation, ShapleyValuation, estimator="permutation", seed=seed)
+        super().__init__(**naming(base, own.parameter_names, own.tied_names))
+        self.valuation, self.validation = own, own.validation
         self.ledger = ScoreLedger(1.0 - alpha)
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:

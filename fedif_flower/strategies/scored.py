@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, TypeVar, Unpack
 
 from torch import Tensor
 
@@ -17,11 +17,12 @@ from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scoring import Scoring
-from fedif_flower.strategies.setup import DEFAULTS
+from fedif_flower.strategies.setup import DEFAULTS, require_kind
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger, WeightScope, min_max
-from fedif_flower.valuation.score_guard import ScoreGuard
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,7 @@ class Weighting:
         :meth:`~fedif_flower.valuation.ledger.ScoreLedger.population_weights`).
     num_clients : int, optional
         K for ``"population"``; default: every node seen so far.
-    guard : ScoreGuard, optional
-        Options against scores that are farmed; ``None``: the paper's scores alone.
     """
-
-    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"guard": ScoreGuard})
 
     initial: float = 0.0
     round_normalization: Annotated[bool, Setting("min-max over the round (off: an ablation)")] = (
@@ -72,7 +69,6 @@ class Weighting:
         ),
     ] = "participants"
     num_clients: int | None = None
-    guard: ScoreGuard | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
@@ -158,7 +154,6 @@ class ScoredStrategy(JudgedStrategy):
             smooth_update=weighting.smooth_update,
             bias_correction=weighting.bias_correction,
         )
-        self.guard = weighting.guard or None
 
     def valued(self, validation: Validation | Valuation, seed: int) -> Valuation:  # noqa: ARG002
         """Return what scores a round; a subclass that has a valuation makes it of a Validation."""
@@ -170,16 +165,10 @@ class ScoredStrategy(JudgedStrategy):
             )
         return validation
 
-    def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds: a guard too."""
-        guard: dict[str, Stateful] = {"guard": self.guard} if self.guard else {}
-        return super().stateful() | guard
-
     @property
     def scoring(self) -> Scoring:
         """How the weight scores come about."""
-        anchored = self.guard is not None and self.guard.anchored
-        return Scoring.of(self.ledger, min_max=self.weighting.round_normalization and not anchored)
+        return Scoring.of(self.ledger, min_max=self.weighting.round_normalization)
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
         """Let the valuation begin while the clients train."""
@@ -188,13 +177,9 @@ class ScoredStrategy(JudgedStrategy):
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]`` and the scores behind them."""
         scores, client_ids = self.valuation.score(updates), updates.client_ids
-        normalized, equal = scores.values, scores.resolution
+        normalized = scores.values
         if self.weighting.round_normalization:
-            normalized = min_max(scores.values, equal)
-        if self.guard:
-            normalized = self.guard.normalized(
-                scores.values, normalized, updates.squared_norms, resolution=equal
-            )
+            normalized = min_max(normalized, scores.resolution)
         weight_scores = self.ledger.update(client_ids, normalized)
         accumulative = (
             self.ledger.accumulate(client_ids, scores.influences)
@@ -206,8 +191,6 @@ class ScoredStrategy(JudgedStrategy):
             weights = self.ledger.population_weights(client_ids, population)
         else:
             weights = self.ledger.weights(client_ids)
-        if self.guard:
-            weights = self.guard.weights(weights, client_ids, scores.values, resolution=equal)
         return Aggregation(
             weights=weights,
             scores=scores.values,
@@ -216,3 +199,9 @@ class ScoredStrategy(JudgedStrategy):
             accumulative=accumulative,
             evaluations=scores.evaluations,
         )
+
+
+def valued(strategy: object, given: object, kind: type[Kind], **settings: Any) -> Kind:
+    """Return the valuation that a strategy was given, or one of that kind on a Validation."""
+    require_kind(strategy, "validation", given, Validation, kind)
+    return given if isinstance(given, kind) else kind(given, **settings)  # type: ignore[call-arg]

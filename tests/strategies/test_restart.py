@@ -13,7 +13,6 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, FedAvgM
 from fedif_flower.strategies import RootTraining, Setup, Weighting
-from fedif_flower.valuation.score_guard import ScoreGuard
 from tests.strategies.lines import Movers
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -35,8 +34,8 @@ STRATEGIES = {
     "FedAvg": of.FedAvg,
     "momentum": lambda **base: of.FedAvg(stages=[Clip(1.0), FedAvgM(0.5, 0.5)], **base),
     "FedIF": lambda **base: of.FedIF(judge(), **base),
-    "guarded": lambda **base: of.FedIF(
-        judge(), weighting=Weighting(guard=ScoreGuard(harm_memory=3), bias_correction=True), **base
+    "bias-corrected": lambda **base: of.FedIF(
+        judge(), weighting=Weighting(bias_correction=True), **base
     ),
     "InfluenceDescent": lambda **base: of.InfluenceDescent(judge(), **base),
     "AFedSV": lambda **base: of.AFedSV(judge(), **base),

@@ -22,7 +22,6 @@ from fedif_flower import (
 )
 from fedif_flower.strategies import RootTraining, Weighting
 from fedif_flower.strategies.scoring import Scoring
-from fedif_flower.valuation.score_guard import ScoreGuard
 
 ROWS, LABELS = torch.eye(2), torch.tensor([0, 1])
 
@@ -46,10 +45,6 @@ def validation() -> Validation:
         (
             lambda: FedIF(validation(), weighting=Weighting(bias_correction=True)),
             Scoring(0.3, 0.0, True, True),
-        ),
-        (
-            lambda: FedIF(validation(), weighting=Weighting(guard=ScoreGuard(anchored=True))),
-            Scoring(0.3, 0.0, False, False),
         ),
         (lambda: AFedSV(validation(), gamma=0.2), Scoring(0.2, 0.5, False, True)),
         (lambda: FedSV(validation()), Scoring(1.0, 0.0, False, True)),

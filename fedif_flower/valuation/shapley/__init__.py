@@ -7,7 +7,7 @@ its definition allows. :data:`ESTIMATORS` has them all by name, with one signatu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
@@ -46,48 +46,29 @@ class Estimator(Protocol):
         ...
 
 
-def _exact(
-    utility: Utility,
-    num_clients: int,
-    *,
-    num_samples: int,  # noqa: ARG001
-    generator: Generator,  # noqa: ARG001
-) -> ShapleyEstimate:
-    return exact_shapley(utility, num_clients)
+def _without_draws(estimator: Callable[[Utility, int], ShapleyEstimate]) -> Estimator:
+    """Return an estimator that draws nothing with the signature of those that do."""
 
+    def estimate(
+        utility: Utility,
+        num_clients: int,
+        *,
+        num_samples: int,  # noqa: ARG001
+        generator: Generator,  # noqa: ARG001
+    ) -> ShapleyEstimate:
+        return estimator(utility, num_clients)
 
-def _leave_one_out(
-    utility: Utility,
-    num_clients: int,
-    *,
-    num_samples: int,  # noqa: ARG001
-    generator: Generator,  # noqa: ARG001
-) -> ShapleyEstimate:
-    return leave_one_out(utility, num_clients)
-
-
-def _permutation(
-    utility: Utility, num_clients: int, *, num_samples: int, generator: Generator
-) -> ShapleyEstimate:
-    return permutation_shapley(
-        utility, num_clients, num_permutations=num_samples, generator=generator
-    )
-
-
-def _gtg(
-    utility: Utility, num_clients: int, *, num_samples: int, generator: Generator
-) -> ShapleyEstimate:
-    return gtg_shapley(utility, num_clients, max_permutations=num_samples, generator=generator)
+    return estimate
 
 
 ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
     {
         "complementary": complementary_shapley,
-        "exact": _exact,
-        "gtg": _gtg,
-        "leave-one-out": _leave_one_out,
+        "exact": _without_draws(exact_shapley),
+        "gtg": gtg_shapley,
+        "leave-one-out": _without_draws(leave_one_out),
         "owen": owen_shapley,
-        "permutation": _permutation,
+        "permutation": permutation_shapley,
     }
 )
 """Estimators by name. ``num_samples``: complementary, samples per stratum; permutation, orders;

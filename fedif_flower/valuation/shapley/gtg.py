@@ -29,7 +29,7 @@ def gtg_shapley(
     tolerance: float = 0.05,
     window: int = 10,
     min_permutations: int = 30,
-    max_permutations: int = 500,
+    num_samples: int = 500,
     generator: Generator,
 ) -> ShapleyEstimate:
     r"""Estimate the Shapley values by guided truncated gradient Shapley.
@@ -58,7 +58,7 @@ def gtg_shapley(
         >= 0.
     window, min_permutations : int
         >= 1.
-    max_permutations : int
+    num_samples : int
         No sweep starts after so many orders, >= 1; the first sweep always runs, and whole.
     generator : torch.Generator
         Of the CPU.
@@ -84,7 +84,7 @@ def gtg_shapley(
     require_not_negative("tolerance", tolerance)
     require_positive("window", window)
     require_positive("min_permutations", min_permutations)
-    require_positive("max_permutations", max_permutations)
+    require_positive("num_samples", num_samples)
 
     memo = CoalitionMemo(utility)
     empty, grand = memo(empty_and_grand(num_clients))
@@ -95,7 +95,7 @@ def gtg_shapley(
         sweep = _guided_permutations(num_clients, generator)  # [m, m]
         marginals = torch.cat([marginals, marginal_contributions(memo, sweep, truncation)])
         done = len(marginals)
-        if done >= max_permutations or (
+        if done >= num_samples or (
             done > min_permutations and _relative_change(marginals, window) <= tolerance
         ):
             return memo.estimate(marginals.mean(dim=0))

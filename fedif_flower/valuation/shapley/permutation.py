@@ -12,7 +12,6 @@ from fedif_flower.valuation.shapley.estimate import (
     empty_and_grand,
     random_permutations,
     require_clients,
-    require_not_negative,
     require_positive,
 )
 
@@ -21,18 +20,16 @@ def permutation_shapley(
     utility: Utility,
     num_clients: int,
     *,
-    num_permutations: int,
-    truncation: float = 0.0,
+    num_samples: int,
     generator: Generator,
 ) -> ShapleyEstimate:
-    r"""Estimate the Shapley values from random orders (truncated Monte Carlo, TMC).
+    r"""Estimate the Shapley values from random orders.
 
     .. math:: \hat\varphi_i = \frac{1}{M} \sum_{\pi}
               \bigl( u(P_i^\pi \cup \{i\}) - u(P_i^\pi) \bigr)
 
     with :math:`\pi` one of M uniformly random orders and :math:`P_i^\pi` the clients before i
-    in it. Once :math:`|u(N) - u(P_i^\pi)|` is below ``truncation``, the rest of that order
-    counts as 0.
+    in it.
 
     Parameters
     ----------
@@ -40,18 +37,15 @@ def permutation_shapley(
         ``[c, m]`` (bool) -> ``[c]``.
     num_clients : int
         m, >= 1.
-    num_permutations : int
-        M, >= 1.
-    truncation : float
-        In units of the utility, >= 0; 0 means never. Without truncation all M m coalitions are
-        asked for in one call, otherwise one call per position in the orders.
+    num_samples : int
+        M, >= 1. All M m coalitions are asked for in one call.
     generator : torch.Generator
         Of the CPU.
 
     Returns
     -------
     ShapleyEstimate
-        Values ``[m]``; without truncation they sum to u(N) - u(empty).
+        Values ``[m]``; they sum to u(N) - u(empty).
 
     Raises
     ------
@@ -63,18 +57,16 @@ def permutation_shapley(
     Ghorbani and Zou, "Data Shapley", ICML 2019, algorithm 1.
     """
     require_clients(num_clients)
-    require_positive("num_permutations", num_permutations)
-    require_not_negative("truncation", truncation)
+    require_positive("num_samples", num_samples)
     memo = CoalitionMemo(utility)
-    permutations = random_permutations(num_permutations, num_clients, generator)
-    marginals = marginal_contributions(memo, permutations, truncation)
-    return memo.estimate(marginals.mean(dim=0))
+    permutations = random_permutations(num_samples, num_clients, generator)
+    return memo.estimate(marginal_contributions(memo, permutations).mean(dim=0))
 
 
 def marginal_contributions(
     utility: Utility, permutations: Tensor, truncation: float = 0.0
 ) -> Tensor:
-    """Return each client's marginal contribution in each order.
+    r"""Return each client's marginal contribution in each order.
 
     Parameters
     ----------
@@ -83,7 +75,8 @@ def marginal_contributions(
     permutations : Tensor
         ``[p, m]``, int64: orders of the clients.
     truncation : float
-        See :func:`permutation_shapley`.
+        Once :math:`|u(N) - u(P)|` of the clients P so far is below it, the rest of an order counts
+        as 0, >= 0; 0: never.
 
     Returns
     -------

@@ -43,10 +43,9 @@ from fedif_flower.stages import (
     MaxLength,
     NearestNeighbours,
 )
-from fedif_flower.strategies import Setup, Weighting
+from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.valuation.credit import CreditBounds
-from fedif_flower.valuation.score_guard import ScoreGuard
 from tests.consortium.masking.masked import (
     MEMBERS,
     Members,
@@ -68,9 +67,6 @@ STRATEGIES = {
     "fedavg": lambda **base: FedAvg(**base),
     "fedif": fedif,
     "fedif of bounded length": lambda **base: fedif(stages=[MaxLength(0.5), Clip(2.0)], **base),
-    "fedif guarded": lambda **base: fedif(
-        weighting=Weighting(guard=ScoreGuard(anchored=True, least_length=0.5)), **base
-    ),
 }
 
 

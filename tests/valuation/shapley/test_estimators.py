@@ -58,15 +58,13 @@ def never_truncated_gtg(num_samples: int, generator: Generator) -> ShapleyEstima
         round_truncation=0.0,
         truncation=0.0,
         tolerance=0.0,
-        max_permutations=num_samples,
+        num_samples=num_samples,
         generator=generator,
     )
 
 
 SAMPLERS: dict[str, Callable[[int, Generator], ShapleyEstimate]] = {
-    "permutation": lambda n, g: permutation_shapley(
-        random_game, M, num_permutations=n, generator=g
-    ),
+    "permutation": lambda n, g: permutation_shapley(random_game, M, num_samples=n, generator=g),
     "complementary": lambda n, g: complementary_shapley(random_game, M, num_samples=n, generator=g),
     "gtg": never_truncated_gtg,
     "owen": lambda n, g: owen_shapley(random_game, M, num_samples=n, generator=g),
@@ -135,38 +133,11 @@ def test_permutation_by_hand() -> None:
     estimate = permutation_shapley(
         lambda masks: masks[:, 0] & masks[:, 1:].any(dim=1),
         3,
-        num_permutations=4,
+        num_samples=4,
         generator=Generator().manual_seed(9),
     )
     assert estimate.values.tolist() == expected.tolist()
     assert float(estimate.values.sum()) == 1.0
-
-
-def test_truncation_evaluates_fewer_and_costs_little() -> None:
-    def saturating(masks: Tensor) -> Tensor:
-        return 1.0 - 0.2 ** masks.sum(dim=1)  # 0, 0.8, 0.96, 0.992, ...
-
-    exact = exact_shapley(saturating, 8).values
-    full = permutation_shapley(
-        saturating, 8, num_permutations=20, generator=Generator().manual_seed(1)
-    )
-    counter = Counter(saturating)
-    truncated = permutation_shapley(
-        counter, 8, num_permutations=20, truncation=0.05, generator=Generator().manual_seed(1)
-    )
-    # u(N) - u of two clients = 0.04: each order stops after two, in one call per position.
-    assert counter.calls == 3
-    assert truncated.asked == 1 + 2 * 20
-    assert truncated.evaluations < full.evaluations
-    assert float((truncated.values.sum() - exact.sum()).abs()) == pytest.approx(0.04, abs=1e-3)
-
-
-@pytest.mark.parametrize("truncation", [-0.1, float("nan")])
-def test_truncation_out_of_range(truncation: float) -> None:
-    with pytest.raises(ValuationError, match="truncation is"):
-        permutation_shapley(
-            random_game, M, num_permutations=1, truncation=truncation, generator=Generator()
-        )
 
 
 def test_gtg_skips_a_round_that_changes_nothing() -> None:
@@ -188,7 +159,7 @@ def test_gtg_stops_at_the_first_sweep_after_enough_orders() -> None:
 def test_gtg_lets_each_client_lead_once_per_sweep() -> None:
     # Whoever comes first takes all: one sweep gives each the same, whatever the orders.
     estimate = gtg_shapley(
-        lambda masks: masks.any(dim=1), 5, max_permutations=1, generator=Generator().manual_seed(0)
+        lambda masks: masks.any(dim=1), 5, num_samples=1, generator=Generator().manual_seed(0)
     )
     torch.testing.assert_close(estimate.values, torch.full((5,), 0.2, dtype=torch.float64))
 
