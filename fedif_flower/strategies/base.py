@@ -38,7 +38,7 @@ from fedif_flower.messages.screening import (
 )
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.updates import round_updates
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, Question, announced, tell
 from fedif_flower.strategies.combinations import (
@@ -54,6 +54,7 @@ from fedif_flower.strategies.members import Members
 from fedif_flower.strategies.pace import LateReplies
 from fedif_flower.strategies.reports import round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
+from fedif_flower.strategies.rule import as_weights, by_step, by_weights
 from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.setup import DEFAULTS, Setup
@@ -96,7 +97,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
     takes_groups = False  # Whether it may be given the means of groups for clients.
     can_mask = False  # Whether its weights need no more than products, lengths and examples.
-    keep_arrays = False  # Whether replies are needed as they came, beside the updates in them.
+    keep_arrays = False  # Whether the one model with a weight is taken over bit for bit.
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         self.history = History()
         self.callbacks = list(callbacks)
         self.completed_rounds = 0  # By earlier processes.
-        self._late = LateReplies(setup.pace)
+        self._late = [LateReplies(setup.pace)] if setup.pace.late_rounds else []
         self._closing = setup.pace.closing(0, ())
         self.asked: dict[int, Asked] = {}  # By node: whose replies count in the round.
         self._sampled: list[ClientNode] = []
@@ -157,10 +158,13 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
     @property
     def told(self) -> tuple[Callback, ...]:
         """Who is told of rounds: the strategy's own callbacks, then the user's."""
-        return (self.history, self._late, *self.callbacks)
+        return (*self._late, *self.callbacks)
 
-    def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return the coefficients with which the round's models are combined."""
+    def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
+        """Return the weights ``[m]`` of the round's updates; or a step ``[d]``.
+
+        A step where :attr:`combines_updates` is false: updates are then shortened already.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say how to weigh a round")
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
@@ -224,8 +228,10 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         self.begin(initial_arrays)
         for callback in self.callbacks:
             callback.on_start(self)
-        loop = RoundLoop(self, self.model, self.told, self.completed_rounds, evaluate_fn)
-        result = loop.run(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config)
+        loop = RoundLoop(self, self.model, self.history, self.told, self.completed_rounds)
+        result = loop.run(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
         for remark in self.stages.remarks():
             logger.info("%s", remark)
         return result
@@ -347,6 +353,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             num_online=len(self.members.online),
             changes=self.members.news(),
         )
+        self.history.rounds.append(report)
         tell(self.told, outcome.step, report)
         accepted = screening.accepted
         if not blamed:
@@ -387,22 +394,22 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
     def merge(
         self,
         updates: RoundUpdates,
-        accepted: Sequence[AcceptedReply],  # noqa: ARG002 (for rules that need more than updates)
+        accepted: Sequence[AcceptedReply],
     ) -> tuple[ModelVectors, Aggregation]:
         """Return the model that a round's updates lead to, and the weights they were given.
 
-        A subclass overrides it where weights do not tell all, else :meth:`weigh`. ``accepted`` are
-        the replies as they came, in the order of ``updates``; any error fails the round.
+        ``accepted`` are the replies as they came, in the order of ``updates``; any error fails the
+        round.
         """
-        aggregation = self.local.weighted(updates, self.weigh(updates))
-        if updates.hidden is not None:
-            weights = aggregation.weights
-            factors = updates.hidden.cut(weights.cpu() * updates.shortening)
-            aggregation = replace(aggregation, weights=weights * factors.to(weights))
-        step = self.stages.settle(updates, aggregation.weights)
-        counters = largest_counters(updates.counters, aggregation.weights)
-        vectors = ModelVectors(step.params, step.buffers, counters)
-        return vectors, replace(aggregation, applied=step.coefficients)
+        if not self.combines_updates:
+            return by_step(updates, self.weigh(updates.shortened()))
+        weighed = self.local.weighted(updates, as_weights(self.weigh(updates)))
+        vectors, aggregation = by_weights(updates, weighed, self.stages)
+        if self.keep_arrays:  # A sum of updates would round them.
+            arrays = accepted[int(aggregation.weights.argmax())].arrays
+            assert arrays is not None  # keep_arrays
+            vectors = replace(vectors, params=self.model.layout.to_vectors(arrays).params)
+        return vectors, aggregation
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedif_flower.errors import require
-from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import RoundReport, client_line, round_line
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ Table = Literal["clients", "rounds"]
 TABLES: tuple[str, ...] = get_args(Table)
 
 
-class History(Callback):
+class History:
     """The reports and metrics of a strategy's rounds, from its first round in this process on.
 
     Attributes
@@ -42,14 +40,6 @@ class History(Callback):
             return "History(no rounds yet)"
         clients = {client.node.client_id for report in self.rounds for client in report.clients}
         return f"History({len(self)} rounds, {len(clients)} clients; to_pandas() shows them)"
-
-    def on_round(self, report: RoundReport) -> None:
-        """Keep a round's report."""
-        self.rounds.append(report)
-
-    def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
-        """Keep a round's metrics."""
-        self.metrics[server_round] = dict(metrics)
 
     def lines(self, table: Table = "clients") -> list[dict[str, Any]]:
         """Return one mapping for each line of a table.

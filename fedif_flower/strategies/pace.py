@@ -135,5 +135,5 @@ class LateReplies(Callback):
             self._asked.pop(accepted.node.node_id, None)
         for refused in screening.refused:
             self._asked.pop(refused.node.node_id, None)
-            if refused.status == "late" and self._pace.late_rounds:
+            if refused.status == "late":
                 self._asked[refused.node.node_id] = asked[refused.node.node_id]

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Unpack
 
-import torch
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError, ValuationError, require
-from fedif_flower.messages.screening import AcceptedReply
-from fedif_flower.round import (
-    Aggregation,
-    ModelVectors,
-    RoundUpdates,
-    all_finite,
-    combine_buffers,
-    largest_counters,
-)
+from fedif_flower.errors import ConfigError, require
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.rule import Rule
 from fedif_flower.strategies.state import Stateful
-
-Rule = Callable[[RoundUpdates], Aggregation | Tensor]
-"""Takes a round's updates; returns an Aggregation with weights ``[m]``, or a step ``[d]``."""
 
 
 class RobustRule(ScreenedStrategy):
@@ -72,40 +59,6 @@ class RobustRule(ScreenedStrategy):
         parts = super().stateful()
         return parts | ({"rule": self.rule} if isinstance(self.rule, Stateful) else {})
 
-    def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return what a rule with weights makes of a round."""
-        aggregation = self.rule(updates)
-        if not isinstance(aggregation, Aggregation):
-            name = type(self.rule).__name__
-            raise ValuationError(f"{name} gives weights: it has to return an Aggregation")
-        return aggregation
-
-    def merge(
-        self, updates: RoundUpdates, accepted: Sequence[AcceptedReply]
-    ) -> tuple[ModelVectors, Aggregation]:
-        """Return the model that the rule's weights, or its step, lead to."""
-        if not self.combines_updates:
-            return self._stepped(updates)
-        vectors, aggregation = super().merge(updates, accepted)
-        if aggregation.noise is not None:
-            vectors = replace(vectors, params=vectors.params + aggregation.noise)
-        if self.keep_arrays:  # A sum of updates would round them.
-            arrays = accepted[int(aggregation.weights.argmax())].arrays
-            assert arrays is not None  # keep_arrays
-            vectors = replace(vectors, params=self.model.layout.to_vectors(arrays).params)
-        return vectors, aggregation
-
-    def _stepped(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
-        """Return the model one step of the rule on."""
-        step = self.rule(updates.shortened())
-        if not isinstance(step, Tensor):
-            name = type(self.rule).__name__
-            raise ValuationError(f"{name} gives no weights: it has to return a step [d]")
-        params = (updates.global_params + step).cpu()
-        if not all_finite(params):
-            raise ValuationError("the aggregated model is not finite")
-        weights = torch.full((updates.num_clients,), torch.nan)
-        shares = updates.buffer_shortening / updates.num_clients
-        buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, shares).cpu()
-        counters = largest_counters(updates.counters, weights)
-        return ModelVectors(params, buffers, counters), Aggregation(weights=weights)
+    def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
+        """Return what the rule makes of a round: weights, or a step ``[d]``."""
+        return self.rule(updates)

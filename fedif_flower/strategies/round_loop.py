@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedif_flower.errors import FedIFError, ValuationError
 from fedif_flower.strategies.callbacks import Callback, StopTraining
 from fedif_flower.strategies.global_model import GlobalModel
+from fedif_flower.strategies.history import History
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger(__name__)
@@ -50,27 +51,28 @@ class RoundLoop(Strategy):
         Says what happens in a round.
     model : GlobalModel
         The strategy's.
+    history : History
+        Keeps each round's metrics.
     callbacks : sequence of Callback
         Told of each round's model and metrics, and of the end.
     completed_rounds : int
         By earlier processes.
-    evaluate_fn : callable, optional
-        The user's own, as Flower's strategies take it.
     """
 
     def __init__(
         self,
         strategy: Strategy,
         model: GlobalModel,
+        history: History,
         callbacks: Sequence[Callback],
         completed_rounds: int,
-        evaluate_fn: EvaluateFunction | None,
     ) -> None:
         self.strategy = strategy
         self.offset = completed_rounds
         self._model = model
+        self._history = history
         self._callbacks = callbacks
-        self._evaluate_fn = evaluate_fn
+        self._evaluate_fn: EvaluateFunction | None = None
         self._so_far = Result()
 
     def run(
@@ -81,8 +83,13 @@ class RoundLoop(Strategy):
         timeout: float,
         train_config: ConfigRecord | None,
         evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFunction | None,
     ) -> Result:
-        """Run the rounds; the result's rounds are counted from the first process on."""
+        """Run the rounds; the result's rounds are counted from the first process on.
+
+        ``evaluate_fn`` is the user's own, as Flower's strategies take it.
+        """
+        self._evaluate_fn = evaluate_fn
         told = _FlowersLog(self.strategy, self.offset)
         _FLOWER.addFilter(told)
         try:
@@ -157,6 +164,7 @@ class RoundLoop(Strategy):
                 for callback in self._callbacks:
                     metrics.update(callback.on_model(server_round, self._model) or {})
             finally:
+                self._history.metrics[server_round] = dict(metrics)
                 for callback in self._callbacks:
                     callback.on_metrics(server_round, metrics)
         except StopTraining as raised:

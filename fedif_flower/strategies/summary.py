@@ -53,7 +53,7 @@ class TellsSettings:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show the constructor's signature, not that of :meth:`__new__`."""
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = shown_signature(cls)
+        cls.__signature__ = constructor_signature(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember what the constructor is called with, and refuse what is out of range."""
@@ -78,24 +78,6 @@ class TellsSettings:
     def summary(self) -> None:
         """Log every setting, as Flower's strategies do."""
         log_settings(self)
-
-
-class _Shown(str):
-    """Shows a default as it would be written."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def shown_signature(kind: Any) -> inspect.Signature:
-    """Return what a strategy is called with, its default stages among it."""
-    signature = constructor_signature(kind)
-    if not (stages := kind.default_stages()) or "stages" not in signature.parameters:
-        return signature
-    shown = signature.parameters["stages"].replace(default=_Shown(shown_setting(stages)))
-    return signature.replace(parameters=list({**signature.parameters, "stages": shown}.values()))
 
 
 def given_settings(kind: type, positional: Sequence[Any], named: Mapping[str, Any]) -> Settings:
