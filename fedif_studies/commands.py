@@ -14,7 +14,6 @@ from fedif_studies.lab.commands import (
     OutputDir,
     compare,
     finish,
-    going_on,
     sweep,
 )
 from fedif_studies.paper.commands import paper, report
@@ -76,23 +75,21 @@ def audit(
     ] = None,
 ) -> None:
     """Measure which valuations are right: agreement, removal, detection, manipulation."""
-    from fedif_flower.devices import torch_threads
     from fedif_flower.errors import require
     from fedif_studies.audit.cases import CASES
     from fedif_studies.audit.measure import Measurements, measure
     from fedif_studies.audit.members import AUDITED, AuditTask
     from fedif_studies.audit.page import write_audit
 
-    console = Console()
     parsed = parse_config([AUDITED, *(config or [])], {})
     for case in cases or ():
         require(case in CASES, "case", case, ", ".join(CASES))
     measurements = Measurements(output_dir.expanduser().absolute(), parsed)
-    with going_on(), torch_threads(1):  # Models as small as these are slower on more.
-        task = AuditTask(parsed)
-        chosen = tuple(cases or CASES)
-        measure(task, measurements, console, cases=chosen, seeds=seeds, retrain=retrain)
-    console.print(f"Audit: {write_audit(measurements, task.config)}", soft_wrap=True)
+    task = AuditTask(parsed)
+    chosen = tuple(cases or CASES)
+    complete = measure(task, measurements, cases=chosen, seeds=seeds, retrain=retrain)
+    Console().print(f"Audit: {write_audit(measurements, task.config)}", soft_wrap=True)
+    finish(complete)
 
 
 @cli.command()

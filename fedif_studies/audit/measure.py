@@ -1,18 +1,18 @@
 """What an audit measures, line by line: values of members, and federations trained from scratch.
 
-Every line is written as soon as it is known, and never measured twice: an audit may be stopped at
-any time.
+Lines are written as soon as a federation is done, and never measured twice: an audit may be stopped
+at any time.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
@@ -24,12 +24,13 @@ from fedif_studies.audit.federation import RULES, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import ALL_COALITIONS, EXACT, VALUATIONS, WATCHERS
-from fedif_studies.rows import add_rows
+from fedif_studies.lab.run import fill
+from fedif_studies.rows import Row
 
 CONFIG, VALUES, RETRAINING = "config.json", "values.csv", "retraining.csv"
 MOST_MEMBERS = 12  # Of whom all coalitions are looked at.
 RETRAINING_SEEDS = 2
-_AT_ONCE = 256  # Coalitions between two writes.
+_AT_ONCE = 256  # Coalitions side by side.
 
 
 class ValueLine(NamedTuple):
@@ -78,8 +79,8 @@ class Measurements:
             write_atomically(folder / CONFIG, settings)
         elif (folder / CONFIG).read_text() != settings:
             raise ConfigError(f"{folder} holds an audit of other settings; take another folder")
-        self._values = folder / VALUES
-        self._retrained = folder / RETRAINING
+        self.values_path = folder / VALUES
+        self.retrained_path = folder / RETRAINING
 
     def values(self) -> list[ValueLine]:
         """Return what is there of the members' values."""
@@ -88,7 +89,7 @@ class Measurements:
                 *(row["case"], row["rule"], int(row["seed"]), row["valuation"]),
                 *(int(row["member"]), int(row["marked"]), float(row["value"])),
             )
-            for row in read_rows(self._values)
+            for row in read_rows(self.values_path)
         ]
 
     def retrained(self) -> list[RetrainedLine]:
@@ -98,29 +99,20 @@ class Measurements:
                 *(row["case"], int(row["seed"]), int(row["coalition"])),
                 *(float(row["test_loss"]), float(row["test_accuracy"])),
             )
-            for row in read_rows(self._retrained)
+            for row in read_rows(self.retrained_path)
         ]
-
-    def add_values(self, lines: Sequence[ValueLine]) -> None:
-        """Write more lines."""
-        add_rows(self._values, [line._asdict() for line in lines])
-
-    def add_retrained(self, lines: Sequence[RetrainedLine]) -> None:
-        """Write more lines."""
-        add_rows(self._retrained, [line._asdict() for line in lines])
 
 
 def measure(
     task: AuditTask,
     measurements: Measurements,
-    console: Console,
     *,
     valuations: Sequence[str] = tuple(VALUATIONS),
     cases: Sequence[str] = tuple(CASES),
     seeds: int = 5,
     retrain: bool = True,
-) -> None:
-    """Measure what is missing.
+) -> bool:
+    """Measure the federations that have no row, and return whether all are there.
 
     Parameters
     ----------
@@ -128,8 +120,6 @@ def measure(
         What the federations are about.
     measurements : Measurements
         Where lines go.
-    console : Console
-        Is told of what is done.
     valuations : sequence of str
         Names in :data:`~fedif_studies.audit.valuations.VALUATIONS`.
     cases : sequence of str
@@ -142,72 +132,59 @@ def measure(
     Raises
     ------
     ConfigError
-        If there are too many members to look at all coalitions.
+        If there are too many members to look at all coalitions, or the code is not committed.
+    GridInterrupted
+        If a signal asked for an end; the same call goes on from there.
     """
     if task.config.num_clients > MOST_MEMBERS:
         raise ConfigError(
             f"num-clients = {task.config.num_clients}; allowed: at most {MOST_MEMBERS}, since an "
             "audit looks at all coalitions"
         )
-    known = {(line.case, line.rule, line.seed, line.valuation) for line in measurements.values()}
-    wanted = [(case, "FedAvg", seed) for seed in range(seeds) for case in cases]
-    others = [rule for rule in RULES if rule != "FedAvg" and HONEST in cases]
-    wanted += [(HONEST, rule, seed) for seed in range(seeds) for rule in others]
-    for case, rule, seed in wanted:
-        missing = [name for name in (*valuations, EXACT) if (case, rule, seed, name) not in known]
-        if lines := _values(task, case, rule, seed, missing):
-            measurements.add_values(lines)
-            console.print(f"valued: {case}, {rule}, seed {seed}")
-    for seed in range(RETRAINING_SEEDS) if retrain else ():
-        for case in RETRAINED:
-            retrain_coalitions(task, measurements, console, case, seed)
+    others = [(HONEST, rule) for rule in RULES if rule != "FedAvg" and HONEST in cases]
+    runs = [*((case, "FedAvg") for case in cases), *others]
+    wanted: list[Row] = [
+        {"case": case, "rule": rule, "seed": seed} for seed in range(seeds) for case, rule in runs
+    ]
+    complete = fill(measurements.values_path, wanted, partial(_values, task, valuations))
+    trained: list[Row] = [
+        {"case": case, "seed": seed} for seed in range(RETRAINING_SEEDS) for case in RETRAINED
+    ]
+    if retrain:
+        complete &= fill(measurements.retrained_path, trained, partial(_retrained, task))
+    return complete
 
 
-def _values(
-    task: AuditTask, case: str, rule: str, seed: int, valuations: Sequence[str]
-) -> list[ValueLine]:
+def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
     """Return all valuations' values of one federation's members."""
-    members = CASES[case](task, seed)
+    seed = int(str(cell["seed"]))
+    members = CASES[str(cell["case"])](task, seed)
+    names = [*valuations, EXACT]
     if len(members) > MOST_MEMBERS:
-        valuations = [name for name in valuations if name not in ALL_COALITIONS]
-    if not valuations:
-        return []
-    watchers = {name: WATCHERS[name]() for name in valuations}
-    federate(task, members, seed=seed, rule=RULES[rule](), watchers=list(watchers.values()))
+        names = [name for name in names if name not in ALL_COALITIONS]
+    watchers = {name: WATCHERS[name]() for name in names}
+    rule = RULES[str(cell["rule"])]()
+    federate(task, members, seed=seed, rule=rule, watchers=list(watchers.values()))
     return [
-        ValueLine(case, rule, seed, name, index, int(member.is_marked), value)
+        {"valuation": name, "member": index, "marked": int(member.is_marked), "value": value}
         for name, watcher in watchers.items()
         for index, (member, value) in enumerate(zip(members, watcher.values.tolist(), strict=True))
     ]
 
 
-def retrain_coalitions(
-    task: AuditTask, measurements: Measurements, console: Console, case: str, seed: int
-) -> None:
-    """Train all coalitions of a case that are not trained yet, and write what they reach."""
+def _retrained(task: AuditTask, cell: Row) -> list[Row]:
+    """Train all coalitions of a case, and return what they reach."""
     # The same members misbehave with every seed: what differs is the training alone.
-    members = CASES[case](task, 0)
-    known = {
-        line.coalition
-        for line in measurements.retrained()
-        if (line.case, line.seed) == (case, seed)
-    }
-    masks = all_coalitions(len(members))
-    missing = [index for index in range(len(masks)) if index not in known]
-    if not missing:
-        return
-    test = task.server.test
-    for start in range(0, len(missing), _AT_ONCE):
-        some = missing[start : start + _AT_ONCE]
-        trained = train_coalitions(task, members, masks[some], seed=seed)
-        found = [test.evaluate(params) for params in trained]
-        measurements.add_retrained(
-            [
-                RetrainedLine(case, seed, coalition, one.loss, one.accuracy)
-                for coalition, one in zip(some, found, strict=True)
-            ]
-        )
-    console.print(f"trained {len(missing)} coalitions: {case}, seed {seed}")
+    members = CASES[str(cell["case"])](task, 0)
+    found = [
+        task.server.test.evaluate(params)
+        for masks in torch.split(all_coalitions(len(members)), _AT_ONCE)
+        for params in train_coalitions(task, members, masks, seed=int(str(cell["seed"])))
+    ]
+    return [
+        {"coalition": index, "test_loss": one.loss, "test_accuracy": one.accuracy}
+        for index, one in enumerate(found)
+    ]
 
 
 def coalition_utilities(lines: Iterable[RetrainedLine], column: str) -> dict[int, torch.Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,18 +74,6 @@ def launcher(cpus_per_client: int, gpus_per_client: float) -> RayLauncher:
     from fedif_studies.lab.engine import RayLauncher
 
     return RayLauncher(door.client_app(), cpus_per_client, gpus_per_client)
-
-
-@contextmanager
-def going_on() -> Iterator[None]:
-    """Say at Ctrl-C that the same command goes on with what is missing."""
-    from fedif_flower.runtime.processes import own_command
-    from fedif_flower.runtime.shared_grid import GridInterrupted
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise GridInterrupted(f"stopped; go on with the same command: {own_command()}") from None
 
 
 def finish(complete: bool) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 import pytest
 import torch
-from rich.console import Console
 
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
@@ -24,6 +21,7 @@ from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.page import write_audit
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import EXACT, VALUATIONS, WATCHERS
+from fedif_studies.lab import run
 from tests.tolerance import assert_same_step, rounding
 
 MEMBERS, ROUNDS = 4, 2
@@ -118,14 +116,14 @@ def test_agreement_with_retraining_by_hand():
 
 
 @pytest.mark.all
-def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path):
-    told = StringIO()
+def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "committed_revision", lambda: "abc")
     measurements = Measurements(tmp_path, task.config)
     names = ["FedIF Omega", "path attribution (simpson)"]
-    for _ in range(2):
-        measure(task, measurements, Console(file=told), valuations=names, seeds=1)
-    assert told.getvalue().count(f"valued: {HONEST}, FedAvg, seed 0") == 1
-    assert told.getvalue().count(f"trained {2**MEMBERS} coalitions: {HONEST}, seed 1") == 1
+    for there in (0, len(CASES) + 2):
+        assert measure(task, measurements, valuations=names, seeds=1)
+        assert f"{there} of {len(CASES) + 2} cells have a row" in capsys.readouterr().out
+    assert len(measurements.retrained()) == 4 * 2**MEMBERS
     page = write_audit(measurements, task.config)
     text = page.read_text()
     for title in ("within the run", "from scratch", "Removal", "Detection", "Manipulation"):
