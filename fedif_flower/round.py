@@ -50,11 +50,8 @@ class NoBuffers:
 class HiddenUpdates(Protocol):
     """Updates that nobody sees: what is known of them are linear functions, and lengths."""
 
-    def products(self, vector: Tensor, purpose: str) -> Tensor:
-        """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``.
-
-        ``purpose`` says in the round's records what it was asked for.
-        """
+    def products(self, vector: Tensor) -> Tensor:
+        """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``."""
         ...
 
     def summed(self, weights: Tensor) -> Tensor:

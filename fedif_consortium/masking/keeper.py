@@ -43,6 +43,9 @@ from fedif_consortium.masking.ring import Ring
 from fedif_consortium.masking.sketches import SignSketch
 from fedif_flower.errors import BoxError, KeeperError, RefusedByPolicyError
 
+MOST_PARAMETERS, MOST_MEMBERS = 200_000_000, 10_000
+SECONDS_KEPT = 24 * 3600.0
+
 
 @dataclass(frozen=True)
 class KeptRound:
@@ -64,8 +67,8 @@ class KeptRound:
         Digests of the vectors asked about.
     basis : ndarray
         ``[j, d]``, an orthonormal basis of their span.
-    sums : list of str
-        Digests of the weights asked for.
+    sum : str
+        Digest of the weights asked for; empty: none yet.
     """
 
     run: int
@@ -77,7 +80,7 @@ class KeptRound:
     seeds: tuple[bytes, ...] = field(repr=False)
     vectors: list[str]
     basis: NDArray[np.float64] = field(repr=False)
-    sums: list[str]
+    sum: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class Keeper:
         derive = HKDF(hashes.SHA256(), SEED_BYTES, None, b"fedif-flower signs 1")
         self._sign_seed = derive.derive(key.private_bytes_raw())
         self._state = KeeperState() if state is None else state
-        self._rounds: dict[int, KeptRound] = {}  # By run, the round that is open.
+        self._round: KeptRound | None = None  # That is open.
         self._save = save
         self.log = ChainedLog() if log is None else log
         self._now = now
@@ -160,9 +163,9 @@ class Keeper:
         return len(kept.seeds), kept.length
 
     def forget_old(self) -> None:
-        """Delete the seeds of rounds that are older than the policy keeps them."""
-        oldest = self._now() - 3600 * self._policy.hours_kept
-        self._rounds = {run: kept for run, kept in self._rounds.items() if kept.opened >= oldest}
+        """Delete the seeds of a round that is older than a day."""
+        if self._round is not None and self._now() - self._round.opened > SECONDS_KEPT:
+            self._round = None
 
     def open_round(
         self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
@@ -170,8 +173,10 @@ class Keeper:
         """Open a round's boxes."""
         with self._logged("open", run, server_round) as entry:
             digest = _digest(length, *(part for item in sorted(boxes.items()) for part in item))
-            kept = self._rounds.get(run)
-            if kept is None or (kept.server_round, kept.boxes) != (server_round, digest):
+            kept = self._round
+            if kept is None or (kept.run, kept.server_round, kept.boxes) != (
+                *(run, server_round, digest),
+            ):
                 kept = self._open(run, server_round, length, boxes, digest)
             entry |= {"members": kept.answer.members, "length": length}
             entry |= {"refused": list(kept.answer.refused.values())}
@@ -209,9 +214,9 @@ class Keeper:
             entry["weights"] = weights.tolist()
             self._policy.check_weights(weights, kept.answer.members)
             digest = vector_digest(weights).hex()
-            if digest not in kept.sums:
-                self._policy.check_sums(len(kept.sums) + 1)
-                self._rounds[run] = replace(kept, sums=[*kept.sums, digest])
+            if kept.sum not in ("", digest):
+                raise RefusedByPolicyError("the keeper refuses: a round has one sum; asked: two")
+            self._round = replace(kept, sum=digest)
             total = np.zeros(kept.length, np.uint64)
             for seed, weight in zip(kept.seeds, weights, strict=True):
                 if weight:
@@ -222,10 +227,10 @@ class Keeper:
 
     def close_round(self, run: int, server_round: int) -> str:
         """Delete the round's seeds; return the log's last hash."""
-        kept = self._rounds.get(run)
-        if kept is not None and kept.server_round == server_round:
+        kept = self._round
+        if kept is not None and (kept.run, kept.server_round) == (run, server_round):
             with self._logged("close", run, server_round):
-                del self._rounds[run]
+                self._round = None
         return self.log.head
 
     def _open(
@@ -238,7 +243,11 @@ class Keeper:
                 f"the keeper refuses: a round is opened once; asked: round {server_round} of run "
                 f"{run} after round {last}"
             )
-        self._policy.check_length(length)
+        if not (1 <= length <= MOST_PARAMETERS and len(boxes) <= MOST_MEMBERS):
+            raise RefusedByPolicyError(
+                f"the keeper refuses: {length} parameters, {len(boxes)} members; allowed: at most "
+                f"{MOST_PARAMETERS}, {MOST_MEMBERS}"
+            )
         self._policy.check_members(len(boxes))
         found: dict[str, tuple[int, bytes]] = {}
         refused: dict[int, str] = {}
@@ -263,14 +272,10 @@ class Keeper:
             seeds=seeds,
             vectors=[],
             basis=np.empty((0, length)),
-            sums=[],
         )
-        others = {other: kept for other, kept in self._rounds.items() if other != run}
-        while len(others) >= self._policy.runs_at_once:
-            del others[next(iter(others))]
         last_rounds = self._state.last_rounds | {run: server_round}
         self._remember(replace(self._state, last_rounds=last_rounds))
-        self._rounds = others | {run: kept}
+        self._round = kept  # It ends the last one, whichever run that was of.
         return kept
 
     def _remember(self, state: KeeperState) -> None:
@@ -299,8 +304,8 @@ class Keeper:
 
     def _find(self, run: int, server_round: int) -> KeptRound:
         self.forget_old()
-        kept = self._rounds.get(run)
-        if kept is None or kept.server_round != server_round:
+        kept = self._round
+        if kept is None or (kept.run, kept.server_round) != (run, server_round):
             raise KeeperError(f"the keeper keeps no round {server_round} of run {run}")
         return kept
 
@@ -320,7 +325,7 @@ class Keeper:
             self._policy.check_entry(largest_leverage(basis))
         vectors_by_run = self._state.vectors | {kept.run: asked}
         self._remember(replace(self._state, vectors=vectors_by_run))
-        self._rounds[kept.run] = replace(kept, vectors=[*kept.vectors, *new], basis=basis)
+        self._round = replace(kept, vectors=[*kept.vectors, *new], basis=basis)
 
     def _extended(
         self, basis: NDArray[np.float64], vector: Ring, sketch: SignSketch

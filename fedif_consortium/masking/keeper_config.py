@@ -33,9 +33,6 @@ class KeeperSettings(Settings):
         "The certificate with which the federation's server shows who it is. Nobody else is "
         "answered.",
     )
-    request_seconds: float = setting(
-        600.0, "A request must be whole, and its answer taken, within this many seconds.", ge=10
-    )
     health_address: str = setting(
         "",
         "Where `/health` answers, without TLS and to whoever asks; empty: nowhere.",

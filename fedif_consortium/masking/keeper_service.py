@@ -16,32 +16,30 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio.to_thread
 import numpy as np
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from fedif_consortium.health import serving_health
 from fedif_consortium.masking import Keeper, Ring
 from fedif_consortium.masking.boxes import MOST_BYTES
+from fedif_consortium.masking.keeper import MOST_MEMBERS
 from fedif_consortium.masking.keeper_config import KeeperConfig, KeeperSettings
 from fedif_consortium.masking.keeper_store import KeeperStore
 from fedif_flower.errors import ConfigError, FedIFError, KeeperError, RefusedByPolicyError
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 16 * 1024
-PIECE = 2**20  # Bytes of an answer that are sent at a time.
 HEALTH = "health-address"
 FORGET_SECONDS = 60  # Between looks for rounds that are too old.
 MOST_BOX_TEXT = 2 * MOST_BYTES + 64  # A box and its node in JSON.
+REQUEST_SECONDS = 600.0  # For a request to be whole and its answer to be taken.
 _PATH = re.compile(r"/(open|sketches|products|sum|close)/(\d{1,20})/(\d{1,10})")
-
-Answer = bytes | Ring | dict[str, Any]
 
 
 class KeeperService:
@@ -51,13 +49,10 @@ class KeeperService:
     ----------
     keeper : Keeper
         Answers, one request at a time.
-    request_seconds : float
-        For a request to be whole and its answer to be taken, > 0.
     """
 
-    def __init__(self, keeper: Keeper, request_seconds: float = 600.0) -> None:
+    def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._request_seconds = request_seconds
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +62,7 @@ class KeeperService:
             return
         async with self._turn:
             with contextlib.suppress(ClientDisconnect, TimeoutError):
-                async with asyncio.timeout(self._request_seconds):
+                async with asyncio.timeout(REQUEST_SECONDS):
                     response = await self._respond(Request(scope, receive))
                     await response(scope, receive, send)
 
@@ -90,7 +85,7 @@ class KeeperService:
             framed = "transfer-encoding" in request.headers
             if framed or not length.isdecimal() or int(length) > most:
                 return _refused(413, f"a request states its length, here at most {most} bytes")
-            body = await _whole(request, int(length))
+            body = await request.body()
             answer = await anyio.to_thread.run_sync(
                 lambda: self._answer(asked, run, server_round, body)
             )
@@ -101,22 +96,21 @@ class KeeperService:
         except FedIFError as error:
             logger.error("The keeper cannot answer: %s", error)
             return _refused(500, str(error))
-        if isinstance(answer, dict):
-            return JSONResponse(answer)
-        content = memoryview(answer if isinstance(answer, bytes) else answer.data.cast("B"))
-        return StreamingResponse(_pieces(content), headers={"content-length": str(len(content))})
+        return JSONResponse(answer) if isinstance(answer, dict) else Response(answer)
 
     def _most_bytes(self, asked: str, run: int, server_round: int) -> int:
         """Return how long a request's body may be."""
         policy = self._keeper.policy()
         if asked == "open":
-            return MOST_BOX_TEXT * (policy.most_members + 1)
+            return MOST_BOX_TEXT * (MOST_MEMBERS + 1)
         if asked in ("products", "sum"):
             members, length = self._keeper.shape(run, server_round)
             return 8 * (members if asked == "sum" else length * policy.vectors)
         return 0
 
-    def _answer(self, asked: str, run: int, server_round: int, body: bytearray) -> Answer:
+    def _answer(
+        self, asked: str, run: int, server_round: int, body: bytes
+    ) -> bytes | dict[str, Any]:
         """Let the keeper answer; in a thread."""
         if asked == "open":
             opened = self._keeper.open_round(run, server_round, *_boxes(body))
@@ -124,7 +118,7 @@ class KeeperService:
             return {"nodes": opened.nodes, "members": opened.members, "refused": refused}
         if asked == "sketches":
             sketches = self._keeper.sketches(run, server_round)
-            return sketches.seed + sketches.values.astype("<u8", copy=False).tobytes()
+            return sketches.seed + _bytes(sketches.values)
         if asked == "close":
             return {"log": self._keeper.close_round(run, server_round)}
         members, length = self._keeper.shape(run, server_round)
@@ -133,10 +127,8 @@ class KeeperService:
             raise KeeperError(f"{len(body)} bytes are no rows of {row} numbers")
         numbers = np.frombuffer(body, "<u8").astype(np.uint64, copy=False)
         if asked == "sum":
-            answer = self._keeper.weighted_sum(run, server_round, numbers)
-        else:
-            answer = self._keeper.products(run, server_round, numbers.reshape(-1, length))
-        return np.ascontiguousarray(answer, "<u8")
+            return _bytes(self._keeper.weighted_sum(run, server_round, numbers))
+        return _bytes(self._keeper.products(run, server_round, numbers.reshape(-1, length)))
 
 
 def keeper_server(
@@ -184,7 +176,7 @@ def serve(config: KeeperConfig) -> None:
         keeper = Keeper(
             config.policy, config.members, key, state=store.load(), save=store.save, log=log
         )
-        service = KeeperService(keeper, config.settings.request_seconds)
+        service = KeeperService(keeper)
         server, listening = keeper_server(service, config.settings)
         address = f"{listening.getsockname()[0]}:{listening.getsockname()[1]}"
         logger.info(
@@ -228,7 +220,7 @@ def _bound(config: uvicorn.Config) -> socket.socket:
     return listening
 
 
-def _boxes(body: bytearray) -> tuple[int, dict[int, bytes]]:
+def _boxes(body: bytes) -> tuple[int, dict[int, bytes]]:
     """Return d and the boxes by node id."""
     try:
         content = json.loads(body)
@@ -238,19 +230,8 @@ def _boxes(body: bytearray) -> tuple[int, dict[int, bytes]]:
         raise KeeperError(f"the boxes are not readable: {error!r}") from error
 
 
-async def _whole(request: Request, length: int) -> bytearray:
-    """Return a body of a length that is allowed."""
-    body = bytearray(length)
-    start = 0
-    async for piece in request.stream():
-        body[start : start + len(piece)] = piece
-        start += len(piece)
-    return body
-
-
-async def _pieces(content: memoryview) -> AsyncIterator[bytes]:
-    for start in range(0, len(content), PIECE):
-        yield bytes(content[start : start + PIECE])
+def _bytes(numbers: Ring) -> bytes:
+    return numbers.astype("<u8", copy=False).tobytes()
 
 
 def _refused(status: int, reason: str) -> Response:

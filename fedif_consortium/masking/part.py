@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
-from fedif_consortium.masking.asked_vectors import AskedVectors
 from fedif_consortium.masking.client_part import MASKING_KEY
 from fedif_consortium.masking.keeper_client import HttpKeeper, OnAnswer
+from fedif_consortium.masking.keeper_record import KeeperRecord
 from fedif_consortium.masking.settings import MaskingSettings, require_maskable
 from fedif_consortium.masking.trial_keeper import trial_masking
 from fedif_consortium.masking.workspace import Masking
@@ -36,7 +35,7 @@ class MaskedRounds(RunPart):
     settings = MaskingSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError for settings that need to see updates."""
+        """Raise ConfigError for what looks at updates beside the strategy, which is asked later."""
         require_maskable(config)
 
     def build(self, run: RunContext) -> Built:
@@ -45,10 +44,9 @@ class MaskedRounds(RunPart):
         masking = build_masking(config, run.loaded.validation.num_params, run.waited)
         if masking is None:
             return NOTHING
-        asked = AskedVectors(run.folder, masking, keeper_title(config), after=run.done)
         return Built(
-            setup={"intake": replace(masking, on_vector=asked.note)},
-            callbacks=[asked],
+            setup={"intake": masking},
+            callbacks=[KeeperRecord(run.folder, masking, keeper_title(config))],
             asked={MASKING_KEY: config.section(MaskingSettings).mode},
         )
 

@@ -22,8 +22,6 @@ class KeeperPolicy(Settings):
     least_members: int = setting(
         3, "Members who must be in a round, and have weight in its sum.", ge=2
     )
-    most_members: int = setting(10_000, "Members in a round.", ge=2)
-    most_parameters: int = setting(200_000_000, "Parameters of a model, d.", ge=1)
     largest_share: float = setting(
         0.5, "The largest share of a sum's weight that one member may have.", gt=0, le=1
     )
@@ -40,7 +38,6 @@ class KeeperPolicy(Settings):
         gt=0,
         le=1,
     )
-    sums: int = setting(1, "Weighted sums in a round.", ge=1)
     # An update of a few examples has few degrees of freedom: no more numbers than lengths need.
     sketch_size: int = setting(256, "Random sums of each update that tell its length, k.", ge=64)
     sketch_share: float = setting(
@@ -52,33 +49,16 @@ class KeeperPolicy(Settings):
         "its sketch, which has the same sums in each round, and a product for each vector.",
         gt=0,
     )
-    hours_kept: float = setting(24.0, "Hours after which a round's seeds are deleted.", gt=0)
-    runs_at_once: int = setting(
-        1, "Runs with a round that is kept; another one's round takes the oldest's place.", ge=1
-    )
 
     def sketch_for(self, length: int) -> int:
         """Return k for models of ``length`` parameters."""
         return max(1, min(self.sketch_size, int(self.sketch_share * length)))
 
-    def check_length(self, length: int) -> None:
-        """Raise RefusedByPolicyError unless a model has few enough parameters."""
-        _allow(
-            1 <= length <= self.most_parameters,
-            f"most-parameters = {self.most_parameters}",
-            f"{length} parameters",
-        )
-
     def check_members(self, members: int) -> None:
-        """Raise RefusedByPolicyError unless a round has enough members, and not too many."""
+        """Raise RefusedByPolicyError unless a round has enough members."""
         _allow(
             members >= self.least_members,
             f"least-members = {self.least_members}",
-            f"{members} in the round",
-        )
-        _allow(
-            members <= self.most_members,
-            f"most-members = {self.most_members}",
             f"{members} in the round",
         )
 
@@ -95,10 +75,6 @@ class KeeperPolicy(Settings):
             f"largest-entry = {self.largest_entry:g}",
             f"a combination of the round's vectors with {share:.3g} of it in one parameter",
         )
-
-    def check_sums(self, sums: int) -> None:
-        """Raise RefusedByPolicyError where a round asks for too many sums."""
-        _allow(sums <= self.sums, f"sums = {self.sums}", f"{sums} sums in the round")
 
     def check_known(self, vectors: int, length: int) -> None:
         """Raise RefusedByPolicyError where a run asks for too many numbers about each member.

@@ -10,10 +10,7 @@ from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
-from fedif_flower.strategies.registry import STRATEGIES
 
-# Built-in strategies whose weights need products, lengths and examples alone.
-MASKABLE = ("fedif", "fedavg", "fedprox")
 _OF_KEEPER = ("keeper_url", "keeper_certificate", "client_certificate", "client_key")
 Mode = Literal["off", "trial", "keeper"]
 
@@ -62,40 +59,23 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
 
 
 def require_maskable(config: RunConfig) -> None:
-    """Raise ConfigError for what needs to see updates, in a run in which nobody does."""
+    """Raise ConfigError for what looks at updates, in a run in which nobody does."""
     mode = config.section(MaskingSettings).mode
     if mode == "off":
         return
-    words = f"with masking.mode = {mode!r}"
     refused = {
-        "strategy": (
-            not STRATEGIES.is_own(config.strategy) and config.strategy not in MASKABLE,
-            f"{', '.join(MASKABLE)} {words}: others look at each update",
-        ),
-        "keep_updates": (config.keep_updates, f"false {words}: there are no updates to keep"),
-        "bucketing": (config.bucketing > 1, f"1 {words}: groups have no masks of their own"),
-        "late_rounds": (
-            bool(config.late_rounds) or config.rounds == "buffered",
-            f"0 {words}, and rounds that are not buffered: a late vector has the mask of its round",
-        ),
-        "neighbour_mixing": (config.neighbour_mixing, f"false {words}"),
-        "screen": (config.screen != "off", f"'off' {words}"),
+        "keep_updates": (config.keep_updates, "false"),
         "attribution": (
             config.attribution == "adaptive",
-            f"'off', 'trapezoid', 'simpson' or 'gauss2' {words}: one product with each update",
+            "'off', 'trapezoid', 'simpson', 'gauss2'",
         ),
-        "attribution_per_class": (
-            config.attribution_per_class,
-            f"false {words}: each class takes a product with each update",
-        ),
+        "attribution_per_class": (config.attribution_per_class, "false"),
         "server_optimizer": (
             config.server_optimizer != "off" and config.attribution != "off",
-            f"'off' {words} and attribution: it takes products with updates of many rounds",
+            "'off' beside attribution",
         ),
-        "attack": (
-            needs_collusion(config, config.seed),
-            f"others {words}: accomplices would have to see each other's updates",
-        ),
+        "attack": (needs_collusion(config, config.seed), "those without accomplices"),
     }
     for name, (is_refused, allowed) in refused.items():
-        require(not is_refused, name.replace("_", "-"), getattr(config, name), allowed)
+        words = f"{allowed} with masking.mode = {mode!r}"
+        require(not is_refused, name.replace("_", "-"), getattr(config, name), words)

@@ -51,5 +51,5 @@ class TrialKeeper(Keeper):
         for node in boxes:
             public = trial_key(self._secret, node).public_key()
             self._members[key_digest(public)] = f"node {node}", public
-        self._state, self._rounds = KeeperState(), {}
+        self._state, self._round = KeeperState(), None
         return super().open_round(run, server_round, length, boxes)

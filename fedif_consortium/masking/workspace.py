@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,9 +80,6 @@ class Masking:
         Answers for the masks.
     trial_keeper, trial_secret : str
         See :class:`~fedif_consortium.masking.terms.MaskingTerms`.
-    on_vector : callable, optional
-        Told of every vector that products were asked for with: the round, ``"scores"`` or
-        ``"attribution"``, and the SHA-256 of what the keeper got.
     run : int
         What the keeper knows the run by.
     """
@@ -90,7 +87,6 @@ class Masking:
     keeper: MaskKeeper
     trial_keeper: str = ""
     trial_secret: str = field(default="", repr=False)
-    on_vector: Callable[[int, str, str], object] | None = None
     run: int = field(default_factory=lambda: secrets.randbits(63))
 
     def __repr__(self) -> str:
@@ -369,7 +365,7 @@ class MaskedRound:
         self._asked: list[tuple[Ring, Ring]] = []  # Each [d], and what the keeper said, [n].
         self._sum: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
-    def products(self, vector: Tensor, purpose: str) -> Tensor:
+    def products(self, vector: Tensor) -> Tensor:
         """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``.
 
         Raises
@@ -392,9 +388,6 @@ class MaskedRound:
         if not are_possible(found, self._longest, norm).all():
             raise MaskingError("a product is larger than the member's update allows")
         self._asked.append((encoded[0], answer[:, 0]))
-        if self._masking.on_vector is not None:
-            # The keeper's log has the same digest.
-            self._masking.on_vector(self._round, purpose, vector_digest(encoded[0]).hex())
         return torch.from_numpy(found[:, 0])
 
     def cut(self, coefficients: Tensor) -> Tensor:

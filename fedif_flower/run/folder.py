@@ -53,7 +53,6 @@ RESULT_FILES = (
 )
 _ATTRIBUTION = ("round", "partition_id", "client_id", "coefficient", "contribution")
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
-_ASKED = ("round", "run", "purpose", "sha256")
 _SIGNED = ("node_id", "asked_in", "examples", "received", "sent", "head", "key", "signature")
 _LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 _HEAD = ("round", "size", "root", "key", "signature")
@@ -171,9 +170,8 @@ class RunFolder:
         A line wherever a member came, left or was paused (:class:`AttendanceRow`).
     attribution, attributed_rounds : Table
         What each client contributed to each round, and what the round gained.
-    quarantine, names, asked : Table
-        Who was left out, when and why; what the operator calls members; digests of the vectors
-        whose products with masked updates were asked for.
+    quarantine, names : Table
+        Who was left out, when and why; what the operator calls members.
     signatures : Table
         What members signed of their updates: digests, keys and signatures, in hex.
     receipts, round_heads : Table
@@ -210,8 +208,6 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.updates = self.path / "updates"
         self.masking = JsonFile(self.path / "masking.json")
-        self.vectors = self.path / "vectors"
-        self.asked = Table(self.vectors / "vectors.csv", _ASKED)
         self.statement = self.path / "statement"
         self.undelivered = JsonFile(self.path / "undelivered.json")
         self.live = JsonFile(self.path / "state.json")
@@ -241,8 +237,6 @@ class RunFolder:
         The log, locks and checkpoints are none.
         """
         more = sorted(self.updates.glob("[rs]*"))
-        if self.masking.path.is_file():  # Else vectors are of an earlier run in this place.
-            more += sorted(self.vectors.glob("v*"))
         there = [name for name in RESULT_FILES if (self.path / name).is_file()]
         return there + [path.relative_to(self.path).as_posix() for path in more]
 

@@ -217,7 +217,7 @@ class RoundAttributor:
         for node, weight in zip(rule.nodes, rule.weights, strict=True):
             mean.add_(self._gradient(taken, node).cpu(), alpha=weight)
         applied = part.applied.double()
-        contributed = -applied * hidden.products(mean, "attribution") + 0.0
+        contributed = -applied * hidden.products(mean) + 0.0
         returned = torch.zeros_like(contributed)
         if part.credit is not None and len(part.credit.basis):
             along = -(part.credit.basis.cpu().double() @ mean)  # [k]

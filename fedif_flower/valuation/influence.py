@@ -222,7 +222,7 @@ class InfluenceValuation:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
         gradient = self.gradient(updates.global_params, updates.named_buffers)
         if updates.hidden is not None:
-            inner = -updates.hidden.products(gradient, "scores")
+            inner = -updates.hidden.products(gradient)
             error = _error(gradient, updates.global_params.dtype)
             projections = Projections(inner, updates.squared_norms.cpu(), error)
         else:

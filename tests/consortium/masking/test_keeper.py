@@ -112,7 +112,7 @@ REFUSED = {
         lambda s: s.step(np.array([1.0, 1e-3, 1e-3, 1e-3, 1e-3])),
         "largest-share = 0.5; asked: 0.996 for member 0",
     ),
-    "two sums, whose difference is one update": (_two_sums, "sums = 1; asked: 2 sums in the round"),
+    "two sums, whose difference is one update": (_two_sums, "a round has one sum; asked: two"),
     "many vectors": (_asked_five, "vectors = 4; asked: 5 vectors in the round"),
     "a vector with one entry": (lambda s: s.scores(PLACE), "largest-entry = 0.25; asked: "),
     "two vectors that differ in one entry": (_beside(10.0), "largest-entry = 0.25; asked: "),

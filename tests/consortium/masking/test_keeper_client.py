@@ -51,6 +51,7 @@ def answering(keeping, pieces, pause=0.0):
         keeping.port = listening.getsockname()[1]
         yield
         over.set()
+        keeping.port = 0  # Whoever serves next has a port of its own.
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from fedif_consortium.masking import KeeperPolicy, encode_weights
 from fedif_flower.errors import MaskingError, RefusedByPolicyError
 
-POLICY = KeeperPolicy(
-    least_members=3, most_members=6, largest_share=0.5, least_effective_members=2.5
-)
+POLICY = KeeperPolicy(least_members=3, largest_share=0.5, least_effective_members=2.5)
 NAMES = ["ada", "ben", "cleo", "dora"]
 
 
@@ -72,21 +70,14 @@ def test_weights_are_cut_to_what_is_allowed_where_three_have_any(weights):
         check(found)
 
 
-def test_members_parameters_vectors_and_sums():
+def test_members_vectors_and_entries():
     POLICY.check_members(3)
-    POLICY.check_members(6)
     POLICY.check_vectors(4)
-    POLICY.check_sums(1)
     POLICY.check_entry(0.25)
-    POLICY.check_length(200_000_000)
     for check_one, value, reason in (
         (POLICY.check_members, 2, "least-members = 3; asked: 2 in the round"),
-        (POLICY.check_members, 7, "most-members = 6; asked: 7 in the round"),
         (POLICY.check_vectors, 5, "vectors = 4; asked: 5 vectors in the round"),
-        (POLICY.check_sums, 2, "sums = 1; asked: 2 sums in the round"),
         (POLICY.check_entry, 0.26, "largest-entry = 0.25; asked: .* 0.26 of it in one parameter"),
-        (POLICY.check_length, 200_000_001, "most-parameters = 200000000; asked: 200000001"),
-        (POLICY.check_length, 0, "most-parameters = 200000000; asked: 0 parameters"),
     ):
         with pytest.raises(RefusedByPolicyError, match=reason):
             check_one(value)
