@@ -225,18 +225,19 @@ def table_lines(
         Each example's.
     """
     count = len(findings.losses)
-    labels = [""] * count if findings.labels is None else list(map(str, findings.labels.tolist()))
-    agreement = [None] * count if findings.agreement is None else findings.agreement.tolist()
-    names = dict(zip(map(str, range(len(classes))), classes, strict=True))
-    columns = (
-        range(count),
-        map(str, files) if files else [""] * count,
-        [names.get(label, label) for label in labels],
-        findings.influence.tolist(),
-        findings.losses.tolist(),
-        agreement,
+    numbers = [None] * count if findings.labels is None else findings.labels.tolist()
+    names: dict[int | None, str] = {None: "", **dict(enumerate(classes))}
+    rows = list(
+        zip(
+            range(count),
+            [""] * count if files is None else map(str, files),
+            [names.get(number, str(number)) for number in numbers],
+            findings.influence.tolist(),
+            findings.losses.tolist(),
+            [None] * count if findings.agreement is None else findings.agreement.tolist(),
+            strict=True,
+        )
     )
-    rows = list(zip(*columns, strict=True))
     return [Line(rank, *rows[i]) for rank, i in enumerate(findings.order.tolist(), start=1)]
 
 

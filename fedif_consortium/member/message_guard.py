@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import httpx
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import FAB_HASH_TRUNCATION, ErrorCode
 from flwr.supercore.inflatable.inflatable_object import (
@@ -205,7 +205,7 @@ class MessageGuard:
             own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
         except ValueError as error:
             raise RefusedByMemberError(f"the run config does not fit the app: {error}") from error
-        self._policy.runs.check_run(bundle.name, config, own, self._policy.config)
+        self._policy.runs.check_run(bundle.name, config, own)
         self._runs[run_id] = AdmittedRun(run, config, fab)
 
     def _check_told(self, run_id: int, content: RecordDict) -> None:
@@ -213,11 +213,10 @@ class MessageGuard:
 
         The app of this project goes by those of the message.
         """
-        for record in content.values():
-            if isinstance(record, ConfigRecord) and CONFIG_KEY in record:
-                self._policy.runs.check_told(
-                    told_config(record), self._runs[run_id].config, self._policy.config
-                )
+        for record in content.config_records.values():
+            if CONFIG_KEY in record:
+                told = told_config(record)
+                self._policy.runs.check_told(told, self._runs[run_id].config)
 
     def _hand_on_fab(self, _: str, run_id: int) -> Any:
         """Return the bundle that was checked, which Flower keeps from then on."""
@@ -315,12 +314,7 @@ class MessageGuard:
             logger.error("run %d: the refusal was not sent: %r", asked.metadata.run_id, failure)
 
     def _note(
-        self,
-        direction: Direction,
-        asked: Message,
-        digest: str,
-        size: int,
-        reason: str = "",
+        self, direction: Direction, asked: Message, digest: str, size: int, reason: str = ""
     ) -> None:
         run_id = asked.metadata.run_id
         run = self._runs[run_id].run if run_id in self._runs else self._asked

@@ -121,12 +121,8 @@ class OutgoingPolicy:
         if settings.noise_multiplier:
             if log is None:
                 raise ConfigError("noise-multiplier needs a log, where the spent budget is kept")
-            self._budget = PrivacyBudget(
-                log.folder,
-                noise_multiplier=settings.noise_multiplier,
-                delta=settings.target_delta,
-                most_epsilon=settings.most_epsilon,
-            )
+            limits = settings.noise_multiplier, settings.target_delta, settings.most_epsilon
+            self._budget = PrivacyBudget(log.folder, *limits)
 
     def check(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,8 +40,6 @@ class MemberPolicy:
         ``[apps]``: what runs here.
     runs : RunRules
         ``[runs]``.
-    config : mapping of str to Accepted
-        ``[runs.config]``.
     leaves : LeavesSettings
         ``[leaves]``: what of a reply leaves.
     """
@@ -50,7 +47,6 @@ class MemberPolicy:
     state: Path
     apps: MemberApps
     runs: RunRules
-    config: Mapping[str, Accepted]
     leaves: LeavesSettings
 
     @property
@@ -85,7 +81,8 @@ def read_member_policy(path: Path) -> MemberPolicy:
     beside = path.parent.absolute()
     try:
         apps, runs, leaves = (take_section(content, name) for name in SECTIONS)
-        config = take_section(runs, "config", "runs.config")
+        listed = take_section(runs, "config", "runs.config")
+        runs["config"] = {key: Accepted.from_toml(key, value) for key, value in listed.items()}
         for key in content:
             if key not in PolicySettings.key_names():
                 raise ConfigError(unknown_key(key, [*PolicySettings.key_names(), *SECTIONS]))
@@ -94,7 +91,6 @@ def read_member_policy(path: Path) -> MemberPolicy:
             state,
             MemberApps(_read(AppRules, "apps", apps), beside, state),
             _read(RunRules, "runs", runs),
-            {key: Accepted.from_toml(key, value) for key, value in config.items()},
             _read(LeavesSettings, "leaves", leaves),
         )
     except ConfigError as error:

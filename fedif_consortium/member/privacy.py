@@ -65,7 +65,7 @@ class PrivacyBudget:
     """
 
     def __init__(
-        self, folder: Path, *, noise_multiplier: float, delta: float, most_epsilon: float
+        self, folder: Path, noise_multiplier: float, delta: float, most_epsilon: float
     ) -> None:
         self._path, self._multiplier = folder / _FILE, noise_multiplier
         self._delta, self._most = delta, most_epsilon

@@ -100,19 +100,19 @@ class RunRules(Settings):
         "Whether a run may change the app's own value of a key that `[runs.config]` does not list.",
     )
 
+    config: dict[str, Accepted] = setting(
+        {},
+        "The section `[runs.config]`: run-config keys with what they may be, whoever set them.",
+        allowed="for each key a value, a list of values, or a range",
+    )
+
     @model_validator(mode="after")
     def _begins_before_it_ends(self) -> Self:
         if self.first_day and self.last_day and self.last_day < self.first_day:
             raise RefusedValueError("last_day", f"from first_day = {self.first_day} on")
         return self
 
-    def check_run(
-        self,
-        name: str,
-        config: Mapping[str, Scalar],
-        own: Mapping[str, Scalar],
-        accepted: Mapping[str, Accepted],
-    ) -> None:
+    def check_run(self, name: str, config: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> None:
         """Raise RefusedByMemberError unless a member takes part in such a run.
 
         Parameters
@@ -121,8 +121,6 @@ class RunRules(Settings):
             The app's publisher and name, as its bundle says.
         config, own : mapping of str to bool, int, float or str
             The run config as the app will get it, and the app's own.
-        accepted : mapping of str to Accepted
-            ``[runs.config]``: what each listed key may be, whoever set it.
         """
         if self.names and name not in self.names:
             raise RefusedByMemberError(
@@ -130,21 +128,17 @@ class RunRules(Settings):
                 f"names = {', '.join(self.names)}"
             )
         for key, value in config.items():
-            if key in accepted and not accepted[key].allows(value):
+            if key in self.config:
+                is_allowed, allowed = self.config[key].allows(value), str(self.config[key])
+            else:
+                is_allowed = self.unknown_keys or value == own[key]
+                allowed = "the app's own value only"
+            if not is_allowed:
                 raise RefusedByMemberError(
-                    f"run config {key} = {value!r}; this member accepts {accepted[key]}"
-                )
-            if key not in accepted and not self.unknown_keys and value != own[key]:
-                raise RefusedByMemberError(
-                    f"run config {key} = {value!r}; this member accepts the app's own value only"
+                    f"run config {key} = {value!r}; this member accepts {allowed}"
                 )
 
-    def check_told(
-        self,
-        told: Mapping[str, object],
-        config: Mapping[str, Scalar],
-        accepted: Mapping[str, Accepted],
-    ) -> None:
+    def check_told(self, told: Mapping[str, object], config: Mapping[str, Scalar]) -> None:
         """Raise RefusedByMemberError unless a message tells the app what its run config says.
 
         Parameters
@@ -152,15 +146,13 @@ class RunRules(Settings):
         told : mapping of str to object
             The settings in the message, by run-config key: what this project's app goes by.
         config : mapping of str to bool, int, float or str
-            The run config. Where it says ``"auto"``, the server decides.
-        accepted : mapping of str to Accepted
-            ``[runs.config]``. What it does not list is as in the run config; where that has no
-            such key, it is the default.
+            The run config. Where it says ``"auto"``, the server decides. What ``[runs.config]``
+            does not list is as here, or else the default.
         """
         for key, value in told.items():
             own = config.get(key)
-            if key in accepted:
-                allowed = accepted[key]
+            if key in self.config:
+                allowed = self.config[key]
             elif self.unknown_keys:
                 continue
             else:

@@ -34,8 +34,8 @@ def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
     assert str(policy.counts) == "/var/lib/it/round-counts.json"
     assert policy.apps.approved == tmp_path / "here"
     assert (policy.runs.names, policy.runs.first_day) == (["a/b"], date(2026, 1, 31))
-    assert policy.config["rate"].allows(0.5)
-    assert not policy.config["rate"].allows(0.6)
+    assert policy.runs.config["rate"].allows(0.5)
+    assert not policy.runs.config["rate"].allows(0.6)
 
 
 def test_a_folder_stands_for_its_file_or_for_the_defaults(write, tmp_path):

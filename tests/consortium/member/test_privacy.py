@@ -26,7 +26,7 @@ def of(values: np.ndarray) -> RecordDict:
 
 
 def budget(folder, multiplier=2.0, most=4.0) -> PrivacyBudget:
-    return PrivacyBudget(folder, noise_multiplier=multiplier, delta=1e-5, most_epsilon=most)
+    return PrivacyBudget(folder, multiplier, 1e-5, most)
 
 
 # The accountant.

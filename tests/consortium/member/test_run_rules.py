@@ -43,7 +43,7 @@ def test_a_line_says_which_values_are_accepted(written, allowed, refused):
 )
 def test_a_run_outside_the_policy_is_refused_by_the_line_s_name(rules, changes, reason):
     with pytest.raises(RefusedByMemberError, match=re.escape(reason)):
-        RunRules(**rules).check_run("fedif/app", CONFIG | changes, CONFIG, HALF)
+        RunRules(**rules, config=HALF).check_run("fedif/app", CONFIG | changes, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_run_outside_the_policy_is_refused_by_the_line_s_name(rules, changes, 
 def test_a_run_within_the_policy_is_not(rules, changes):
     # A key that the app does not have is nobody's.
     accepted = HALF | {"absent": Accepted((1,))}
-    RunRules(**rules).check_run("fedif/app", CONFIG | changes, CONFIG, accepted)
+    RunRules(**rules, config=accepted).check_run("fedif/app", CONFIG | changes, CONFIG)
 
 
 def told(**config) -> dict:
@@ -81,10 +81,10 @@ ATTACKED = {"attack": "ipm", "malicious-fraction": 0.25, "ipm.epsilon": 1}
     ],
 )
 def test_what_an_honest_server_tells_is_not_refused(config, message):
-    RunRules().check_told(message, config, {})
+    RunRules().check_told(message, config)
     listed = {"local-epochs": Accepted(most=5), "attack": Accepted(("none", "ipm", "alie"))}
     for unknown_keys in (True, False):
-        RunRules(unknown_keys=unknown_keys).check_told(message, config, listed)
+        RunRules(unknown_keys=unknown_keys, config=listed).check_told(message, config)
 
 
 @pytest.mark.parametrize("config", [{}, default_run_config(), {"local-epochs": "auto"}])
@@ -102,10 +102,10 @@ def test_a_message_that_says_what_the_run_does_not_is_refused(config, key, value
     message = told() | {key: value}
     reason = re.escape(f"says {key} = {value!r}; this member accepts ")
     with pytest.raises(RefusedByMemberError, match=reason):
-        RunRules().check_told(message, config, {})
-    RunRules(unknown_keys=True).check_told(message, config, {})
+        RunRules().check_told(message, config)
+    RunRules(unknown_keys=True).check_told(message, config)
     with pytest.raises(RefusedByMemberError, match=reason):
-        RunRules(unknown_keys=True).check_told(message, config, {key: Accepted(("x",))})
+        RunRules(unknown_keys=True, config={key: Accepted(("x",))}).check_told(message, config)
 
 
 def test_a_member_answers_from_its_first_day_to_its_last():
