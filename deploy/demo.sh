@@ -190,7 +190,7 @@ late_and_missing "$leaver" &
 watcher=$!
 "${fedif[@]}" federation run --in "$server" num-clients=4 fraction-train=1.0 \
   "num-server-rounds=$rounds" local-epochs=1 'attribution="simpson"' 'statement.budget="1000"' \
-  round-timeout=120.0 round-quorum=0.6 late-rounds=9 least-participation=0.2 evidence.receipts=true \
+  pace.timeout=120.0 pace.quorum=0.6 pace.late-rounds=9 least-participation=0.2 evidence.receipts=true \
   "output-dir=\"$output\"" 'run-name="deploy-demo"' overwrite=true 'device="cpu"'
 
 step "what the operator sees"

@@ -81,7 +81,7 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         """Run the federation that the run config describes."""
-        show_logs(str(context.run_config.get("log-format", "")))
+        show_logs()
         own = {} if task is None else {"task": OWN + task.name}
         simulated = is_simulated(grid)
         config = read_config(grid, {**context.run_config, **own}, known)
@@ -119,7 +119,7 @@ def _flwr_run(given: Mapping[str, Scalar], config: RunConfig, simulated: bool) -
 
 def _with_log(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Show what the package logs, in whatever process answers: Ray's actors do not import this."""
-    show_logs(str(context.run_config.get("log-format", "")))
+    show_logs()
     known = {"run": context.run_id}
     if server_round := round_of(message):
         known["round"] = server_round

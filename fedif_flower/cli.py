@@ -98,7 +98,6 @@ def run(
     """
     # First: what is wrong with a setting is said before anything slow is imported.
     parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
-    show_logs(parsed.log_format)
     run_one(parsed, cpus_per_client, gpus_per_client)
 
 

@@ -25,9 +25,9 @@ OUTPUT = RESULTS / "pace.csv"
 CLIENTS = 20
 PACES: Mapping[str, Mapping[str, Scalar]] = {
     "wait for all": {},
-    "close at 60 %": {"round-quorum": 0.6},
-    "close at 60 %, late replies count": {"round-quorum": 0.6, "late-rounds": 10},
-    "buffered, steps of 5": {"rounds": "buffered", "buffer-size": 5},
+    "close at 60 %": {"pace.quorum": 0.6},
+    "close at 60 %, late replies count": {"pace.quorum": 0.6, "pace.late-rounds": 10},
+    "buffered, steps of 5": {"pace.rounds": "buffered", "pace.buffer-size": 5},
 }
 CASES: Mapping[str, Mapping[str, Scalar]] = {
     "honest": {},
@@ -46,9 +46,9 @@ def speeds(seed: int) -> list[float]:
 
 def steps_of(pace: Mapping[str, Scalar]) -> int:
     """Return for how many steps a pace has its replies."""
-    if "buffer-size" in pace:
-        return REPLIES // int(pace["buffer-size"])
-    return round(REPLIES / (float(pace.get("round-quorum", 1.0)) * CLIENTS))
+    if "pace.buffer-size" in pace:
+        return REPLIES // int(pace["pace.buffer-size"])
+    return round(REPLIES / (float(pace.get("pace.quorum", 1.0)) * CLIENTS))
 
 
 def measure(cell: Row) -> list[Row]:

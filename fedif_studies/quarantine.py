@@ -1,6 +1,6 @@
 """Whom a quarantine leaves out: honest members by mistake, malicious ones rightly; what it gains.
 
-Federations of 30 members on the digits, 10 a round, with and without ``policy = "quarantine"``.
+Federations of 30 members on the digits, 10 a round, with and without ``quarantine.on = true``.
 The thresholds of :mod:`fedif_flower.strategies.quarantine` were chosen on seeds 0 and 1; the
 figures are of other seeds. The rows also have attacks in some rounds of eight, which an earlier
 revision measured.
@@ -49,7 +49,7 @@ def measure(cell: Row) -> list[Row]:
     }
     with federated({**SETTINGS, **chosen}) as run:
         without = statistics.mean(last_ten(run))
-    with federated({**SETTINGS, **chosen, "policy": "quarantine"}) as run:
+    with federated({**SETTINGS, **chosen, "quarantine.on": True}) as run:
         clients, decisions, within = run.clients.read(), run.quarantine.read(), last_ten(run)
     malicious = {row["client_id"] for row in clients if row["malicious"] == "1"}
     honest = {row["client_id"] for row in clients} - malicious

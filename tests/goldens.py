@@ -50,7 +50,7 @@ MOMENTUM = {
 }
 RUNS: Mapping[str, Mapping[str, object]] = {
     "fedif": {},
-    "fedif-attribution": {"attribution": "simpson", "attribution-per-class": True},
+    "fedif-attribution": {"attribution": "simpson", "credit.per-class": True},
     "fedavg-momentum": {"strategy": "fedavg", **MOMENTUM, "attribution": "gauss2"},
     "fedprox": {"strategy": "fedprox", "momentum": 0.0},
     "scaffold": {"strategy": "fedavg", "local-method": "scaffold", "momentum": 0.0},
@@ -68,10 +68,10 @@ RUNS: Mapping[str, Mapping[str, object]] = {
         "fraction-train": 1.0,
         "num-server-rounds": 8,
         "attribution": "simpson",
-        "policy": "quarantine",
+        "quarantine.on": True,
     },
     "masked": {"masking.mode": "trial", "attribution": "trapezoid", "fraction-train": 1.0},
-    "late": {"late-rounds": 3, "round-quorum": 0.5, "fraction-train": 1.0},
+    "late": {"pace.late-rounds": 3, "pace.quorum": 0.5, "fraction-train": 1.0},
 }
 # What a run draws anew each time: who borrows of whom is estimated from random signs.
 DRAWN = {"masked": "attribution.csv credited"}
@@ -104,7 +104,7 @@ def run(name: str, folder: Path, on_row: OnRow | None = None, **more: object) ->
     """Run one federation and return its folder."""
     settings = {**SETTINGS, **RUNS[name], "output-dir": str(folder), **more}
     config = RunConfig.from_run_config(settings, run_parts())
-    late = config.late_rounds > 0
+    late = config.pace.late_rounds > 0
     grid = ClockedGrid(client_app, CLIENTS, SECONDS.__getitem__) if late else None
     with patch("fedif_flower.run.plots.save_figure"):
         return run_federation(

@@ -70,7 +70,6 @@ def fedif(monkeypatch, capsys):
     ("words", "error"),
     [
         (["run", "-c", "seed=[2]"], "seed = [2]; allowed: "),
-        (["run", "-c", "log-format=xml"], "log-format = 'xml'; allowed: text, json"),
         (["report", "{here}"], "no complete run"),
         (["report", "{here}/x"], "'{here}/x' is no directory"),
         (["keeper", "--policy", "{here}/none.toml"], "{here}/none.toml: "),

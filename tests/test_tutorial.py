@@ -136,7 +136,7 @@ def test_the_demo_shows_who_lies(tmp_path):
     (command,) = [text for text in commands if 'run-name="deploy-demo"' in text]
     settings = " ".join(shlex.split(command.replace("$rounds", rounds)))
     settings = re.sub(r'(output-dir|run-name)="[^"]*"', "", settings)
-    of_real_nodes = "late-rounds|round-quorum|least-participation|start-without|receipts|budget"
+    of_real_nodes = "late-rounds|quorum|least-participation|start-without|receipts|budget"
     settings = re.sub(rf"([a-z]+\.)?({of_real_nodes})=\S+", "", settings)
     run = run_of(settings, tmp_path, {3: {"attack": "label-noise"}})
     honest, (liar,) = last_scores(run.path)

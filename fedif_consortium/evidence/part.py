@@ -14,6 +14,7 @@ from fedif_consortium.evidence.signature_records import SignatureRecords
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.instructions import RECEIPTS_KEY
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.kept_updates import UpdatesSettings
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.settings import Settings, in_section, setting
 from fedif_flower.strategies.attribution import PathAttribution
@@ -64,10 +65,10 @@ class Evidence(RunPart):
         witness = ReplyWitness(
             run.run_id,
             run.grid,
-            late_rounds=config.late_rounds,
+            late_rounds=config.pace.late_rounds,
             required=own.require_signatures,
             digests=own.receipts,
-            keeps=config.keep_updates,
+            keeps=config.section(UpdatesSettings).keep,
         )
         signatures = SignatureRecords(folder, witness)
         callbacks: list[Callback] = [witness, signatures]
@@ -81,7 +82,7 @@ class Evidence(RunPart):
             book = kept["receipts"] = ReceiptBook(folder, witness, self._head_key())
             attribution.on_attribution.append(book.attributed)
             callbacks.append(book)
-        if config.keep_updates:
+        if config.section(UpdatesSettings).keep:
             callbacks.append(KeptReplies(folder, witness, after=run.done))
         return Built(
             setup={"look": witness.look},

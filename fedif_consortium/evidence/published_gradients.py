@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord
 from fedif_consortium.evidence.kept_gradients import GRADIENT_RECORD, gradient_record
 from fedif_flower.errors import ValuationError, require
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.attribution import CreditSettings
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.settings import Settings, in_section, setting
@@ -38,8 +39,11 @@ class PublishGradients(RunPart):
 
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError where the validation data are secret."""
-        is_fine = not (config.section(GradientSettings).publish and config.secret_validation)
-        require(is_fine, "gradients.publish", True, "false with secret-validation")
+        is_fine = not (
+            config.section(GradientSettings).publish
+            and config.section(CreditSettings).secret_validation
+        )
+        require(is_fine, "gradients.publish", True, "false with credit.secret-validation")
 
     def build(self, run: RunContext) -> Built:
         """Return what encloses the gradient."""

@@ -83,7 +83,7 @@ def build_masking(
             keeper_certificate=Path(own.keeper_certificate).expanduser(),
             certificate=Path(own.client_certificate).expanduser(),
             certificate_key=Path(own.client_key).expanduser(),
-            seconds=min(config.round_timeout, MOST_KEEPER_SECONDS),
+            seconds=min(config.pace.timeout, MOST_KEEPER_SECONDS),
             on_answer=on_answer,
         )
         masking = Masking(keeper)

@@ -8,7 +8,9 @@ from pydantic import model_validator
 
 from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.errors import require
+from fedif_flower.run.attribution import CreditSettings
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.kept_updates import UpdatesSettings
 from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
 
 _OF_KEEPER = ("keeper_url", "keeper_certificate", "client_certificate", "client_key")
@@ -64,12 +66,10 @@ def require_maskable(config: RunConfig) -> None:
     if mode == "off":
         return
     refused = {
-        "keep_updates": (config.keep_updates, "false"),
         "attribution": (
             config.attribution == "adaptive",
             "'off', 'trapezoid', 'simpson', 'gauss2'",
         ),
-        "attribution_per_class": (config.attribution_per_class, "false"),
         "server_optimizer": (
             config.server_optimizer != "off" and config.attribution != "off",
             "'off' beside attribution",
@@ -79,3 +79,7 @@ def require_maskable(config: RunConfig) -> None:
     for name, (is_refused, allowed) in refused.items():
         words = f"{allowed} with masking.mode = {mode!r}"
         require(not is_refused, name.replace("_", "-"), getattr(config, name), words)
+    keep = config.section(UpdatesSettings).keep
+    per_class = config.section(CreditSettings).per_class
+    for key, value in (("updates.keep", keep), ("credit.per-class", per_class)):
+        require(not value, key, value, f"false with masking.mode = {mode!r}")

@@ -104,7 +104,7 @@ class Masking:
         if method is not LocalMethod:
             obstacle = obstacle or f"members train by SGD alone, not by {method.__name__}"
         if strategy.setup.pace.late_rounds:
-            obstacle = obstacle or "late replies cannot be discounted; late-rounds = 0 is needed"
+            obstacle = obstacle or "late replies cannot be discounted; late_rounds = 0 is needed"
         for key, array in initial_arrays.items():
             if is_statistic(key):
                 obstacle = obstacle or f"{key!r} is a statistic, which no mask covers"

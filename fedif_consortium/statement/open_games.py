@@ -21,14 +21,14 @@ def open_games(config: Mapping[str, Any]) -> list[str]:
         The run's settings by their keys, as in ``config.json``.
     """
     found = [
-        f"credit-{name} = 0: {words}"
+        f"credit.{name} = 0: {words}"
         for name, words in CREDIT_BOUNDS.items()
-        if not float(config.get(f"credit-{name}", 0.0))
+        if not float(config.get(f"credit.{name}", 0.0))
     ]
-    if not config.get("secret-validation", False):
+    if not config.get("credit.secret-validation", False):
         found.append(
-            "secret-validation = false: contributions are measured on the data that weigh, and a "
-            "member who knows these and trains on them is paid for it"
+            "credit.secret-validation = false: contributions are measured on the data that weigh, "
+            "and a member who knows these and trains on them is paid for it"
         )
     if config.get("strategy") == "influence-descent" and not config.get(
         "influence-descent.relative", False

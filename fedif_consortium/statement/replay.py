@@ -15,7 +15,7 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
 from fedif_flower.round import ModelVectors
-from fedif_flower.run.attribution import credit_bounds
+from fedif_flower.run.attribution import CreditSettings
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import files_of_rounds
 from fedif_flower.run.kept_updates import read_step
@@ -54,7 +54,7 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
     Parameters
     ----------
     run_dir : Path
-        A complete run with ``attribution`` and ``keep-updates``.
+        A complete run with ``attribution`` and ``updates.keep``.
     task : Task, optional
         The app's own task, where the run had one.
     import_from : collection of str
@@ -87,7 +87,7 @@ def _replayed(run_dir: Path, task: Task | None) -> Replayed:
     if missing := contributed - kept.keys() - stayed:
         raise ConfigError(
             f"{str(run_dir)!r}: the updates of round {min(missing)} were not kept: run it with "
-            "keep-updates = true"
+            "updates.keep = true"
         )
     loaded = _load(records, task)
     steps = {number: read_step(path) for number, path in kept.items()}
@@ -129,15 +129,16 @@ def _attribute(
     """Attribute the steps as the run did; whether one was taken back is told by the records."""
     # The models that were kept have the server optimizer's momentum in them.
     settings = loaded.config.replace(server_optimizer="off")
+    credit = settings.section(CreditSettings)
     strategy = build_strategy(replace(loaded, config=settings))
     model = strategy.model
     model.receive(model_arrays(loaded.model))
     attribution = PathAttribution(
         loaded.validation,
         settings.attribution,
-        per_class=settings.attribution_per_class,
+        per_class=credit.per_class,
         blocks=blocks,
-        bounds=credit_bounds(settings),
+        bounds=credit.bounds(),
     )
     attribution.on_start(strategy)
     last: Step | None = None

@@ -58,7 +58,7 @@ class RunMetrics(Callback):
         # Before the first one: when the run began, so that a first round without end is seen too.
         self.ended = Gauge("round_ended_timestamp_seconds", "When the last round ended", **own)
         self.ended.set_to_current_time()
-        Gauge("round_timeout_seconds", "How long a round waits", **own).set(config.round_timeout)
+        Gauge("round_timeout_seconds", "How long a round waits", **own).set(config.pace.timeout)
         self.phases = Counter("phase_seconds", "Seconds of all rounds, by phase", ["phase"], **own)
         self.training = Gauge("training_seconds", "A member's mean in the last round", **own)
         self.replies = Counter("replies", "What became of those asked", ["status"], **own)

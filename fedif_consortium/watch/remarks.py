@@ -98,7 +98,7 @@ def _rounds(run: Watched) -> Iterator[Remark]:
                 False,
                 f"Round {live.round} has lasted {seconds:,.0f} s, {seconds / usual:.0f} times as "
                 f"long as usual. It waits for {_names(waiting)}.",
-                "It goes on without them after round-timeout. Ask whether their hosts still work.",
+                "It goes on without them after pace.timeout. Ask whether their hosts still work.",
             )
 
 

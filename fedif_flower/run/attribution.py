@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from pydantic import model_validator
 
+from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
+from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
@@ -21,14 +24,70 @@ from fedif_flower.valuation.credit import CreditBounds
 from fedif_flower.valuation.intervals import share_half_widths
 
 NAME = "attribution"  # In checkpoints.
+JUDGED_BY = ("simpson", "adaptive")  # Rules exact enough to leave a member out.
 BLOCKS_KEY = "held_out_blocks"  # In the provenance.
 ENOUGH_ROUNDS = 10  # To say how well shares will be known.
 logger = logging.getLogger(__name__)
 
 
-def credit_bounds(config: RunConfig) -> CreditBounds:
-    """Return the bounds of credit that a run's settings name."""
-    return CreditBounds(config.credit_length, config.credit_borrowed, config.credit_weight)
+class CreditSettings(Settings, alias_generator=in_section("credit")):
+    """What members are credited for, where a run is attributed."""
+
+    length: float = setting(
+        1.25,
+        "an update is credited for at most so many times the usual length of one from as many "
+        "examples; 0: no such bound (`docs/methods/path-attribution.md`)",
+        ge=0,
+        changes_result=False,
+    )
+    borrowed: float = setting(
+        1.6,
+        "what an update holds of the last three global steps is credited for at most so many times "
+        "what is usual beside what is the member's own; 0: no such bound",
+        ge=0,
+        changes_result=False,
+    )
+    weight: float = setting(
+        2.0,
+        "a member is credited for at most so many times the share of the examples that the median "
+        "member has; 0: no such bound",
+        ge=0,
+        changes_result=False,
+    )
+    per_class: bool = setting(
+        False,
+        "contributions are also split by the class of the validation examples",
+        changes_result=False,
+    )
+    secret_validation: bool = setting(
+        False,
+        "contributions are measured on test examples that the server draws by a secret salt, as "
+        "many as the validation split has; nothing weighs by them "
+        "(`docs/methods/path-attribution.md`)",
+        changes_result=False,
+    )
+
+    @model_validator(mode="after")
+    def _can_bound(self) -> Self:
+        for name in ("length", "borrowed", "weight"):
+            if 0 < getattr(self, name) < 1:
+                raise RefusedValueError(name, "0 (no bound) or a number >= 1")
+        return self
+
+    def bounds(self) -> CreditBounds:
+        """Return the bounds of credit."""
+        return CreditBounds(self.length, self.borrowed, self.weight)
+
+
+class QuarantineSettings(Settings, alias_generator=in_section("quarantine")):
+    """Whether members who harm are left out for a while."""
+
+    on: bool = setting(
+        False,
+        "members whose attributed contribution is negative beyond its interval are not drawn for "
+        "some of their turns (`docs/methods/quarantine.md`); it needs "
+        '`attribution = "simpson"` or `"adaptive"`',
+    )
 
 
 class Attribution(RunPart):
@@ -44,14 +103,23 @@ class Attribution(RunPart):
         How many; 0: none.
     """
 
+    settings = CreditSettings
+
     def __init__(self, blocks: int = BLOCKS) -> None:
         self.blocks = blocks
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError where nothing is attributed that could be measured on secret data."""
+        secret = config.section(CreditSettings).secret_validation
+        is_fine = config.attribution != "off" or not secret
+        require(is_fine, "credit.secret-validation", secret, "false with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
         """Return the attribution, and the records of its rounds."""
         config, paying = run.config, run.loaded.validation
+        credit = config.section(CreditSettings)
         origin: dict[str, Any] = {}
-        if config.secret_validation:
+        if credit.secret_validation:
             memory = (run.checkpoint and run.checkpoint.records.get(NAME)) or {}
             earlier = memory.get(NONCE)
             salt = salt_of(str(earlier)) if earlier else new_salt()
@@ -63,9 +131,9 @@ class Attribution(RunPart):
         attribution = PathAttribution(
             paying,
             config.attribution,
-            per_class=config.attribution_per_class,
+            per_class=credit.per_class,
             blocks=self.blocks,
-            bounds=credit_bounds(config),
+            bounds=credit.bounds(),
         )
         records = AttributionRecords(run.folder, attribution, origin.get(NONCE, ""))
         origin[BLOCKS_KEY] = attribution.block_weights
@@ -127,7 +195,7 @@ class AttributionRecords(Callback, Kept):
             raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
         if memory.get(NONCE) != self._nonce:
             raise ValueError(
-                "its contributions are of other data: keep secret-validation as it was"
+                "its contributions are of other data: keep credit.secret-validation as it was"
             )
         self._attribution.load_state_dict(memory, lines, last_round)
 
@@ -152,12 +220,21 @@ def widest_share(rounds: Sequence[RoundAttribution], weights: Sequence[float]) -
 
 
 class Quarantined(RunPart):
-    """``policy = "quarantine"``: who makes the model worse is left out for a while."""
+    """``quarantine.on``: who makes the model worse is left out for a while."""
+
+    settings = QuarantineSettings
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError for contributions that nobody can be judged by."""
+        is_fine = not config.section(QuarantineSettings).on or config.attribution in JUDGED_BY
+        require(
+            is_fine, "attribution", config.attribution, '"simpson" or "adaptive" with quarantine.on'
+        )
 
     def build(self, run: RunContext) -> Built:
         """Return the quarantine, whose decisions are written."""
         attribution = run.find(PathAttribution)
-        if run.config.policy != "quarantine" or attribution is None:
+        if not run.config.section(QuarantineSettings).on or attribution is None:
             return NOTHING
         return Built(callbacks=[_RecordedQuarantine(attribution, run.folder)])
 

@@ -108,8 +108,8 @@ DEFAULT_RULE = CompletenessRule()
 
 def configured_rule(settings: Mapping[str, Any]) -> CompletenessRule:
     """Return the rule that a run's settings name, by their keys."""
-    late = int(settings.get("late-rounds", 0))
-    if not late and settings.get("rounds") == "buffered":
+    late = int(settings.get("pace.late-rounds", 0))
+    if not late and settings.get("pace.rounds") == "buffered":
         late = ALWAYS
     least = settings.get("least-participation", DEFAULT_RULE.least_participation)
     return CompletenessRule(float(least), late)

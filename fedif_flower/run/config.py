@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from pydantic import PrivateAttr, model_validator
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.completeness import CompletenessRule
-from fedif_flower.run.logs import FORMATS
 from fedif_flower.sections import section_name, setting_of
 from fedif_flower.settings import (
     AUTO,
@@ -32,7 +31,7 @@ from fedif_flower.settings import (
     setting,
     unknown_key,
 )
-from fedif_flower.strategies.config import StrategyConfig, default_clipping
+from fedif_flower.strategies.config import PaceSettings, StrategyConfig, default_clipping
 from fedif_flower.tasks.config import IMAGES, OWN
 from fedif_flower.tasks.registry import TASKS
 
@@ -77,19 +76,6 @@ class RunConfig(ClientConfig, StrategyConfig):
         allowed="a folder's name, or 'auto'",
         changes_result=False,
     )
-    log_format: str = setting(
-        "text",
-        "how the package's log looks; `json`: a line of JSON for each message. The environment's "
-        "`FEDIF_LOG_FORMAT` comes first",
-        choices=FORMATS,
-        changes_result=False,
-    )
-    round_timeout: float = setting(
-        3600.0,
-        "seconds a round waits; whoever answered by then counts",
-        gt=0,
-        changes_result=False,
-    )
     start_without: str = setting(
         "nobody",
         "`nobody`: a run does not begin while a member that is online cannot take part ([what each "
@@ -116,28 +102,30 @@ class RunConfig(ClientConfig, StrategyConfig):
         "a run of the same `run-name` is replaced, whatever it came to; else it is refused",
         changes_result=False,
     )
-    keep_updates: bool = setting(
-        False,
-        "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
-        "recomputes who contributed what; each round takes as much as its updates and two models "
-        "more, and the log says at the start how much that is; signed replies are kept as they "
-        "came as well, which takes as much as their updates again",
-        changes_result=False,
-    )
-
     _of_parts: tuple[Settings, ...] = PrivateAttr(default=())
 
     if not TYPE_CHECKING:
 
-        def __init__(self, *, sections: Sequence[type[Settings]] = (), **values: Any) -> None:
+        def __init__(
+            self, *, sections: Sequence[type[Settings]] | None = None, **values: Any
+        ) -> None:
+            sections = _sections(None) if sections is None else sections
             own = {kind.section_name(): {} for kind in sections}
             for key in [key for key in values if key.partition(".")[0] in own]:
                 own[key.partition(".")[0]][key] = values.pop(key)
             super().__init__(**values)
             self._of_parts = tuple(kind(**own[kind.section_name()]) for kind in sections)
+            require(
+                self.min_valid_replies <= self.clients_per_round,
+                "min-valid-replies",
+                self.min_valid_replies,
+                f"<= the {self.clients_per_round} clients of a round",
+            )
 
     @classmethod
-    def from_run_config(cls, run_config: Mapping[str, Scalar], parts: Sequence[Part] = ()) -> Self:
+    def from_run_config(
+        cls, run_config: Mapping[str, Scalar], parts: Sequence[Part] | None = None
+    ) -> Self:
         """Parse and check a Flower run config; settings that are ``"auto"`` are resolved.
 
         ``num-clients = "auto"`` becomes its default: whoever calls this simulates so many. A
@@ -147,8 +135,8 @@ class RunConfig(ClientConfig, StrategyConfig):
         ----------
         run_config : mapping of str to bool, int, float or str
             Values by key; a key that is not there has its default.
-        parts : sequence of RunPart
-            The parts of the run that have a section of their own.
+        parts : sequence of RunPart, optional
+            What the run can have beside its records; ``None``: the library's own parts.
 
         Raises
         ------
@@ -156,6 +144,7 @@ class RunConfig(ClientConfig, StrategyConfig):
             Naming the key, its value and what is allowed.
         """
         values: dict[str, Any] = {**cls.defaults(), **run_config}
+        parts = _library_parts() if parts is None else parts
         for part in parts:
             known = part.automatic(values).items()
             values |= {key: value for key, value in known if values[key] == AUTO}
@@ -174,15 +163,14 @@ class RunConfig(ClientConfig, StrategyConfig):
             values["assumed-malicious-fraction"] = share if fits else default
         if values["update-clipping"] == AUTO:
             values["update-clipping"] = default_clipping(values["strategy"])
-        sections = [part.settings for part in parts if part.settings]
-        config = cls(sections=sections, **values)  # type: ignore[call-arg]
+        config = cls(sections=_sections(parts), **values)  # type: ignore[call-arg]
         for part in parts:
             part.fits(config)
         return config.replace(run_name=config.auto_name) if config.run_name == AUTO else config
 
     @classmethod
     def of_records(cls, settings: Mapping[str, Scalar]) -> Self:
-        """Read the settings that a run's records have; those of its parts' sections are left out.
+        """Read the settings that a run's records have; sections of others' parts are left out.
 
         Raises
         ------
@@ -193,7 +181,7 @@ class RunConfig(ClientConfig, StrategyConfig):
             name
             for registry in cls.registries.values()
             for name in (*registry.built_in, section_name(str(settings.get(registry.key, ""))))
-        }
+        } | {kind.section_name() for kind in _sections(None)}
         return cls.from_run_config(
             {k: v for k, v in settings.items() if "." not in k or k.partition(".")[0] in named}
         )
@@ -232,8 +220,14 @@ class RunConfig(ClientConfig, StrategyConfig):
         known = list(self.defaults())
         if near := alike(key, known):
             raise ConfigError(unknown_key(key, near))
-        if value not in _OFF:
+        usual = {k: v for kind in _sections(None) for k, v in kind.defaults().items()}
+        if value not in _OFF and value != usual.get(key):
             raise ConfigError(_not_heard(key, value))
+
+    @property
+    def pace(self) -> PaceSettings:
+        """How long its rounds wait."""
+        return self.section(PaceSettings)
 
     @property
     def auto_name(self) -> str:
@@ -253,11 +247,6 @@ class RunConfig(ClientConfig, StrategyConfig):
             raise RefusedValueError(
                 "data_dir", "the folder's path, which dataset 'image-folder' needs"
             )
-        if self.keep_updates and self.attribution == "off":
-            raise RefusedValueError("keep_updates", "false with attribution = 'off'")
-        sampled = self.clients_per_round
-        if self.min_valid_replies > sampled:
-            raise RefusedValueError("min_valid_replies", f"<= the {sampled} clients of a round")
         return self
 
     @property
@@ -273,8 +262,8 @@ class RunConfig(ClientConfig, StrategyConfig):
     @property
     def clients_per_round(self) -> int:
         """The paper's m = max(C * K, 1); in buffered rounds the replies of a step."""
-        if self.rounds == "buffered":
-            return self.buffer_size
+        if self.pace.is_buffered:
+            return self.pace.buffer_size
         return max(int(self.fraction_train * self.num_clients + 1e-9), 1)
 
     @property
@@ -294,6 +283,18 @@ class RunConfig(ClientConfig, StrategyConfig):
     def digest(self) -> str:
         """Return a hash of every setting that can change a result."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+def _library_parts() -> Sequence[Part]:
+    from fedif_flower.run.parts import run_parts  # They read a run config.
+
+    return run_parts()
+
+
+def _sections(parts: Sequence[Part] | None) -> list[type[Settings]]:
+    """Return the sections of parts; ``None``: of the library's own."""
+    known = _library_parts() if parts is None else parts
+    return [part.settings for part in known if part.settings]
 
 
 def subject_of(settings: Mapping[str, Scalar]) -> str:

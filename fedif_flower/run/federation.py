@@ -189,7 +189,7 @@ def _run_rounds(
             grid=grid,
             initial_arrays=arrays,
             num_rounds=resumable.rounds_left,
-            timeout=config.round_timeout,
+            timeout=config.pace.timeout,
             train_config=told,
         )
     except BaseException as error:

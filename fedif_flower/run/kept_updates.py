@@ -9,22 +9,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import StatementError
+from fedif_flower.errors import StatementError, require
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+from fedif_flower.settings import Settings, in_section, setting
 from fedif_flower.storage import make_folder, writing
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.steps import Step
 
 
+class UpdatesSettings(Settings, alias_generator=in_section("updates")):
+    """Whether what a replay needs is kept."""
+
+    keep: bool = setting(
+        False,
+        "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
+        "recomputes who contributed what; each round takes as much as its updates and two models "
+        "more, and the log says at the start how much that is; signed replies are kept as they "
+        "came as well, which takes as much as their updates again",
+        changes_result=False,
+    )
+
+
 class KeepUpdates(RunPart):
-    """``keep-updates``: what a replay needs."""
+    """``updates.keep``: what a replay needs."""
+
+    settings = UpdatesSettings
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError where nothing is attributed."""
+        keep = config.section(UpdatesSettings).keep
+        is_fine = config.attribution != "off" or not keep
+        require(is_fine, "updates.keep", keep, "false with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
         """Return what writes each step."""
         config = run.config
-        if not config.keep_updates:
+        if not config.section(UpdatesSettings).keep:
             return NOTHING
         # The models before and after a step, too.
         copies = (config.num_server_rounds - run.done) * (config.clients_per_round + 2)

@@ -10,11 +10,18 @@ from fedif_flower.run.collusion import Collusion
 from fedif_flower.run.kept_updates import KeepUpdates
 from fedif_flower.run.live_state import Live
 from fedif_flower.run.part import RunPart
+from fedif_flower.strategies.config import PaceSettings
+
+
+class Paced(RunPart):
+    """``pace.quorum`` and its like: how long rounds wait."""
+
+    settings = PaceSettings
 
 
 def run_parts() -> Sequence[RunPart]:
     """Return the parts of a run that brings nothing of its own."""
-    return Live(), Collusion(), Attribution(), Quarantined(), KeepUpdates()
+    return Live(), Paced(), Collusion(), Attribution(), Quarantined(), KeepUpdates()
 
 
 def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:

@@ -54,7 +54,7 @@ PREFLIGHT_TIMEOUT = 300.0  # A member reads its data and trains one batch.
 
 
 def read_config(
-    grid: Grid, run_config: Mapping[str, Scalar], parts: Sequence[RunPart] = ()
+    grid: Grid, run_config: Mapping[str, Scalar], parts: Sequence[RunPart] | None = None
 ) -> RunConfig:
     """Parse a run config; ``num-clients = "auto"`` is the number of nodes that there are now.
 
@@ -239,7 +239,7 @@ class Members:
             return
         config, replies = loaded.config, dict[int, tuple[float, Message]]()
         settings = instructions(config.part(ClientConfig), loaded.task, run=config.digest())
-        timeout, asked = min(PREFLIGHT_TIMEOUT, config.round_timeout), time.time()
+        timeout, asked = min(PREFLIGHT_TIMEOUT, config.pace.timeout), time.time()
         nodes = identify_by_query(
             grid,
             sorted(grid.get_node_ids()),

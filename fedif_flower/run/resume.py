@@ -224,7 +224,7 @@ def require_space(
     """Raise ConfigError if the disk cannot hold so many copies of the model; say what is kept.
 
     There are four with checkpoints: two of them, a third while it is written, and ``model.pt``.
-    ``kept`` are those of ``keep-updates``.
+    ``kept`` are those of ``updates.keep``.
     """
     size = sum(len(array.data) for array in arrays.values())
     needed = (copies + kept) * size + 2**20

@@ -92,7 +92,7 @@ def paying_part(loaded: LoadedTask, salt: str) -> Validation:
     part = loaded.test.sample(count, torch_generator("paying", int(salt, 16)))
     if part is loaded.test:
         raise ConfigError(
-            "secret-validation = true needs a test split of tensors with more examples than the "
-            f"validation split's {count}"
+            "credit.secret-validation = true needs a test split of tensors with more examples than "
+            f"the validation split's {count}"
         )
     return part

@@ -13,7 +13,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.config import configured_pace, configured_stages
+from fedif_flower.strategies.config import configured_stages
 from fedif_flower.strategies.registry import StrategyParts, build_named
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
@@ -28,7 +28,7 @@ def build_strategy(
     """Return the strategy that the run config names; ``setup`` has what parts of a run set."""
     config = loaded.config
     base = BaseArguments(
-        fraction_train=1.0 if config.rounds == "buffered" else config.fraction_train,
+        fraction_train=1.0 if config.pace.is_buffered else config.fraction_train,
         fraction_evaluate=0.0,
         min_train_nodes=1,
         min_available_nodes=config.num_clients,
@@ -42,9 +42,9 @@ def build_strategy(
             min_valid_replies=config.min_valid_replies,
             max_failed_rounds=config.max_failed_rounds,
             max_paused_turns=config.max_paused_turns,
-            max_num_examples=config.max_num_examples or loaded.task.num_train or MOST_EXAMPLES,
+            max_num_examples=loaded.task.num_train or MOST_EXAMPLES,
             max_examples_ratio=config.max_examples_ratio,
-            pace=configured_pace(config),
+            pace=config.pace.pace(),
             local_method=build_local_method(config, loaded.task, config.seed),
             **setup,
         ),

@@ -217,7 +217,7 @@ class RunWriter(Callback):
             "strategy": type(self._strategy).__name__,
             "seed": self._strategy.seed,
             "attribution": attribution.rule,
-            **{f"credit-{name}": getattr(attribution.bounds, name, 0.0) for name in _BOUNDS},
+            **{f"credit.{name}": getattr(attribution.bounds, name, 0.0) for name in _BOUNDS},
         }
 
     def on_round(self, report: RoundReport) -> None:

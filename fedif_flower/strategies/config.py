@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings, make, setting_of
-from fedif_flower.settings import RefusedValueError, setting
+from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
 from fedif_flower.stages import (
     Bucketing,
     Clip,
@@ -30,7 +30,6 @@ from fedif_flower.strategies.setup import Setup
 from fedif_flower.valuation import Validation
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
-Policy = Literal["none", "quarantine"]
 Rounds = Literal["synchronous", "buffered"]
 ALWAYS = 10**9  # Rounds after which a reply still counts.
 
@@ -56,6 +55,61 @@ SERVER_OPTIMIZERS = Registry(
         "fedadagrad": FedAdagrad,
     },
 )
+
+
+class PaceSettings(Settings, alias_generator=in_section("pace")):
+    """How long rounds wait, and what becomes of replies that come late."""
+
+    timeout: float = setting(
+        3600.0,
+        "seconds a round waits; whoever answered by then counts",
+        gt=0,
+        changes_result=False,
+    )
+    quorum: float = setting_of(Pace, "quorum")
+    grace: float = setting_of(Pace, "grace")
+    grace_factor: float = setting_of(Pace, "grace_factor")
+    ask_more: float = setting_of(Pace, "ask_more")
+    late_rounds: int = setting_of(Pace, "late_rounds")
+    rounds: Rounds = setting(
+        "synchronous",
+        "`buffered`: every member is at work all the time; a step is made of each "
+        "`pace.buffer-size` usable replies, however old the model that they began from, and counts "
+        "as a round (`docs/methods/late-replies.md`)",
+    )
+    buffer_size: int = setting(
+        0, 'with `pace.rounds = "buffered"`: replies in a step; 0: not set', ge=0
+    )
+
+    @property
+    def is_buffered(self) -> bool:
+        """Whether every member is at work all the time."""
+        return self.rounds == "buffered"
+
+    @model_validator(mode="after")
+    def _can_be_paced(self) -> Self:
+        buffered = self.is_buffered
+        if buffered != bool(self.buffer_size):
+            words = ">= 1 with rounds 'buffered'" if buffered else "0 without rounds 'buffered'"
+            raise RefusedValueError("buffer_size", words)
+        for name in ("quorum", "grace", "grace_factor") if buffered else ():
+            if getattr(self, name):
+                raise RefusedValueError(name, "0 with rounds 'buffered'")
+        if buffered and self.ask_more != 1:
+            raise RefusedValueError("ask_more", "1 with rounds 'buffered', which asks all")
+        return self
+
+    def pace(self) -> Pace:
+        """Return how long the rounds of a run wait."""
+        if self.is_buffered:
+            return Pace(quorum=self.buffer_size, late_rounds=self.late_rounds or ALWAYS)
+        return Pace(
+            quorum=self.quorum,
+            grace=self.grace,
+            grace_factor=self.grace_factor,
+            ask_more=self.ask_more,
+            late_rounds=self.late_rounds,
+        )
 
 
 class StrategyConfig(SectionedSettings):
@@ -124,99 +178,9 @@ class StrategyConfig(SectionedSettings):
         "loss, in `attribution.csv`, by this quadrature rule (`docs/methods/path-attribution.md`)",
         changes_result=False,
     )
-    attribution_per_class: bool = setting(
-        False,
-        "also split it by the class of the validation examples",
-        changes_result=False,
-    )
-    secret_validation: bool = setting(
-        False,
-        "with `attribution`: contributions are measured on test examples that the server draws by "
-        "a secret salt, as many as the validation split has; nothing weighs by them "
-        "(`docs/methods/path-attribution.md`)",
-        changes_result=False,
-    )
-    credit_length: float = setting(
-        1.25,
-        "with `attribution`: an update is credited for at most so many times the usual length of "
-        "one from as many examples; 0: no such bound (`docs/methods/path-attribution.md`)",
-        ge=0,
-        changes_result=False,
-    )
-    credit_borrowed: float = setting(
-        1.6,
-        "with `attribution`: what an update holds of the last three global steps is credited for "
-        "at most so many times what is usual beside what is the member's own; 0: no such bound",
-        ge=0,
-        changes_result=False,
-    )
-    credit_weight: float = setting(
-        2.0,
-        "with `attribution`: a member is credited for at most so many times the share of the "
-        "examples that the median member has; 0: no such bound",
-        ge=0,
-        changes_result=False,
-    )
-    policy: Policy = setting(
-        "none",
-        "`quarantine`: members whose attributed contribution is negative beyond its interval are "
-        "not drawn for some of their turns (`docs/methods/quarantine.md`); it needs "
-        '`attribution = "simpson"` or `"adaptive"`',
-        is_new=True,
-    )
-    rounds: Rounds = setting(
-        "synchronous",
-        "`buffered`: every member is at work all the time; a step is made of each `buffer-size` "
-        "usable replies, however old the model that they began from, and counts as a round "
-        "(`docs/methods/late-replies.md`)",
-        is_new=True,
-    )
-    buffer_size: int = setting(
-        0, 'with `rounds = "buffered"`: replies in a step; 0: not set', ge=0, is_new=True
-    )
-    round_quorum: float = setting_of(Pace, "quorum")
-    round_grace: float = setting_of(Pace, "grace")
-    round_grace_factor: float = setting_of(Pace, "grace_factor")
-    ask_more: float = setting_of(Pace, "ask_more")
-    late_rounds: int = setting_of(Pace, "late_rounds")
     min_valid_replies: int = setting_of(Setup, "min_valid_replies")
     max_failed_rounds: int = setting_of(Setup, "max_failed_rounds")
     max_paused_turns: int = setting_of(Setup, "max_paused_turns")
-    max_num_examples: int = setting(
-        0,
-        "a client that claims more examples is refused; 0: the size of the server's training split",
-        ge=0,
-    )
-
-    @model_validator(mode="after")
-    def _can_bound_credit(self) -> Self:
-        if self.secret_validation and self.attribution == "off":
-            raise RefusedValueError("secret_validation", "false with attribution = 'off'")
-        for name in ("credit_length", "credit_borrowed", "credit_weight"):
-            if 0 < getattr(self, name) < 1:
-                raise RefusedValueError(name, "0 (no bound) or a number >= 1")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_quarantined(self) -> Self:
-        if self.policy == "quarantine" and self.attribution not in ("simpson", "adaptive"):
-            raise RefusedValueError(
-                "attribution", '"simpson" or "adaptive" with policy "quarantine"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_paced(self) -> Self:
-        buffered = self.rounds == "buffered"
-        if buffered != bool(self.buffer_size):
-            words = ">= 1 with rounds 'buffered'" if buffered else "0 without rounds 'buffered'"
-            raise RefusedValueError("buffer_size", words)
-        for name in ("round_quorum", "round_grace", "round_grace_factor") if buffered else ():
-            if getattr(self, name):
-                raise RefusedValueError(name, "0 with rounds 'buffered'")
-        if buffered and self.ask_more != 1:
-            raise RefusedValueError("ask_more", "1 with rounds 'buffered', which asks all")
-        return self
 
     @model_validator(mode="after")
     def _can_be_attributed(self) -> Self:
@@ -282,16 +246,3 @@ def configured_stages(config: StrategyConfig, validation: Validation | None = No
     if moves is not None:
         stages.append(moves)
     return stages
-
-
-def configured_pace(config: StrategyConfig) -> Pace:
-    """Return how long the rounds of a run wait."""
-    if config.rounds == "buffered":
-        return Pace(quorum=config.buffer_size, late_rounds=config.late_rounds or ALWAYS)
-    return Pace(
-        quorum=config.round_quorum,
-        grace=config.round_grace,
-        grace_factor=config.round_grace_factor,
-        ask_more=config.ask_more,
-        late_rounds=config.late_rounds,
-    )

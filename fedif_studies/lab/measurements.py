@@ -15,14 +15,15 @@ from fedif_flower.run.config import RunConfig, subject_of
 from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.settings import Scalar, Settings
 from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.strategies.config import PaceSettings
 from fedif_flower.tasks.task import metric_key
 from fedif_studies.lab.cells import LABEL
 
 # Where a run wrote and read, and how long it was patient: no part of what it measured.
-PATHS = ("output-dir", "run-name", "data-dir", "round-timeout", "checkpoint-every", "resume")
+PATHS = ("output-dir", "run-name", "data-dir", "pace.timeout", "checkpoint-every", "resume")
 LAST = 10
 ACCURACY = "accuracy"
-_DECLARED: list[type[Settings]] = [RunConfig, *RunConfig.sections().values()]
+_DECLARED: list[type[Settings]] = [RunConfig, PaceSettings, *RunConfig.sections().values()]
 _TEXTS = {
     str(field.alias)
     for declared in _DECLARED

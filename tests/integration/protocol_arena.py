@@ -78,7 +78,7 @@ class Arena:
             "fraction-train": 1.0,
             "num-server-rounds": rounds,
             "local-epochs": 1,
-            "round-timeout": self.timeout,
+            "pace.timeout": self.timeout,
             "run-name": name,
             "device": "cpu",
             "checkpoint-every": 0,

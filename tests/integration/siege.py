@@ -132,7 +132,7 @@ class Siege:
                 "min-valid-replies": len(HONEST),
                 "num-server-rounds": ROUNDS,
                 "local-epochs": 1,
-                "round-timeout": 600.0,
+                "pace.timeout": 600.0,
                 "run-name": "siege",
                 "device": "cpu",
                 "checkpoint-every": 0,

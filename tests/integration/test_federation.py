@@ -60,7 +60,7 @@ COMMON = {
     "fraction-train": 1.0,
     "local-epochs": 1,
     "gradient-noise.std": 1.0,
-    "round-timeout": 300.0,
+    "pace.timeout": 300.0,
     "least-participation": 0.0,  # Who is killed, refuses or sends nonsense misses rounds.
     "device": "cpu",
 }

@@ -124,7 +124,7 @@ def test_a_host_that_is_cut_off_and_reconnected(
         needed = float(read_rows(runs / "measured" / "rounds.csv")[1]["round_seconds"])
         # On a machine that is quick enough, the round ends before the SuperLink gives up.
         timeout = 30.0 if 3.0 * needed < 30.0 else max(2.0 * GIVES_UP, 5.0 * needed)
-        config |= {"num-server-rounds": ROUNDS, "round-timeout": timeout, "run-name": "network"}
+        config |= {"num-server-rounds": ROUNDS, "pace.timeout": timeout, "run-name": "network"}
         config["least-participation"] = 0.0  # Of its seven rounds it may miss most.
         run_id = deployment.submit(REPOSITORY, config)
         run_dir = runs / "network"

@@ -159,9 +159,9 @@ def test_a_failed_round_is_a_gap_and_a_failed_last_one_no_end():
 
 
 def test_the_rule_is_read_off_settings():
-    rule = configured_rule({"least-participation": 0.8, "late-rounds": 3})
+    rule = configured_rule({"least-participation": 0.8, "pace.late-rounds": 3})
     assert rule == CompletenessRule(0.8, 3)
-    assert configured_rule({"rounds": "buffered", "late-rounds": 0}).late_rounds == ALWAYS
+    assert configured_rule({"pace.rounds": "buffered", "pace.late-rounds": 0}).late_rounds == ALWAYS
     assert configured_rule({}) == CompletenessRule()
     with pytest.raises(ConfigError, match=r"least_participation = 1\.5"):
         CompletenessRule(1.5)

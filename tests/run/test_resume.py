@@ -141,7 +141,12 @@ def test_a_buffered_run_goes_on_and_asks_its_members_anew(tmp_path):
     def clocked() -> ClockedGrid:
         return ClockedGrid(client_app, CLIENTS, lambda partition: 1.0 + 3.0 * partition)
 
-    own = {"rounds": "buffered", "buffer_size": 2, "num_server_rounds": 8, "attack": "none"}
+    own = {
+        "pace.rounds": "buffered",
+        "pace.buffer-size": 2,
+        "num_server_rounds": 8,
+        "attack": "none",
+    }
     config = run_config(tmp_path, **own, attribution="simpson", resume="auto")
     killed = run(config, clocked(), kill_at=5)
     under_way = [r for r in read_rows(killed / "clients.csv") if r["status"] == "late"]

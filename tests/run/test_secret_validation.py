@@ -39,7 +39,7 @@ def test_another_servers_secret_gives_another_salt(tmp_path):
 def test_a_run_that_goes_on_keeps_its_salt_and_one_that_begins_has_a_new_one(tmp_path):
     def config(secret: bool = True, resume: str = "auto") -> RunConfig:
         own = {"attribution": "trapezoid", "checkpoint_every": 1, "num_server_rounds": 3}
-        return run_config(tmp_path, **own, secret_validation=secret, resume=resume)
+        return run_config(tmp_path, **own, resume=resume, **{"credit.secret-validation": secret})
 
     def published() -> tuple[str, str]:
         origin = RunFolder(config().run_dir).provenance.read()
@@ -47,7 +47,7 @@ def test_a_run_that_goes_on_keeps_its_salt_and_one_that_begins_has_a_new_one(tmp
 
     run(config(), kill_at=2)
     first = published()
-    with pytest.raises(CheckpointError, match="keep secret-validation as it was"):
+    with pytest.raises(CheckpointError, match=r"keep credit.secret-validation as it was"):
         run(config(secret=False))
     run(config())
     assert published() == first

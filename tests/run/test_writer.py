@@ -83,8 +83,8 @@ def test_beside_an_attribution_it_leaves_what_a_statement_needs(tmp_path):
     report = (tmp_path / "report.md").read_text()
     assert "| node 1002 | 1002 | 2 |" in report
     assert report.count("1002") == 2  # name and id in one table
-    assert [w for w in open_games(read_run(tmp_path).config) if "credit-" in w] == [
-        "credit-weight = 0: members are credited for any weight that they get or claim"
+    assert [w for w in open_games(read_run(tmp_path).config) if "credit.w" in w] == [
+        "credit.weight = 0: members are credited for any weight that they get or claim"
     ]
 
 

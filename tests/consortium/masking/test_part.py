@@ -48,9 +48,9 @@ def plain(tmp_path_factory) -> Path:
 
 
 REFUSED = [
-    ({"keep_updates": True}, "keep-updates = True; allowed: false with masking"),
+    ({"updates.keep": True}, "updates.keep = True; allowed: false with masking"),
     ({"attribution": "adaptive"}, "attribution = 'adaptive'; allowed: 'off', 'trapezoid'"),
-    ({"attribution_per_class": True}, "attribution-per-class = True; allowed: false with masking"),
+    ({"credit.per-class": True}, "credit.per-class = True; allowed: false with masking"),
     ({"server_optimizer": "fedavgm"}, "server-optimizer = 'fedavgm'; allowed: 'off' beside attr"),
     ({"attack": "alie"}, "attack = 'alie'; allowed: those without accomplices with masking"),
     (
@@ -137,7 +137,7 @@ def written(run_dir: Path) -> bytes:
 
 
 def test_nothing_that_is_written_holds_an_update(masked, plain, tmp_path):
-    kept = run(masked_config(tmp_path, **{"masking.mode": "off"}, keep_updates=True))
+    kept = run(masked_config(tmp_path, **{"masking.mode": "off", "updates.keep": True}))
     for path in sorted((masked.parent / "own").rglob("round-*.npz")):
         with np.load(path) as content:
             update = content["update"]

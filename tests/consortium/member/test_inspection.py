@@ -183,6 +183,10 @@ def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
 
 
 def test_no_gradient_is_published_of_data_that_are_secret():
-    settings = {"secret-validation": True, "attribution": "simpson", "gradients.publish": True}
-    with pytest.raises(ConfigError, match=r"gradients.publish = True; allowed: false with secret"):
+    settings = {
+        "credit.secret-validation": True,
+        "attribution": "simpson",
+        "gradients.publish": True,
+    }
+    with pytest.raises(ConfigError, match=r"false with credit\.secret"):
         RunConfig.from_run_config(settings, run_parts())

@@ -8,10 +8,10 @@ from fedif_consortium.statement.open_games import open_games
 
 SAFE = {
     "strategy": "fedif",
-    "credit-length": 1.25,
-    "credit-borrowed": 1.6,
-    "credit-weight": 2.0,
-    "secret-validation": True,
+    "credit.length": 1.25,
+    "credit.borrowed": 1.6,
+    "credit.weight": 2.0,
+    "credit.secret-validation": True,
 }
 
 
@@ -19,8 +19,8 @@ SAFE = {
     ("change", "said"),
     [
         ({}, []),
-        ({"credit-length": 0.0}, ["credit-length = 0"]),
-        ({"secret-validation": False}, ["secret-validation = false"]),
+        ({"credit.length": 0.0}, ["credit.length = 0"]),
+        ({"credit.secret-validation": False}, ["credit.secret-validation = false"]),
         ({"strategy": "influence-descent"}, ["influence-descent.relative = false"]),
     ],
 )

@@ -36,7 +36,7 @@ def config(output_dir: Path, **overrides) -> RunConfig:
         "device": "cpu",
         "local-epochs": 1,
         "attribution": "simpson",
-        "keep-updates": True,
+        "updates.keep": True,
     }
     given = {key.replace("_", "-"): value for key, value in overrides.items()}
     return RunConfig.from_run_config(default_run_config() | settings | given)
@@ -127,7 +127,7 @@ def test_another_validation_set_is_named(copy):
 
 def test_another_strategy_rule_and_server_optimizer_are_recomputed_too(tmp_path):
     overrides = {"strategy": "fedavg", "server_optimizer": "fedavgm", "attribution": "gauss2"}
-    run_dir = run(config(tmp_path, num_server_rounds=3, attribution_per_class=True, **overrides))
+    run_dir = run(config(tmp_path, num_server_rounds=3, **overrides, **{"credit.per-class": True}))
     assert replay(run_dir).rounds == 3
 
 
@@ -165,7 +165,11 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path):
 
 def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    run_dir = run(config(tmp_path, fraction_train=1.0, num_server_rounds=2, secret_validation=True))
+    run_dir = run(
+        config(
+            tmp_path, fraction_train=1.0, num_server_rounds=2, **{"credit.secret-validation": True}
+        )
+    )
     committed = json.loads((run_dir / "provenance.json").read_text())
     # Before the statement the salt is nowhere in the run's folder.
     salt = salt_of(committed["paying_nonce"])

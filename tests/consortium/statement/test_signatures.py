@@ -160,7 +160,7 @@ def kept_run(tmp_path_factory, keys):
     """One round, its replies kept; bob's update is far too long, and was shortened."""
     folder = tmp_path_factory.mktemp("kept")
     configs = {1: {"attack": "honest-scaling"}}
-    settings = config(folder, keep_updates=True, num_server_rounds=2)
+    settings = config(folder, num_server_rounds=2, **{"updates.keep": True})
     return run_federation(nodes(keys, configs=configs), settings, parts=run_parts())
 
 

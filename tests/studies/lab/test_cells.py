@@ -28,7 +28,9 @@ def test_any_setting_that_can_change_a_result_changes_the_hash(tmp_path, changed
 
 
 def test_settings_that_cannot_change_a_result_do_not(tmp_path):
-    patient = small_cell(tmp_path, round_timeout=60.0, max_failed_rounds=7, checkpoint_every=1)
+    patient = small_cell(
+        tmp_path, max_failed_rounds=7, checkpoint_every=1, **{"pace.timeout": 60.0}
+    )
     assert patient.digest == small_cell(tmp_path).digest
 
 

@@ -135,7 +135,7 @@ def test_a_run_is_the_published_algorithm(tmp_path, caplog):
     [
         ({"strategy": "median"}, "RobustRule"),
         ({"strategy": "fedavg", "masking.mode": "trial"}, "masking: members train by SGD alone"),
-        ({"strategy": "fedavg", "late_rounds": 1}, "late_rounds"),
+        ({"strategy": "fedavg", "pace.late-rounds": 1}, "late_rounds"),
         ({"FedNoRo.warm_up": 1}, "FedNoRo.warm-up"),
     ],
 )
