@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flwr.app import MetricRecord, RecordDict
 
+from fedif_flower.messages.attendance import enumerated
 from fedif_flower.messages.text import printable
 
 logger = logging.getLogger(__name__)
@@ -21,8 +22,6 @@ MAX_METRICS = 100
 MAX_VALUES = 1000
 # Farther than this many times from the clients' median, a value enters no mean.
 MAX_DEVIATION = 100.0
-_FAR = f"clients are over {MAX_DEVIATION:.0f} times the median"
-_RARE = "fewer than half of the clients report comparable values"
 
 
 def aggregate_metrics(
@@ -54,11 +53,11 @@ class AverageMetrics:
     over the clients i that report the metric, :math:`n_i` being what they report under
     ``weighted_by_key``. ``train_loss`` and ``train-loss`` are one metric. A metric that fewer than
     half of the clients report is left out, and so is a value whose magnitude is more than 100
-    times the median of at least three clients'. A warning names either with its reason, once.
+    times the median of at least three clients'. A warning names such a metric, once.
     """
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()  # What is left out of which metric.
+        self._told: set[str] = set()  # Metrics that some lack, as the log has said.
 
     def __call__(self, records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
         """Return the means.
@@ -74,34 +73,20 @@ class AverageMetrics:
         for record in records:
             for value in _values(record, weighted_by_key):
                 reported.setdefault(value.name.replace("_", "-"), []).append(value)
-        means = MetricRecord()
-        left_out: dict[str, dict[str, int]] = {}  # How many values of which metric, by reason.
+        means, lacking = MetricRecord(), []
         for values in reported.values():
             name = Counter(value.name for value in values).most_common(1)[0][0]
-            alike = _of_one_length(values)
-            usable = _comparable(alike)
-            if 2 * len(usable) < len(records):
-                left_out.setdefault(_RARE, {})[name] = len(usable)
-                continue
-            for why, count in (
-                ("clients do not report it", len(records) - len(values)),
-                ("clients report another number of values", len(values) - len(alike)),
-                (_FAR, len(alike) - len(usable)),
-            ):
-                if count:
-                    left_out.setdefault(why, {})[name] = count
-            means[name] = _mean(usable)
-        for why, counts in left_out.items():
-            self._tell(why, counts, len(records))
-        return means
-
-    def _tell(self, why: str, counts: Mapping[str, int], num_clients: int) -> None:
-        """Warn of what is left out and why, where that is news; of so much, and no more."""
-        news = [name for name in counts if (name, why) not in self._told]
+            usable = _comparable(_of_one_length(values))
+            if 2 * len(usable) >= len(records):
+                means[name] = _mean(usable)
+            if len(usable) < len(records):
+                lacking.append((name, len(usable)))
+        news = [(name, count) for name, count in lacking if name not in self._told]
         if news and len(self._told) < MAX_METRICS:
-            self._told |= {(name, why) for name in news}
-            which = _few([f"{name} ({counts[name]} of {num_clients})" for name in news])
-            logger.warning("left out of mean metrics, which is said once: %s: %s", why, which)
+            self._told |= {name for name, _ in news}
+            which = [f"{name} (of {count} of {len(records)})" for name, count in news]
+            logger.warning("metrics that not all clients report alike: %s", enumerated(which))
+        return means
 
 
 @dataclass(frozen=True)
@@ -153,8 +138,3 @@ def _mean(values: Sequence[_Value]) -> float | list[float]:
     columns = zip(*(value.numbers for value in values), strict=True)
     means = [sum(x * share for x, share in zip(column, shares, strict=True)) for column in columns]
     return means if values[0].is_list else means[0]
-
-
-def _few(names: Collection[str]) -> str:
-    shown = ", ".join(list(names)[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -14,11 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
 
-SECONDS_PER_LINE = 30.0
-
 
 class RoundProgress:
-    """Shows a run's rounds; without a terminal, every tenth of the way and every half minute.
+    """Shows a run's rounds; without a terminal, every tenth of the way.
 
     Parameters
     ----------
@@ -26,18 +23,12 @@ class RoundProgress:
         How many rounds there will be.
     console : Console
         Where to.
-    clock : callable, optional
-        Seconds that only grow.
     """
 
-    def __init__(
-        self, num_rounds: int, console: Console, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, num_rounds: int, console: Console) -> None:
         self._num_rounds = num_rounds
         self._console = console
-        self._clock = clock
         self._step = max(1, num_rounds // 10)
-        self._printed = clock()
         self._bar = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -64,12 +55,10 @@ class RoundProgress:
     def show(self, server_round: int, text: str) -> None:
         """Show a round that is over, with a few words on it."""
         self._bar.update(self._task, completed=server_round, description=text)
-        due = self._clock() - self._printed >= SECONDS_PER_LINE
-        if not self._console.is_terminal and (due or server_round % self._step == 0):
+        if not self._console.is_terminal and server_round % self._step == 0:
             self._console.print(
                 f"round {server_round}/{self._num_rounds} {text}".rstrip(), highlight=False
             )
-            self._printed = self._clock()
 
 
 class ShowRounds(Callback):

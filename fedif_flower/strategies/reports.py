@@ -44,7 +44,7 @@ class ClientReport:
     score: float | None = None
     normalized: float | None = None
     weight_score: float | None = None
-    accumulative: float | None = None
+    accumulative_influence: float | None = None
     weight: float | None = 0.0
     note: str = ""
     claimed_examples: float | None = None
@@ -86,24 +86,10 @@ class RoundReport:
 
 def client_line(server_round: int, client: ClientReport) -> dict[str, Any]:
     """Return a client's line of a round's table, by column."""
-    return {
-        "round": server_round,
-        "partition_id": client.node.partition_id,
-        "client_id": client.node.client_id,
-        "score": client.score,
-        "normalized": client.normalized,
-        "weight_score": client.weight_score,
-        "weight": client.weight,
-        "accumulative_influence": client.accumulative,
-        "num_examples": client.num_examples,
-        "claimed_examples": client.claimed_examples,
-        "train_seconds": client.train_seconds,
-        "train_loss": client.train_loss,
-        "status": client.status,
-        "rejection": client.rejection,
-        "note": client.note,
-        "asked_in": client.asked_in,
-    }
+    values = dict(vars(client))
+    node = values.pop("node")
+    ids = {"partition_id": node.partition_id, "client_id": node.client_id}
+    return {"round": server_round, **ids, **values}
 
 
 def round_line(report: RoundReport) -> dict[str, Any]:
@@ -201,7 +187,7 @@ def accepted_reports(
             score=score,
             normalized=normalized,
             weight_score=weight_score,
-            accumulative=accumulative,
+            accumulative_influence=accumulative,
             weight=None if math.isnan(weight) else weight,
             note=printable("; ".join(filter(None, (reply.node.note, *reply.reported.notes)))),
         )

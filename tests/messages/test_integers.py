@@ -22,10 +22,6 @@ integers = (arrays_of.integer_dtypes() | arrays_of.unsigned_integer_dtypes()).fl
 )
 
 
-def test_a_flag_that_is_raised_advances_by_one():
-    assert measure_advance("initialized", np.array(False), np.array(True)) == 1
-
-
 @pytest.mark.parametrize(
     ("received", "returned", "reason"),
     [
@@ -53,13 +49,6 @@ def test_every_pair_of_arrays_is_unchanged_or_a_bounded_advance_or_refused(data)
         assert min(steps) < 0 or max(steps) > MAX_ADVANCE
     else:
         assert min(steps) >= 0
-
-
-def test_an_index_that_most_left_as_it_was_stays():
-    reasons = refuse_advances([{}, {"position_ids": 10**6}, {}, {}])
-    assert reasons == {
-        1: "integer array 'position_ids' was changed, which most replies left as it was"
-    }
 
 
 def test_batches_tracked_may_advance_for_one_client_alone():

@@ -3,7 +3,6 @@ from __future__ import annotations
 import threading
 import time
 
-import httpx
 import pytest
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
@@ -170,15 +169,6 @@ def test_a_reply_that_cannot_be_read_stands_alone():
     assert replies[1001].has_content()
 
 
-@pytest.mark.parametrize("error", [httpx.ConnectError("gone"), ConnectionResetError("gone")])
-def test_a_lost_connection_is_not_the_clients_fault(error):
-    def lost(message, reply):
-        raise error
-
-    with pytest.raises(type(error), match="gone"):
-        ask(SlowGrid(1, {1000: lost}))
-
-
 class Slow(LocalGrid):
     """Node 1002 answers when it is looked at for the tenth time."""
 
@@ -231,16 +221,6 @@ def test_a_reply_that_was_being_fetched_when_its_round_closed_is_not_lost():
     found = list(grid.arrivals([], 60, Closing(keeps=True)))
     assert [reply.metadata.src_node_id for reply in found] == [1000]
     assert found[0].has_content()
-
-
-def test_a_question_between_rounds_leaves_late_replies_to_the_next_one():
-    grid = PollingGrid(Slow(Clients(), 3), poll_seconds=0.01)
-    closing = Closing(quorum=2, keeps=True)
-    for _ in grid.arrivals(map(query, grid.get_node_ids()), 60, closing):
-        closing.count()
-    answered = [r.metadata.src_node_id for r in grid.send_and_receive([query(1000)], timeout=60)]
-    assert answered == [1000]
-    assert len(grid.outstanding({1002})) == 1
 
 
 def miss_a_round(*activations: dict[int, str]) -> tuple[PollingGrid, list[Message]]:

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedif_flower.messages.polling_grid import PollingGrid
-from fedif_flower.messages.screened_grid import SPARE_BYTES, ScreenedGrid, screened, weight
+from fedif_flower.messages.screened_grid import SPARE_BYTES, ScreenedGrid, screened
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients, step_reply
 
@@ -90,16 +90,6 @@ def test_what_messages_are_hashed_from_cannot_be_guessed():
     assert all(len(nonce) == 32 and int(nonce, 16) > 0 for nonce in seen)
 
 
-def test_a_member_s_log_is_told_the_round():
-    seen = []
-    message = model_message(1000)
-    message.content["config"] = ConfigRecord({"server-round": 14})
-    grid = LocalGrid(lambda m, _: seen.append(m.metadata.group_id) or step_reply(m, 1.0), 1)
-    list(ScreenedGrid(grid).send_and_receive([message]))
-    told, nonce = seen[0].split(", ")
-    assert (told, len(nonce)) == ("14", 32)
-
-
 @pytest.mark.parametrize(
     ("spoil", "accepted"),
     [
@@ -130,17 +120,6 @@ def test_a_reply_weighs_what_the_message_weighs(spoil, accepted):
     (reply,) = ask(LocalGrid(answer, 1), [1000]).values()
     assert reply.has_content() == accepted, reply
     assert accepted or "the reply holds" in reply.error.reason
-
-
-def test_weight_counts_everything_that_a_record_can_hold():
-    content = RecordDict(
-        {
-            "a": ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"12345678")}),
-            "m": MetricRecord({"x": [1, 2, 3]}),
-            "c": ConfigRecord({"text": "abcd", "bytes": b"ab", "words": ["a", "b"]}),
-        }
-    )
-    assert weight(content) == (8, 1 + 4 + 5 + 3 + 3)
 
 
 def test_any_grid_is_wrapped_once_and_real_ones_are_polled():

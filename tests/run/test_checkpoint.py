@@ -99,17 +99,6 @@ def _saved(content: object) -> bytes:
     return buffer.getvalue()
 
 
-def test_auto_begins_anew_without_checkpoints_and_takes_the_last(tmp_path):
-    kept = folder(tmp_path)
-    assert kept.find("") is None
-    assert kept.find("auto") is None
-    kept.save(checkpoint(9))
-    kept.save(checkpoint(10))
-    assert kept.find("") is None
-    assert kept.find("auto").server_round == 10
-    assert kept.find(str(kept.folder / "round-000009.pt")).server_round == 9
-
-
 def test_auto_falls_back_to_the_older_one_with_a_warning(tmp_path, caplog):
     kept = folder(tmp_path)
     kept.save(checkpoint(9))

@@ -18,7 +18,6 @@ from fedif_flower.attacks import (
     ATTACKS,
     Colluder,
 )
-from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY
 from fedif_flower.run.collusion import ColludingGrid
@@ -136,22 +135,3 @@ def test_a_run_under_the_attack_same_seed_same_bits(tmp_path):
     assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
     honest, _ = results(run_federation(LocalGrid(client_app, 10), run_config(tmp_path)))
     assert not torch.equal(honest["1.weight"], models[0]["1.weight"])
-
-
-def test_a_node_told_to_collude_on_its_own_refuses(tmp_path):
-    config = run_config(tmp_path, **{"num-server-rounds": 1, "fraction-train": 1.0})
-    assert not needs_collusion(config, 0)
-    replies = []
-
-    def client(message, context):
-        try:
-            return client_app(message, context)
-        except Exception as error:
-            replies.append((context.node_config["partition-id"], str(error.__cause__ or error)))
-            raise
-
-    grid = LocalGrid(client, 10, node_configs={4: {"attack": "swap"}})
-    run_federation(grid, config)
-    ((partition, reason),) = replies
-    assert partition == 4
-    assert "attack 'swap' needs to see what the other malicious clients are about to send" in reason

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from flwr.common.config import parse_config_args
 
 from fedif_consortium.parts import server_parts
 from fedif_flower.errors import ConfigError
@@ -87,19 +86,6 @@ def test_digest_ignores_where_results_go_and_nothing_else():
     assert config(output_dir="elsewhere", run_name="x").digest() == parsed.digest()
     for key, value in {"seed": 1, "fedif.gamma": 0.9, "eval_every": 2, "batch_size": 8}.items():
         assert config(**{key: value}).digest() != parsed.digest()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "seed=5",
-        'seed=5 strategy="krum"  krum.num-selected=2 overwrite=false',
-        "data-dir='a folder/with spaces' learning-rate=1e-3",
-    ],
-)
-def test_overrides_are_read_as_flwr_run_reads_them(text):
-    assert parse_overrides(text) == parse_config_args([text])
 
 
 @pytest.mark.parametrize("text", ["seed", "seed=", "seed = 5", "data-dir=a/b", 'a="b"c', "seed=5,"])

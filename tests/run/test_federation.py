@@ -15,8 +15,6 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.tasks.data import dirichlet_partition, load_dataset
-from fedif_flower.tasks.data.export import export_split
 
 
 def run_config(output_dir: Path, **overrides) -> RunConfig:
@@ -76,15 +74,6 @@ def test_same_seed_same_bits(tmp_path):
     )
 
 
-def test_a_node_may_misbehave_on_its_own_and_is_marked(tmp_path):
-    config = run_config(tmp_path, fraction_train=1.0, num_server_rounds=1)
-    run_dir = run(config, node_configs={3: {"attack": "gradient-noise"}})
-    marked = {
-        r["partition_id"] for r in read_rows(run_dir / "clients.csv") if r["malicious"] == "1"
-    }
-    assert marked == {"3"}
-
-
 def test_absurd_metrics_are_left_out(tmp_path):
     absurd = itertools.cycle([1.7e308, -1.7e308, 2**63 - 1])
 
@@ -114,30 +103,6 @@ def test_clients_that_always_fail_end_the_run_with_an_error(tmp_path):
         ("1", "1"),
         ("2", "1"),
     ]
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Path:
-    """The partitions of ``digits`` as folders of images, one per client."""
-    dataset = load_dataset("digits")
-    folders = tmp_path / "folders"
-    for i, part in enumerate(dirichlet_partition(dataset, 10, 1.0, 0)):
-        export_split(
-            dataset, dataset.train, part, tmp_path / "folders" / f"partition-{i}" / "train"
-        )
-    return folders
-
-
-def test_a_node_whose_classes_differ_is_refused_by_its_own_client(tmp_path, folders):
-    odd = folders / "partition-0" / "train"
-    (odd / "9").rename(odd / "nine")
-    grid = LocalGrid(client_app, 10, node_configs={})
-    grid.contexts[1000].node_config = {"partition-id": 0, "data-dir": str(odd.parent)}
-    config = run_config(tmp_path, fraction_train=1.0, num_server_rounds=1)
-    rows = read_rows(run_federation(grid, config) / "clients.csv")
-    (refused,) = [row for row in rows if row["rejection"]]
-    assert refused["partition_id"] == "0"
-    assert "this client's classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, nine" in refused["rejection"]
 
 
 def test_normalization_is_the_run_config_s_for_server_and_clients(tmp_path):

@@ -19,12 +19,6 @@ def test_a_table_grows_by_lines_and_leaves_empty_what_is_not_there(tmp_path):
     assert table.cells()[0] == ["round", "share", "more"]
 
 
-def test_a_line_that_a_crash_cut_off_is_not_read(tmp_path):
-    table = Table(tmp_path / "t.csv", ("round", "share"))
-    table.path.write_text("round,share\n1,0.5\n2")
-    assert [row["round"] for row in table.read()] == ["1"]
-
-
 def test_what_is_no_table_and_no_object_is_named(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"a,b\n\xff,1\n")
     with pytest.raises(ConfigError, match=r"t\.csv cannot be read"):
@@ -33,15 +27,6 @@ def test_what_is_no_table_and_no_object_is_named(tmp_path):
         (tmp_path / "o.json").write_text(content)
         with pytest.raises(ConfigError, match=r"o\.json is no JSON object"):
             JsonFile(tmp_path / "o.json").read()
-
-
-def test_a_run_is_complete_once_its_summary_is_whole(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert not folder.is_complete()
-    folder.summary.path.write_text("{")
-    assert not folder.is_complete()
-    folder.summary.write({})
-    assert folder.is_complete()
 
 
 def test_a_new_run_keeps_an_earlier_ones_statement_under_another_name(tmp_path):

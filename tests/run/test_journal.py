@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from fedif_flower.errors import CheckpointError
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint
 from fedif_flower.run.journal import Journal, JournalEnd, JournalError, read_lines
-from tests.run.resuming import run, run_config
 
 cells = (
     st.none() | st.booleans() | st.integers(0, 2**64 - 1) | st.floats(allow_nan=False) | st.text()
@@ -54,19 +52,6 @@ def test_a_changed_or_missing_byte_is_noticed(tmp_path):
     journal.path.unlink()
     with pytest.raises(JournalError, match=r"records\.jsonl, which belongs beside it: No"):
         Journal(tmp_path / "own").go_on(journal.path, end)
-
-
-def test_each_line_of_a_run_is_written_once(tmp_path):
-    """A checkpoint does not grow with the rounds behind it."""
-    folder = run(run_config(tmp_path, num_server_rounds=8, checkpoint_every=1)) / "checkpoints"
-    written = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    assert [[row["round"] for row in block["rounds"]] for block in written] == [
-        [0, 1],
-        *([t] for t in range(2, 9)),
-    ]
-    assert all(len(block["clients"]) == 3 for block in written)
-    last = read_checkpoint(folder / "round-000008.pt")
-    assert [row["round"] for row in last.lines["rounds"]] == list(range(9))
 
 
 @pytest.mark.parametrize("content", [b"[]\n", b"no JSON\n", b'{"rounds": 5}\n', b"\xff\n"])

@@ -184,15 +184,3 @@ def test_a_run_that_lost_a_member_is_incomplete_and_ends_so(tmp_path, capsys):
     with pytest.raises(IncompleteRunError, match="ada") as error:
         require_complete(recorder.run_dir)
     assert error.value.exit_code == 3
-
-
-def test_a_run_that_goes_on_knows_who_was_gone(tmp_path):
-    recorder = gone_after_a_round(tmp_path)
-    lines = recorder.lines(-1, 4)
-    resumed = RunRecorder(recorder.config, lambda node: False, resumed=True)
-    resumed.load_state_dict(recorder.state_dict(), lines, 4)
-    assert resumed.attendance == recorder.attendance
-    assert len(read_rows(recorder.run_dir / "attendance.csv")) == 1
-    lines["attendance"][0]["presence"] = "asleep"
-    with pytest.raises(ValueError, match="presence = 'asleep'"):
-        resumed.load_state_dict(recorder.state_dict(), lines, 4)

@@ -15,20 +15,6 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.task import Metric, Site
 from tests.run.points import absolute_error, line, regression, run
 
-
-@pytest.mark.parametrize(
-    ("attack", "needs"),
-    [
-        ("label-noise", r"class labels \(num_classes\)"),
-        ("adversarial", r"class labels \(num_classes\) and float inputs with an input_range"),
-    ],
-)
-def test_an_attack_that_does_not_fit_is_one_sentence_before_training(tmp_path, attack, needs):
-    with pytest.raises(ConfigError, match=f"attack '{attack}' needs {needs}, which task 'line'"):
-        run(tmp_path, regression(), attack=attack)
-    assert not list(tmp_path.iterdir())
-
-
 SIZES = iter([4, 5, 5])
 
 

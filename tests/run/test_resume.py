@@ -67,12 +67,6 @@ def assert_same(resumed: Path, uninterrupted: Path) -> None:
         assert summaries[0][key] == summaries[1][key]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """A run that nobody interrupted."""
-    return run(run_config(tmp_path_factory.mktemp("whole")))
-
-
 @pytest.mark.parametrize("strategy", ["fedif", "s-fedavg"])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, strategy):
     whole = run(run_config(tmp_path / "whole", strategy=strategy))
@@ -81,15 +75,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, strateg
     assert checkpoints(killed) == ["round-000002.pt"]
     assert_same(run(config), whole)
     assert checkpoints(killed) == ["round-000004.pt", "round-000005.pt"]
-
-
-def test_scores_of_simulated_nodes_follow_their_partitions(tmp_path):
-    whole = run(run_config(tmp_path / "whole"), SimulatedGrid())
-    config = run_config(tmp_path / "resumed", resume="auto")
-    killed = run(config, SimulatedGrid(), kill_at=3)
-    assert_same(run(config, SimulatedGrid()), whole)
-    rows = read_rows(killed / "clients.csv")
-    assert all(row["client_id"] == row["partition_id"] for row in rows)
 
 
 def test_elsewhere_a_partition_id_is_a_claim_and_inherits_nothing(tmp_path):
@@ -166,17 +151,6 @@ def test_a_buffered_run_goes_on_and_asks_its_members_anew(tmp_path):
     parts = [float(row["contribution"]) for row in read_rows(run_dir / "attribution.csv")]
     remainder = sum(float(row["remainder"]) for row in rounds)
     assert sum(parts) + remainder == pytest.approx(fell, rel=1e-6)
-
-
-def test_going_back_further_gives_up_what_came_after(tmp_path, whole):
-    config = run_config(tmp_path / "resumed")
-    run(config)
-    path = config.run_dir / "checkpoints" / "round-000004.pt"
-    assert checkpoints(config.run_dir) == ["round-000004.pt", "round-000005.pt"]
-    again = run_config(tmp_path / "resumed", resume=str(path))
-    run(again, kill_at=5)
-    assert checkpoints(config.run_dir) == ["round-000004.pt"]
-    assert_same(run(again), whole)
 
 
 def test_a_completed_run_is_only_reported_again(tmp_path):

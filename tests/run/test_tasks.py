@@ -103,21 +103,6 @@ def test_data_of_any_form_train_and_repeat_with_the_same_bits(tmp_path, task):
     assert {row["num_examples"] for row in rows} == {"40"}
 
 
-def test_a_task_may_train_in_its_own_way(tmp_path):
-    def train(model: nn.Module, data, training) -> float:
-        inputs, targets = data
-        solution = torch.linalg.lstsq(inputs, targets).solution  # [2, 1]
-        with torch.no_grad():
-            model.weight.copy_(solution.T)
-            model.bias.zero_()
-        return 0.25
-
-    run_dir = run(tmp_path, regression(train=train), num_server_rounds=1, strategy="fedavg")
-    found = torch.load(run_dir / "model.pt", weights_only=True)["weight"]
-    torch.testing.assert_close(found, SLOPE.T)
-    assert {row["train_loss"] for row in read_rows(run_dir / "clients.csv")} == {"0.25"}
-
-
 def test_a_client_without_data_is_left_out_and_named(tmp_path):
     def client_data(site: ClientSite):
         return line(site.partition_id, 0 if site.partition_id == 0 else 40)
