@@ -51,9 +51,6 @@ class Setting:
         is not allowed.
     changes_result : bool
         ``False`` for settings that say where or when something is written, or how long to wait.
-    is_new : bool
-        Whether it was added when there were results already. Its default is what runs did before,
-        and is left out of what identifies a run: their hashes stay.
     """
 
     words: str
@@ -66,11 +63,10 @@ class Setting:
     allowed: str = ""
     auto: str = ""
     changes_result: bool = True
-    is_new: bool = False
 
     def field(self, default: Any, alias: str | None = None) -> Any:
         """Return it as a field of a :class:`Settings` class; ``...``: without a default."""
-        told = ("choices", "allowed", "auto", "changes_result", "is_new")
+        told = ("choices", "allowed", "auto", "changes_result")
         limits: dict[str, Any] = {
             name: getattr(self, name) for name in ("ge", "gt", "le", "lt", "pattern")
         }
@@ -170,13 +166,12 @@ class Settings(BaseModel):
         return {str(field.alias): _default(field) for field in cls.model_fields.values()}
 
     def identity(self) -> dict[str, Scalar]:
-        """Return the values by key on which a result depends; new ones if not their default."""
+        """Return the values by key on which a result depends."""
         fields = {str(field.alias): field for field in type(self).model_fields.values()}
         return {
             key: value
             for key, value in self.model_dump(by_alias=True).items()
             if _extra(fields[key], "changes_result")
-            and not (_extra(fields[key], "is_new") and value == fields[key].default)
         }
 
     @classmethod

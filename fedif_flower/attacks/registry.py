@@ -91,15 +91,12 @@ class AttackConfig(SectionedSettings):
     poison_ratio_max: float = setting(
         0.8, "largest such share; each malicious client draws its own between the two", ge=0, le=1
     )
-    attack_first_round: int = setting(
-        1, "malicious clients are honest before this round", ge=1, is_new=True
-    )
+    attack_first_round: int = setting(1, "malicious clients are honest before this round", ge=1)
     attack_period: int = setting(
         0,
         "from then on they attack for so many rounds, are honest for as many, and so on; 0: they "
         "attack until the end",
         ge=0,
-        is_new=True,
     )
 
     @model_validator(mode="after")

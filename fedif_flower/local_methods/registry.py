@@ -37,7 +37,6 @@ class LocalMethodConfig(SectionedSettings):
         "how clients train: `sgd` on the loss as it is; `scaffold`: corrected by control variates; "
         "`moon`: with a contrastive term (`docs/methods/local-methods.md`)",
         choices=LOCAL_METHODS,
-        is_new=True,
     )
 
 

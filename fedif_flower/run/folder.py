@@ -213,13 +213,13 @@ class RunFolder:
         self.live = JsonFile(self.path / "state.json")
         self.log = self.path / "flwr.log"
 
-    def begin(self, replaced: Iterable[str] = RESULT_FILES) -> None:
-        """Make the folder, and remove an earlier run's files of these names.
+    def begin(self) -> None:
+        """Make the folder, and remove an earlier run's files.
 
         Its statement is kept under another name: members may have been sent it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (*replaced, self.live.path.name):
+        for name in (*RESULT_FILES, self.live.path.name):
             (self.path / name).unlink(missing_ok=True)
         set_aside(self.statement)
 

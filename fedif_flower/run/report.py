@@ -232,42 +232,34 @@ def member_table(run: ReportedRun) -> list[str]:
         value = _last(rows, "weight_score") if by_loss is None else by_loss
         return -(float("-inf") if value is None else value), last.partition_id, last.client_id
 
-    columns = ["member", "node", "asked", "refused", "missing", "contributed", "weight score"]
-    columns += ["accumulative influence", "weight", "marked"]
-    is_scored, has_influence = (
-        any(getattr(row, name) is not None for row in clients)
-        for name in ("weight_score", "accumulative_influence")
-    )
-    for column, is_there in (
-        # In a simulation the partition, by which a client is called, is its id.
-        ("node", any(row.partition_id != row.client_id for row in clients)),
-        ("contributed", contributed is not None),
-        ("weight score", is_scored),
-        ("accumulative influence", has_influence),
-        ("missing", any(turns[i].missing or _ended(rows) for i, rows in members.items())),
-        ("weight", any(row.weight is not None for row in clients)),
-        ("marked", any(row.malicious for row in clients)),
-    ):
-        if not is_there:
-            columns.remove(column)
-    lines = ["## Members", "", *wrap(_column_words(columns, run.scoring), 100), ""]
-    lines += [_line(columns), _line(["---"] * len(columns))]
+    lines: list[dict[str, str]] = []
     for client_id, rows in sorted(members.items(), key=lambda found: rank(found[1])):
         found = turns[client_id]
-        cells = {
-            "member": found.name.replace("|", "\\|"),
-            "node": str(client_id),
-            "asked": str(found.asked),
-            "refused": str(found.refused),
-            "missing": f"{found.missing}{'; revoked' if _ended(rows) else ''}",
-            "contributed": f"{(contributed or {}).get(client_id, 0.0):.4f}",
-            "weight score": _shown(_last(rows, "weight_score")),
-            "accumulative influence": _shown(_last(rows, "accumulative_influence")),
-            "weight": f"{sum(row.weight or 0.0 for row in rows):.3f}",
-            "marked": "malicious" if rows[-1].malicious else "",
-        }
-        lines.append(_line([cells[column] for column in columns]))
-    return lines
+        weights = [row.weight for row in rows if row.weight is not None]
+        lines.append(
+            {
+                "member": found.name.replace("|", "\\|"),
+                # In a simulation the partition, by which a client is called, is its id.
+                "node": "" if rows[-1].partition_id == client_id else str(client_id),
+                "asked": str(found.asked),
+                "refused": str(found.refused),
+                "missing": "; ".join(
+                    [str(found.missing)] * bool(found.missing) + ["revoked"] * _ended(rows)
+                ),
+                "contributed": _shown(
+                    None if contributed is None else contributed.get(client_id, 0.0)
+                ),
+                "weight score": _shown(_last(rows, "weight_score")),
+                "accumulative influence": _shown(_last(rows, "accumulative_influence")),
+                "weight": f"{sum(weights):.3f}" if weights else "",
+                "marked": "malicious" if rows[-1].malicious else "",
+            }
+        )
+    # Columns of which nothing is known are left out.
+    columns = [name for name in (lines[0] if lines else ()) if any(line[name] for line in lines)]
+    text = ["## Members", "", *wrap(_column_words(columns, run.scoring), 100), ""]
+    text += [_line(columns), _line(["---"] * len(columns))]
+    return text + [_line([line[name] for name in columns]) for line in lines]
 
 
 def completeness_table(found: Completeness) -> list[str]:

@@ -94,23 +94,6 @@ class RunWriter(Callback):
         If the directory cannot be written to.
     """
 
-    files: Sequence[str] = (
-        "summary.json",
-        "config.json",
-        "provenance.json",
-        "rounds.csv",
-        "clients.csv",
-        "attendance.csv",
-        "attribution.csv",
-        "attribution_rounds.csv",
-        "names.csv",
-        "accuracy.png",
-        "attribution.png",
-        "metric.png",
-        "weight-scores.png",
-        "report.md",
-    )
-
     def __init__(
         self,
         directory: str | Path,
@@ -318,7 +301,7 @@ class RunWriter(Callback):
 
     def _begin(self) -> None:
         """Replace the files of an earlier run."""
-        self.folder.begin(self.files)
+        self.folder.begin()
         self._write_tables()
 
     def _write_tables(self) -> None:

@@ -129,7 +129,6 @@ class StrategyConfig(SectionedSettings):
         "off",
         "what moves the model by the rounds' steps; `off`: each round's own step is taken as it is",
         choices=SERVER_OPTIMIZERS,
-        is_new=True,
     )
     update_clipping: float = setting(
         0.0,
@@ -142,7 +141,7 @@ class StrategyConfig(SectionedSettings):
     )
     max_examples_ratio: float = setting_of(Setup, "max_examples_ratio")
     max_update_length: float = setting(
-        0.0, "longer updates are shortened to this length; 0: none is", ge=0, is_new=True
+        0.0, "longer updates are shortened to this length; 0: none is", ge=0
     )
     assumed_malicious_fraction: float = setting(
         0.5,
@@ -156,21 +155,18 @@ class StrategyConfig(SectionedSettings):
         False,
         "each update is first replaced by the mean of its nearest (NNM): all of the round but the "
         "share `assumed-malicious-fraction`",
-        is_new=True,
     )
     bucketing: int = setting(
         1,
         "so many clients, drawn by chance, are averaged and weighed as one; 1: each by itself. For "
         "robust rules that remember no client",
         ge=1,
-        is_new=True,
     )
     screen: str = setting(
         "off",
         "a stage that looks at a round's updates before they are weighed, such as one that leaves "
         "out those that bring a backdoor (`docs/methods/backdoors.md`)",
         choices=SCREENS,
-        is_new=True,
     )
     attribution: Attribution = setting(
         "off",

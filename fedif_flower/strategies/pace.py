@@ -56,24 +56,19 @@ class Pace:
             "a round closes with so many usable replies: from 1 on a number, below 1 a share of "
             "the members that are asked or still at work; 0: all that are asked are waited for",
             ge=0,
-            is_new=True,
         ),
     ] = 0.0
     grace: Annotated[
         float,
-        Setting("seconds for which a round stays open once it has its quorum", ge=0, is_new=True),
+        Setting("seconds for which a round stays open once it has its quorum", ge=0),
     ] = 0.0
     grace_factor: Annotated[
         float,
-        Setting(
-            "or so many times as long as the quorum took, if that is longer", ge=0, is_new=True
-        ),
+        Setting("or so many times as long as the quorum took, if that is longer", ge=0),
     ] = 0.0
     ask_more: Annotated[
         float,
-        Setting(
-            "so many times as many members are asked as `fraction-train` says", ge=1, is_new=True
-        ),
+        Setting("so many times as many members are asked as `fraction-train` says", ge=1),
     ] = 1.0
     late_rounds: Annotated[
         int,
@@ -81,7 +76,6 @@ class Pace:
             "a reply that comes at most so many rounds after its own still counts, less by "
             "1 / sqrt(1 + rounds); until then its member is not asked anew; 0: it is lost",
             ge=0,
-            is_new=True,
         ),
     ] = 0
     staleness: Callable[[int], float] = inverse_root

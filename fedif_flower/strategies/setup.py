@@ -113,7 +113,6 @@ class Setup:
             "no client counts for more than so many times the round's median of examples, >= 1; "
             "0: no such bound",
             ge=0,
-            is_new=True,
         ),
     ] = 10.0
     intake: GivenIntake | None = None

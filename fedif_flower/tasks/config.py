@@ -33,7 +33,6 @@ class TaskConfig(SectionedSettings):
         "what is learned; `images`: a classifier of images, which the other keys of this table "
         "describe; else a task of your own",
         allowed="images, or a task of an installed package",
-        is_new=True,
     )
     dataset: str = setting(
         "digits",
