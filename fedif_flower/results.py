@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
@@ -18,6 +19,7 @@ from fedif_flower.messages.client_node import called
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
+from fedif_flower.run.read_tables import read_table
 from fedif_flower.run.report import run_title
 from fedif_flower.valuation.intervals import intervals
 
@@ -136,8 +138,10 @@ class Run:
             raise ConfigError(f"table = {table!r}; allowed: {', '.join(TABLES)}")
         if table == "members":
             return [vars(member) for member in self.members]
-        rows = getattr(self.folder, table).read()
-        return [{name: _value(text) for name, text in row.items()} for row in rows]
+        ids = {} if table == "rounds" else {"client_id": pa.uint64()}
+        path = getattr(self.folder, table).path
+        found: list[Line] = read_table(path, ids, more=True).to_pylist()
+        return found
 
     def to_pandas(self, table: str = "members") -> DataFrame:
         """Return a table as a pandas ``DataFrame``; see :meth:`lines` for which.
@@ -282,15 +286,3 @@ def _member(
         weight=math.fsum(line["weight"] or 0.0 for line in lines),
         malicious=bool(lines[-1]["malicious"]),
     )
-
-
-def _value(text: str) -> int | float | str | None:
-    """Return a cell as what was written there."""
-    if not text:
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

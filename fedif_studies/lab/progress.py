@@ -14,8 +14,6 @@ from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_studies.lab.cells import Cell
 from fedif_studies.lab.federations import Outcome
 
-SECONDS_PER_LINE = 30.0
-
 
 class GridProgress(RoundProgress):
     """Shows the rounds of all cells as those of one run, and how each cell ended.
