@@ -12,7 +12,6 @@ from client_app import app as client_app
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 
@@ -103,16 +102,3 @@ def test_clients_that_always_fail_end_the_run_with_an_error(tmp_path):
         ("1", "1"),
         ("2", "1"),
     ]
-
-
-def test_normalization_is_the_run_config_s_for_server_and_clients(tmp_path):
-    own = load_task(run_config(tmp_path))
-    built = load_task(run_config(tmp_path, normalization="unit-range"))
-    assert (built.task.transform.mean, built.task.transform.std) == ((0.5,), (0.5,))
-    assert (built.task.facts["mean"], built.task.facts["std"]) == ([0.5], [0.5])
-    inputs, labels = built.validation_data
-    assert (inputs.min(), inputs.max()) == (-1.0, 1.0)
-    normalization = own.task.transform
-    pixels = own.validation_data[0] * normalization.std[0] + normalization.mean[0]
-    torch.testing.assert_close(inputs, 2 * pixels - 1)
-    assert torch.equal(labels, own.validation_data[1])

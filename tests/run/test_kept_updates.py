@@ -41,11 +41,3 @@ def test_what_an_earlier_attempt_left_of_later_rounds_is_removed(tmp_path):
     KeptUpdates(RunFolder(run_dir), after=1).on_start(None)
     assert list(files_of_rounds(run_dir / "updates")) == [1]
     assert other.exists()
-
-
-def test_a_run_that_keeps_nothing_has_the_same_bits(tmp_path):
-    kept = run(config(tmp_path / "a", num_server_rounds=2))
-    plain = run(config(tmp_path / "b", num_server_rounds=2, **{"updates.keep": False}))
-    assert not (plain / "updates").exists()
-    for name in ("attribution.csv", "attribution_rounds.csv"):
-        assert (kept / name).read_bytes() == (plain / name).read_bytes()

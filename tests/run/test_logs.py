@@ -2,35 +2,11 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from datetime import datetime, timedelta
 
 import pytest
 
 from fedif_flower.run.logs import about, note, show_logs
-
-
-@pytest.mark.parametrize(
-    ("configuration", "printed"),
-    [
-        ("", ["uniform weights"]),
-        ("logging.basicConfig(format='mine: %(message)s')", ["mine: uniform weights"]),
-    ],
-    ids=["without-configuration", "with-the-user's"],
-)
-def test_the_library_alone_shows_its_warnings_once(configuration, printed):
-    code = f"""
-import logging
-{configuration}
-import fedif_flower
-logging.getLogger("fedif_flower.valuation").info("nothing to see")
-logging.getLogger("fedif_flower.valuation").warning("uniform weights")
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stderr.splitlines() == printed
 
 
 @pytest.fixture

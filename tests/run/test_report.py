@@ -96,18 +96,3 @@ def test_the_remainder_is_told_in_words(tmp_path, remainder, in_the_table, in_wo
     assert "malicious" not in text
     assert "AUC" not in text
     assert "accuracy" not in text
-
-
-@pytest.mark.parametrize(
-    ("partition_id", "names", "member", "has_node"),
-    [
-        (-1, {}, "node 77", True),
-        (3, {77: "a|b"}, "a", True),
-        (3, {}, "client 3", True),
-        (77, {}, "client 77", False),  # simulated
-    ],
-)
-def test_a_member_is_called_by_one_name(partition_id, names, member, has_node):
-    columns, (line, *_) = table(row(partition_id, 77), names=names)
-    assert line[0].rstrip("\\") == member
-    assert ("node" in columns) is has_node
