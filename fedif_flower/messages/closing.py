@@ -12,7 +12,7 @@ class Closing:
     r"""Says of one round until when replies are waited for.
 
     With k usable replies at time :math:`\tau` after the round began, it closes at
-    :math:`\tau + \max(s, f \tau)`. A reply is usable once it was screened: nobody closes a round
+    :math:`\tau + s`. A reply is usable once it was screened: nobody closes a round
     by sending nonsense early.
 
     Parameters
@@ -21,8 +21,6 @@ class Closing:
         k >= 1; ``None``: all that were asked are waited for.
     grace : float
         s >= 0, in seconds.
-    grace_factor : float
-        f >= 0, in times that the k-th reply took.
     awaited : frozenset of int
         Nodes asked in earlier rounds whose replies still count if they come now.
     keeps : bool
@@ -31,26 +29,23 @@ class Closing:
 
     quorum: int | None = None
     grace: float = 0.0
-    grace_factor: float = 0.0
     awaited: frozenset[int] = frozenset()
     keeps: bool = False
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     usable: int = field(default=0, init=False)
-    began: float = field(default=0.0, init=False)
     deadline: float | None = field(default=None, init=False)
 
     def begin(self, timeout: float | None, clock: Callable[[], float] | None = None) -> None:
         """Begin to count, by the clock of whoever waits for the replies."""
         self.clock = clock or self.clock
-        self.began = self.clock()
-        self.deadline = None if timeout is None else self.began + timeout
+        self.deadline = None if timeout is None else self.clock() + timeout
 
     def count(self) -> None:
         """Take in that one more reply is usable."""
         self.usable += 1
         if self.usable == self.quorum:
             now = self.clock()
-            close = now + max(self.grace, self.grace_factor * (now - self.began))
+            close = now + self.grace
             self.deadline = close if self.deadline is None else min(close, self.deadline)
 
     @property

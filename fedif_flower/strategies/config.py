@@ -68,7 +68,6 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
     )
     quorum: float = setting_of(Pace, "quorum")
     grace: float = setting_of(Pace, "grace")
-    grace_factor: float = setting_of(Pace, "grace_factor")
     ask_more: float = setting_of(Pace, "ask_more")
     late_rounds: int = setting_of(Pace, "late_rounds")
     rounds: Rounds = setting(
@@ -92,7 +91,7 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
         if buffered != bool(self.buffer_size):
             words = ">= 1 with rounds 'buffered'" if buffered else "0 without rounds 'buffered'"
             raise RefusedValueError("buffer_size", words)
-        for name in ("quorum", "grace", "grace_factor") if buffered else ():
+        for name in ("quorum", "grace") if buffered else ():
             if getattr(self, name):
                 raise RefusedValueError(name, "0 with rounds 'buffered'")
         if buffered and self.ask_more != 1:
@@ -106,7 +105,6 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
         return Pace(
             quorum=self.quorum,
             grace=self.grace,
-            grace_factor=self.grace_factor,
             ask_more=self.ask_more,
             late_rounds=self.late_rounds,
         )

@@ -36,8 +36,6 @@ class Pace:
         members that are asked or still at work; 0: all that are asked are waited for.
     grace : float
         Seconds for which a round stays open once it has its quorum, >= 0.
-    grace_factor : float
-        Or so many times as long as the quorum took, >= 0, if that is longer.
     ask_more : float
         So many times as many members are drawn as ``fraction_train`` says, >= 1.
     late_rounds : int
@@ -61,10 +59,6 @@ class Pace:
     grace: Annotated[
         float,
         Setting("seconds for which a round stays open once it has its quorum", ge=0),
-    ] = 0.0
-    grace_factor: Annotated[
-        float,
-        Setting("or so many times as long as the quorum took, if that is longer", ge=0),
     ] = 0.0
     ask_more: Annotated[
         float,
@@ -92,7 +86,7 @@ class Pace:
         share = math.ceil(self.quorum * at_work) if self.quorum < 1 else int(self.quorum)
         quorum = min(share, at_work) or None
         keeps = self.late_rounds > 0
-        return Closing(quorum, self.grace, self.grace_factor, frozenset(awaited), keeps)
+        return Closing(quorum, self.grace, frozenset(awaited), keeps)
 
 
 DEFAULT_PACE = Pace()

@@ -19,7 +19,6 @@ class Clock:
     [
         ({"quorum": 2}, None, 104.0),
         ({"quorum": 2, "grace": 1.5}, None, 105.5),
-        ({"quorum": 2, "grace": 1.5, "grace_factor": 0.5}, None, 106.0),
         ({"quorum": 2, "grace": 30.0}, 10.0, 110.0),
         ({"quorum": 3}, 10.0, 110.0),
         ({}, None, None),
