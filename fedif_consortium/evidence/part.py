@@ -14,8 +14,8 @@ from fedif_consortium.evidence.signature_records import SignatureRecords
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.instructions import RECEIPTS_KEY
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.kept_updates import UpdatesSettings
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
+from fedif_flower.run.part_settings import UpdatesSettings
 from fedif_flower.settings import Settings, in_section, setting
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback

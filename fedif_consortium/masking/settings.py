@@ -8,9 +8,8 @@ from pydantic import model_validator
 
 from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.errors import require
-from fedif_flower.run.attribution import CreditSettings
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.kept_updates import UpdatesSettings
+from fedif_flower.run.part_settings import CreditSettings, UpdatesSettings
 from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
 
 _OF_KEEPER = ("keeper_url", "keeper_certificate", "client_certificate", "client_key")

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from pydantic import model_validator
 
 from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
+from fedif_flower.run.part_settings import CreditSettings, QuarantineSettings
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
-from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.valuation.blocks import BLOCKS
-from fedif_flower.valuation.credit import CreditBounds
 from fedif_flower.valuation.intervals import share_half_widths
 
 NAME = "attribution"  # In checkpoints.
@@ -28,66 +26,6 @@ JUDGED_BY = ("simpson", "adaptive")  # Rules exact enough to leave a member out.
 BLOCKS_KEY = "held_out_blocks"  # In the provenance.
 ENOUGH_ROUNDS = 10  # To say how well shares will be known.
 logger = logging.getLogger(__name__)
-
-
-class CreditSettings(Settings, alias_generator=in_section("credit")):
-    """What members are credited for, where a run is attributed."""
-
-    length: float = setting(
-        1.25,
-        "an update is credited for at most so many times the usual length of one from as many "
-        "examples; 0: no such bound (`docs/methods/path-attribution.md`)",
-        ge=0,
-        changes_result=False,
-    )
-    borrowed: float = setting(
-        1.6,
-        "what an update holds of the last three global steps is credited for at most so many times "
-        "what is usual beside what is the member's own; 0: no such bound",
-        ge=0,
-        changes_result=False,
-    )
-    weight: float = setting(
-        2.0,
-        "a member is credited for at most so many times the share of the examples that the median "
-        "member has; 0: no such bound",
-        ge=0,
-        changes_result=False,
-    )
-    per_class: bool = setting(
-        False,
-        "contributions are also split by the class of the validation examples",
-        changes_result=False,
-    )
-    secret_validation: bool = setting(
-        False,
-        "contributions are measured on test examples that the server draws by a secret salt, as "
-        "many as the validation split has; nothing weighs by them "
-        "(`docs/methods/path-attribution.md`)",
-        changes_result=False,
-    )
-
-    @model_validator(mode="after")
-    def _can_bound(self) -> Self:
-        for name in ("length", "borrowed", "weight"):
-            if 0 < getattr(self, name) < 1:
-                raise RefusedValueError(name, "0 (no bound) or a number >= 1")
-        return self
-
-    def bounds(self) -> CreditBounds:
-        """Return the bounds of credit."""
-        return CreditBounds(self.length, self.borrowed, self.weight)
-
-
-class QuarantineSettings(Settings, alias_generator=in_section("quarantine")):
-    """Whether members who harm are left out for a while."""
-
-    on: bool = setting(
-        False,
-        "members whose attributed contribution is negative beyond its interval are not drawn for "
-        "some of their turns (`docs/methods/quarantine.md`); it needs "
-        '`attribution = "simpson"` or `"adaptive"`',
-    )
 
 
 class Attribution(RunPart):

@@ -21,6 +21,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
 from fedif_flower.run.completeness import CompletenessRule
+from fedif_flower.run.part_settings import OWN_SECTIONS
 from fedif_flower.sections import section_name, setting_of
 from fedif_flower.settings import (
     AUTO,
@@ -136,7 +137,8 @@ class RunConfig(ClientConfig, StrategyConfig):
         run_config : mapping of str to bool, int, float or str
             Values by key; a key that is not there has its default.
         parts : sequence of RunPart, optional
-            What the run can have beside its records; ``None``: the library's own parts.
+            What the run can have beside its records; ``None``: sections are those of the
+            library's own parts, and what does not fit them is found when the run begins.
 
         Raises
         ------
@@ -144,8 +146,7 @@ class RunConfig(ClientConfig, StrategyConfig):
             Naming the key, its value and what is allowed.
         """
         values: dict[str, Any] = {**cls.defaults(), **run_config}
-        parts = _library_parts() if parts is None else parts
-        for part in parts:
+        for part in parts or ():
             known = part.automatic(values).items()
             values |= {key: value for key, value in known if values[key] == AUTO}
         if values["num-clients"] == AUTO:
@@ -164,7 +165,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         if values["update-clipping"] == AUTO:
             values["update-clipping"] = default_clipping(values["strategy"])
         config = cls(sections=_sections(parts), **values)  # type: ignore[call-arg]
-        for part in parts:
+        for part in parts or ():
             part.fits(config)
         return config.replace(run_name=config.auto_name) if config.run_name == AUTO else config
 
@@ -285,16 +286,11 @@ class RunConfig(ClientConfig, StrategyConfig):
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
 
-def _library_parts() -> Sequence[Part]:
-    from fedif_flower.run.parts import run_parts  # They read a run config.
-
-    return run_parts()
-
-
 def _sections(parts: Sequence[Part] | None) -> list[type[Settings]]:
     """Return the sections of parts; ``None``: of the library's own."""
-    known = _library_parts() if parts is None else parts
-    return [part.settings for part in known if part.settings]
+    if parts is None:
+        return list(OWN_SECTIONS)
+    return [part.settings for part in parts if part.settings]
 
 
 def subject_of(settings: Mapping[str, Scalar]) -> str:

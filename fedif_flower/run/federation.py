@@ -93,6 +93,8 @@ def run_federation(
     # If this fails, no directory was made.
     parts = run_parts() if parts is None else parts
     config.require_heard(parts)
+    for part in parts:
+        part.fits(config)
     loaded = loaded or load_task(with_free_folder(config), task)
     require_simulated(grid, loaded.config)
     warn_of_one(loaded.config)

@@ -14,23 +14,10 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.settings import Settings, in_section, setting
+from fedif_flower.run.part_settings import UpdatesSettings
 from fedif_flower.storage import make_folder, writing
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.steps import Step
-
-
-class UpdatesSettings(Settings, alias_generator=in_section("updates")):
-    """Whether what a replay needs is kept."""
-
-    keep: bool = setting(
-        False,
-        "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
-        "recomputes who contributed what; each round takes as much as its updates and two models "
-        "more, and the log says at the start how much that is; signed replies are kept as they "
-        "came as well, which takes as much as their updates again",
-        changes_result=False,
-    )
 
 
 class KeepUpdates(RunPart):
