@@ -102,28 +102,15 @@ def node_log(
 
 @node_cli.command("check")
 def node_check(
-    node_config: Annotated[
-        str | None,
-        typer.Option(
-            "--node-config",
-            help="KEY=VALUE ..., as for flower-supernode; default: the node of `fedif node join`, "
-            "with its server, certificate and policy",
-        ),
-    ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option("-c", "--run-config", help="KEY=VALUE ... of the run, as for flwr run"),
-    ] = None,
-    server: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink")] = "",
-    ca: Annotated[Path | None, typer.Option(help="the federation's certificate: ca.crt")] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="your member-policy.toml, if the SuperNode is guarded")
     ] = None,
     folder: Folder = _HERE,
 ) -> None:
     """Check data, a batch of training, disk, keys and app; the server's certificate and the clock.
 
-    Ends with status 1 if this host cannot take part.
+    It is about the node of `fedif node join`. Ends with status 1 if this host cannot take part.
     """
     from rich.table import Table
 
@@ -137,27 +124,19 @@ def node_check(
     from fedif_flower.run.config import RunConfig
     from fedif_flower.settings import parse_overrides
 
-    key = None
-    if node_config is None:
-        joined = NodeFolder(folder.expanduser().absolute())
-        settings, own = joined.read()
-        key = joined.key
-        server = server or settings.superlink
-        ca = ca or joined.authority
-        policy = policy or (joined.path / settings.policy if settings.policy else None)
-    else:
-        own = parse_overrides(node_config)
+    joined = NodeFolder(folder.expanduser().absolute())
+    settings, own = joined.read()
+    policy = joined.path / settings.policy if settings.policy else None
     node = NodeConfig.from_node_config(own)
     clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
-    run = RunConfig.from_run_config(
-        {**clients, **parse_overrides(" ".join(config or []))}, server_parts()
-    )
-    found = own_findings(run, node, run.section(MaskingSettings).mode)
-    found += guard_findings(
-        policy, key, node, required=run.section(EvidenceSettings).require_signatures
-    )
-    if server:
-        found += check_server(server, ca or Path("ca.crt"))
+    given = {**clients, **parse_overrides(" ".join(config or []))}
+    run = RunConfig.from_run_config(given, server_parts())
+    required = run.section(EvidenceSettings).require_signatures
+    found = [
+        *own_findings(run, node, run.section(MaskingSettings).mode),
+        *guard_findings(policy, joined.key, node, required=required),
+        *check_server(settings.superlink, joined.authority),
+    ]
     table = Table("check", "status", "found", "to do")
     for one in found:
         advice = "" if one.status is Status.OK else ADVICE[one.check]

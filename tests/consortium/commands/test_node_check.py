@@ -1,46 +1,37 @@
 from __future__ import annotations
 
-import numpy as np
-import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from fedif_consortium.commands.node import node_cli
+from fedif_consortium.federation.documents import read_document
+from fedif_consortium.federation.invitation import Invitation
+from fedif_consortium.federation.members import invite
+from tests.consortium.federation.folders import join_as, make_federation
 
 
-@pytest.fixture
-def images(tmp_path):
-    """A member's own images, and no terminal that breaks lines."""
+def test_what_to_do_is_beside_what_is_not_well_and_the_status_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    data, node = tmp_path / "data", tmp_path / "node"
     for name in ("cat", "dog"):
-        folder = tmp_path / "train" / name
-        folder.mkdir(parents=True)
-        for number in range(3):
-            Image.fromarray(np.full((8, 8), 40 * number, np.uint8)).save(folder / f"{number}.png")
-    return tmp_path
-
-
-def check(*arguments: str):
-    command = ["check", *arguments, "-c", 'device="cpu"']
-    return CliRunner(env={"COLUMNS": "300"}).invoke(node_cli, command, catch_exceptions=False)
-
-
-def test_what_to_do_is_beside_what_is_not_well_and_the_status_says_so(images, tmp_path):
-    for folder in ("cat", "dog"):
-        for path in (images / "train" / folder).iterdir():
-            path.unlink()
+        (data / "train" / name).mkdir(parents=True)
     policy = tmp_path / "member-policy.toml"
     policy.write_text("")
-    result = check(
-        *("--node-config", f"partition-id=0 data-dir='{images}'"),
-        *("--policy", str(policy), "--server", "nowhere"),
+    invitation = read_document(
+        invite(make_federation(tmp_path / "server"), "hospital-a", None), Invitation
     )
+    given = {"config": {"data-dir": str(data)}, "policy": str(policy)}
+    join_as(node, invitation.replace(address="localhost:1"), **given)
+
+    words = ["check", "--in", str(node), "-c", 'device="cpu"']
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(node_cli, words, catch_exceptions=False)
     assert result.exit_code == 1
-    lines = result.output.splitlines()
+    rows = [line for line in result.output.splitlines() if "│" in line]
     for name, status, said in (
         ("data", "failed", "put the data where data-dir"),
         ("app", "warning", "fedif app approve"),
-        ("certificate", "failed", "allowed: HOST:PORT"),
+        ("signing-key", "ok", ""),
+        ("certificate", "failed", ""),
     ):
-        (line,) = [line for line in lines if line.startswith(f"│ {name} ")]
-        assert f" {status} " in line
-        assert said in line
+        (row,) = [row for row in rows if row.startswith(f"│ {name} ")]
+        assert f" {status} " in row
+        assert said in row
