@@ -22,6 +22,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
+from fedif_consortium.federation.documents import split_address
 from fedif_consortium.federation.folder import FederationFolder, FederationSettings
 from fedif_consortium.federation.server import initialize
 from tests.integration.deployed import free_port
@@ -96,7 +97,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     thread.start()
     words = ["nginx", "-e", "stderr", "-p", folder.nginx.parent, "-c", "nginx.conf"]
     nginx = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-    found = Proxy(folder.path, settings.port)
+    found = Proxy(folder.path, split_address(settings.listen)[1])
     try:
         for _ in range(200):
             try:
