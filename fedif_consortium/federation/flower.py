@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 
 import typer
 
-from fedif_consortium.federation.files import replace
 from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import parse_overrides, unknown_key
+from fedif_flower.storage import make_folder, write_atomically
 
 PROJECT = Path(__file__).resolve().parents[2]
 ATTEMPTS = 10  # Of asking how a run is: a busy host may need a while.
@@ -111,8 +111,8 @@ def connect(name: str, address: str, authority: Path) -> None:
         raise ConfigError(f"{path}: {error}") from error
     if known is None:
         section = "".join(f"{key} = {json.dumps(value)}\n" for key, value in wanted.items())
-        content = f"{written}\n[superlink.{json.dumps(name)}]\n{section}"
-        replace(path, f"connection {name!r} to {address}, for Flower's commands", content)
+        make_folder(path.parent)
+        write_atomically(path, f"{written}\n[superlink.{json.dumps(name)}]\n{section}", 0o644)
     elif known != wanted:
         raise ConfigError(
             f"{path} has a connection {name!r} to {known.get('address')!r}, not to {address!r}: "

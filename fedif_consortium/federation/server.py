@@ -71,6 +71,7 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
     else:
         typer.echo(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
     connect(wanted.name, wanted.local_address, authority)
+    typer.echo(f"Flower's commands know it as {wanted.name!r}, at {wanted.local_address}")
     typer.echo(f"certificate's fingerprint: {authority_fingerprint(folder)}")
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
 
