@@ -181,7 +181,7 @@ class AutoBant(ScreenedStrategy):
     ) -> None:
         require_kind(self, "validation", validation, Validation)
         super().__init__(
-            **naming(base, validation.parameter_names, validation.tied_names),
+            **naming(base, validation),
         )
         self.validation = validation
         self.trial = trial

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypedDict
 
 from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.stages import Stage
@@ -29,6 +30,16 @@ class BaseArguments(TypedDict, total=False):
     setup: Setup
 
 
-def naming(base: BaseArguments, trainable: Sequence[str], tied: Mapping[str, str]) -> BaseArguments:
-    """Return them with a model's own names of arrays, where the setup gives none."""
-    return {**base, "setup": base.get("setup", DEFAULTS).naming(trainable, tied)}
+def naming(base: BaseArguments, model: Any) -> BaseArguments:
+    """Return them with the names of arrays of a model of one's own, where the setup gives none.
+
+    It has ``parameter_names`` and ``tied_names``, as a Validation has.
+    """
+    setup = base.get("setup", DEFAULTS)
+    trained, tied = setup.trainable_keys, setup.tied_keys
+    named = replace(
+        setup,
+        trainable_keys=model.parameter_names if trained is None else trained,
+        tied_keys=model.tied_names if tied is None else tied,
+    )
+    return {**base, "setup": named}

@@ -56,6 +56,7 @@ class RootTraining:
     ) -> None:
         require(isinstance(model, nn.Module), "model", model, "a Module")
         self.model = copy_module(model)
+        self.parameter_names, self.tied_names = trainable_names(model), tied_names(model)
         self.training = training or TrainingConfig()
         self._task = task
         self._data: Any = as_tensors(inputs if labels is None else (inputs, labels))
@@ -80,7 +81,7 @@ class RootTraining:
     ) -> Tensor:
         """Return the update ``[d]`` that training from a model leads to."""
         named = dict(self.model.named_parameters())
-        trained = [named[name] for name in trainable_names(self.model)]
+        trained = [named[name] for name in self.parameter_names]
         start = params.to(trained[0].dtype)
         # A copy: the parameters become views of it, and training writes into them.
         nn.utils.vector_to_parameters(start.clone(), trained)
@@ -127,9 +128,7 @@ class FLTrust(ScreenedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "root", root, RootTraining)
-        super().__init__(
-            **naming(base, trainable_names(root.model), tied_names(root.model)),
-        )
+        super().__init__(**naming(base, root))
         self.root = root
         self.root.to(self.device)
 

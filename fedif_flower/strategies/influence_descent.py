@@ -113,9 +113,7 @@ class InfluenceDescent(JudgedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "validation", validation, Validation)
-        super().__init__(
-            **naming(base, validation.parameter_names, validation.tied_names),
-        )
+        super().__init__(**naming(base, validation))
         self.validation = validation
         self.descent = descent
         self._last_model = _LastModel()

@@ -57,7 +57,7 @@ class SFedAvg(JudgedStrategy):
     ) -> None:
         seed = base.get("setup", DEFAULTS).seed
         own = valued(self, validation, ShapleyValuation, estimator="permutation", seed=seed)
-        super().__init__(**naming(base, own.parameter_names, own.tied_names))
+        super().__init__(**naming(base, own.validation))
         self.valuation, self.validation = own, own.validation
         self.ledger = ScoreLedger(1.0 - alpha)
 

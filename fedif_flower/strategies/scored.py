@@ -142,7 +142,7 @@ class ScoredStrategy(JudgedStrategy):
     ) -> None:
         valuation = self.valued(validation, base.get("setup", DEFAULTS).seed)
         super().__init__(
-            **naming(base, valuation.parameter_names, valuation.tied_names),
+            **naming(base, valuation.validation or valuation),
         )
         weighting = self.default_weighting if weighting is None else weighting
         self.weighting = weighting

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Protocol
 
 import torch
@@ -132,14 +132,6 @@ class Setup:
             if getattr(self, field.name) != field.default
         ]
         return f"Setup({', '.join(shown)})"
-
-    def naming(self, trainable: Sequence[str], tied: Mapping[str, str]) -> Setup:
-        """Return it with a model's own names of arrays, where none are given."""
-        return replace(
-            self,
-            trainable_keys=trainable if self.trainable_keys is None else self.trainable_keys,
-            tied_keys=tied if self.tied_keys is None else self.tied_keys,
-        )
 
 
 DEFAULTS = Setup()

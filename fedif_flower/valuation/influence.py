@@ -197,16 +197,6 @@ class InfluenceValuation:
         self._gradients = validation.gradients
         self._begun: Future[LossAndGradient] | None = None
 
-    @property
-    def parameter_names(self) -> list[str]:
-        """The trainable parameters, in the order of the vector [d]."""
-        return self.validation.parameter_names
-
-    @property
-    def tied_names(self) -> Mapping[str, str]:
-        """Other names of the model's arrays, and their first ones."""
-        return self.validation.tied_names
-
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Begin with the validation gradient at ``params`` [d]."""
         if self.overlap:

@@ -39,17 +39,10 @@ class Valuation(Protocol):
 
     @property
     def validation(self) -> Validation | None:
-        """The held-out data behind the scores, by which steps are judged; ``None``: none."""
-        ...
+        """The held-out data behind the scores, by which steps are judged; ``None``: none.
 
-    @property
-    def parameter_names(self) -> list[str]:
-        """The trainable parameters, in the order of the vector [d]."""
-        ...
-
-    @property
-    def tied_names(self) -> Mapping[str, str]:
-        """Other names of arrays that the model has under several, and their first ones."""
+        Without any, the valuation itself has their ``parameter_names`` and ``tied_names``.
+        """
         ...
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:

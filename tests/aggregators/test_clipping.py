@@ -64,21 +64,10 @@ def test_what_was_shortened_once_does_not_tighten_the_bound():
         assert memory.factors(server_round, [1, 2], squares(8, 8)).tolist() == [0.5, 0.5]
 
 
-def test_off_remembers_nothing():
-    memory = LengthMemory(0.0)
-    assert memory.factors(1, [1, 2], squares(1, 1e15)).tolist() == [1.0, 1.0]
-    assert memory.state_dict() == {"seen": {}}
-
-
 @pytest.mark.parametrize("multiple", [-1.0, math.nan, math.inf])
 def test_multiples_out_of_range_are_refused(multiple):
     with pytest.raises(ValuationError, match="multiple is"):
         LengthMemory(multiple)
-
-
-def test_rounds_out_of_range_are_refused():
-    with pytest.raises(ValuationError, match="rounds is 0; allowed: >= 1"):
-        LengthMemory(1.0, rounds=0)
 
 
 @given(norms=lengths, multiple=st.floats(0.1, 100))

@@ -32,8 +32,3 @@ def test_directions_that_are_equal_but_for_rounding_have_distance_0():
 @pytest.mark.parametrize("m", [1, 2])
 def test_too_few_for_a_cluster_are_all_admitted(m):
     assert largest_cluster(torch.ones(m, m) - torch.eye(m)).tolist() == [True] * m
-
-
-def test_where_there_is_no_cluster_all_are_admitted():
-    apart = 1 - torch.eye(4, dtype=torch.float64)
-    assert largest_cluster(apart).tolist() == [True] * 4

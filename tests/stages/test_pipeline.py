@@ -88,18 +88,6 @@ def test_the_least_loss_counts_not_the_last():
     assert settle(subject, 3, 2.75, -0.25) == 2.75 - 0.25 / 16
 
 
-def test_at_zero_nothing_is_bounded():
-    assert settle(bounds(multiple=0.0), 1, 0.0, -1e6) == -1e6
-
-
-def test_goes_on_after_a_restart():
-    first, second = bounds(), bounds()
-    settle(first, 1, 0.0, 3.0, -9.0)
-    second.load_state_dict(first.state_dict())
-    assert second.state_dict() == first.state_dict()
-    assert settle(second, 2, 1.5, 1.0, -50.0) == settle(first, 2, 1.5, 1.0, -50.0)
-
-
 def test_the_state_of_other_stages_is_refused():
     with pytest.raises(CheckpointError, match=r"stages: \[FedAvgM.*; saved"):
         Stages([FedAvgM(0.5, 0.5)]).load_state_dict(bounds().state_dict())

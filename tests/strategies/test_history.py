@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower import FedIF
-from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.rows import ClientRow
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -61,15 +60,6 @@ def test_rounds_have_their_metrics():
     assert list(table["round"]) == [0, 1, 2]
     assert list(table["accepted"].fillna(-1)) == [-1, 3, 3]
     assert list(table["rounds-so-far"].fillna(-1)) == [0.0, 1.0, -1]
-
-
-@pytest.mark.parametrize("table", ["round", "client", ""])
-def test_a_table_that_there_is_not_is_refused(table):
-    history = played().history
-    words = f"table = '{table}'; allowed: 'clients' or 'rounds'"
-    for look in (history.to_pandas, history.lines):
-        with pytest.raises(ConfigError, match=words):
-            look(table)
 
 
 def test_metrics_and_the_end_are_told_even_where_a_callback_ends_the_run():

@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 from fedif_flower import InfluenceDescent, Validation
-from fedif_flower.run.rows import read_rows
 from fedif_flower.strategies import DescentSettings, Setup
 from tests.strategies.lines import Movers, column, play, point
-from tests.strategies.named import Spoiler, config, run
 
 BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
 
@@ -117,25 +115,3 @@ def test_it_says_what_a_validation_set_lacks(caplog):
     caplog.clear()
     InfluenceDescent(bowl())
     assert "classes" not in caplog.text  # Its targets are none.
-
-
-def test_losses_are_recorded_and_steps_are_set(tmp_path):
-    chosen = config(tmp_path, "influence-descent", **{"influence-descent.steps": 3})
-    summary, _, _ = run(chosen)
-    rows = read_rows(chosen.run_dir / "rounds.csv")
-    assert rows[0]["losses"] == ""
-    for row in rows[1:]:
-        losses = [float(loss) for loss in row["losses"].split()]
-        assert 1 <= len(losses) <= 4
-        assert losses == sorted(losses, reverse=True)
-    assert summary["evaluations_per_round"] == 4
-    assert "influence-descent.steps" not in config(tmp_path, "influence-descent").identity()
-
-
-def test_a_huge_reply_costs_nothing(tmp_path):
-    settings = {"fraction-train": 1.0, "num-server-rounds": 4, "update-clipping": 0.0}
-    chosen = config(tmp_path, "influence-descent", **settings, attack="none")
-    summary, _, clients = run(chosen, Spoiler({1: 9e14}))
-    assert summary["test_accuracy"] > 0.5
-    weights = [float(row["weight"]) for row in clients if row["partition_id"] == "1"]
-    assert weights == [0.0] * 4

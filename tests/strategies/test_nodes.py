@@ -96,18 +96,6 @@ def test_a_partition_is_a_whole_number(claim, caplog):
     assert known.attack == "?[2J?"
 
 
-def test_names_go_on_after_a_restart():
-    first, second = (
-        NodeDirectory(lambda grid, ids: [ClientNode(3, i, name="A") for i in ids], timeout=1.0)
-        for _ in range(2)
-    )
-    first.online(LocalGrid(claiming({}), 1), 1)
-    second.load_state_dict(first.state_dict())
-    stranger = 12345678901234567890
-    labels = {1000: "A", stranger: "node 12345678.."}
-    assert first.labels([1000, stranger]) == second.labels([1000, stranger]) == labels
-
-
 class Registered(LocalGrid):
     """A grid whose first node has a name, given at registration."""
 
@@ -193,12 +181,3 @@ def test_nobody_waits_for_nodes_that_are_not_simulated(clock, caplog):
     )
     assert clock.now < 1
     assert caplog.records == []
-
-
-def test_a_simulation_without_an_answer_is_an_error(clock):
-    with pytest.raises(TrainingFailedError, match="no simulated node answered within 5 s"):
-        simulated_nodes(LateGrid(Clients(), 0), 5.0)
-    mute = LateGrid(Clients(), 2)
-    mute.send_and_receive = lambda messages, timeout: []
-    with pytest.raises(TrainingFailedError, match="no simulated node answered within 5 s"):
-        simulated_nodes(mute, 5.0)

@@ -69,11 +69,6 @@ def test_whose_registration_ended_is_no_member_any_more(roll, monkeypatch):
     assert roll.call(1001, 1002) == [(1001, "offline", 1001.5), (1002, "revoked", 1002.5)]
 
 
-def test_a_node_of_an_earlier_process_was_seen_nobody_knows_when(roll):
-    roll.directory.load_state_dict({"known": {7: [0, "", "ada"]}})
-    assert roll.call()[0] == (7, "offline", None)
-
-
 def test_pauses_and_what_ends_them(roll):
     roll.call()
     assert roll.call(paused=[1000], barred=[1001]) == [

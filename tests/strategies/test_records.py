@@ -72,27 +72,6 @@ def test_a_reply_with_further_records_is_accepted_and_handed_on():
     ]
 
 
-def test_weights_that_are_no_whole_numbers():
-    clients = Clients(
-        {i: add(i + 1.0, m=MetricRecord({"share": w})) for i, w in enumerate((0.5, 0.25, 0.25))}
-    )
-    result, reports = run(clients, weighted_by_key="share")
-    assert result.arrays["w"].numpy().item() == pytest.approx(1.75, rel=1e-6)
-    assert [client.num_examples for client in reports[0].clients] == [0.5, 0.25, 0.25]
-
-
-def test_train_loss_in_either_spelling():
-    clients = Clients(
-        {
-            i: add(1.0, m=MetricRecord({"num-examples": 1, name: i + 1.0}))
-            for i, name in enumerate(("train_loss", "train-loss", "train_loss"))
-        }
-    )
-    result, reports = run(clients)
-    assert [client.train_loss for client in reports[0].clients] == [1.0, 2.0, 3.0]
-    assert dict(result.train_metrics_clientapp[1]) == {"train_loss": pytest.approx(2.0)}
-
-
 def test_a_claim_of_examples_weighs_ten_medians_at_most(caplog):
     clients = Clients({0: add(1.0, m=MetricRecord({"num-examples": 10**6}))})
     result, reports = run(clients)

@@ -7,12 +7,10 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import Clip, LossBound, NearestNeighbours
+from fedif_flower.stages import Clip, LossBound
 from fedif_flower.strategies import (
     CentredClipping,
-    FedAvg,
     Flame,
-    Krum,
     Median,
     RobustRule,
     Setup,
@@ -38,14 +36,6 @@ def test_the_parameters_move_by_the_rule(strategy, expected):
     params, (report,) = play(strategy, point(), Movers(STEPS))
     assert params.tolist() == pytest.approx(expected, rel=1e-5)
     assert all(weight != weight or weight is None for weight in column(report, "weight"))
-
-
-def test_the_centre_is_the_last_rounds_step():
-    movers = Movers([[3.0, 4.0], [3.0, 4.0]])
-    strategy = RobustRule(CentredClipping(radius=1.0, iterations=1), **BASE)
-    params, _ = play(strategy, point(), movers, rounds=2)
-    # The first step is one long towards [3, 4], the second one longer from there.
-    assert params.tolist() == pytest.approx([0.6 + 1.2, 0.8 + 1.6])
 
 
 def test_lengths_are_bounded_before_the_rule_sees_them():
@@ -75,20 +65,6 @@ def test_flame_adds_little_noise_that_the_seed_decides():
     assert torch.equal(noisy, again)
     assert not torch.equal(noisy, other)
     assert 0 < float((noisy - still).norm()) < 5 * 0.1 * 2**0.5 * 2**0.5
-
-
-def test_mixing_comes_before_any_rule():
-    movers = Movers([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0], [100.0, 0.0]])
-    params, _ = play(RobustRule(Median(), stages=[NearestNeighbours(0.5)], **BASE), point(), movers)
-    assert params.tolist() == pytest.approx([1.25, 0])  # of 0.5, 0.5, 2, 51.5
-    _, (report,) = play(FedAvg(stages=[NearestNeighbours(0.5)], **BASE), point(), movers)
-    assert column(report, "weight") == pytest.approx([2 / 8, 3 / 8, 2 / 8, 1 / 8])
-    params, _ = play(
-        RobustRule(Krum(malicious_fraction=0.25), stages=[NearestNeighbours(0.5)], **BASE),
-        point(),
-        movers,
-    )
-    assert params.tolist() == pytest.approx([0.5, 0])  # a mixed model, not one that was sent
 
 
 def test_a_rule_that_makes_a_step_leaves_none_to_choose():

@@ -10,7 +10,6 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback, OnRound, StopTraining
-from fedif_flower.strategies.global_model import GlobalModel
 from tests.strategies.hostile import Clients, step_reply
 
 
@@ -111,18 +110,3 @@ def test_an_evaluation_that_always_fails_ends_nothing_and_blames_nobody():
             raise OSError("the tracker is gone")
 
     assert value(start(rounds=3, evaluate_fn=evaluate).arrays) == 3.0
-
-
-def test_a_model_that_was_taken_back_stays_so():
-    model = GlobalModel()
-    first = zero()
-    model.receive(first)
-    assert model.is_proven
-    assert model.take_back() is None
-    second = model.advance(
-        model.layout.to_vectors(ArrayRecord({"w": pack_array(np.ones(1, np.float32))}))
-    )
-    assert (value(model.record), model.is_proven) == (1.0, False)
-    assert model.take_back() is first
-    assert model.receive(second).params.tolist() == [0.0]
-    assert model.current(second) is first

@@ -159,15 +159,6 @@ def test_a_class_of_weight_0_counts_for_accuracy_alone():
     assert validation.accuracy(flat(module)) == right
 
 
-def test_a_sample_of_ignored_targets_alone_is_not_taken():
-    targets = torch.full((40,), PAD)
-    targets[-1] = 0
-    validation = Validation(model(), ROWS, targets, device="cpu", batch_size=8)
-    for seed in range(20):
-        sample = validation.sample(2, torch.Generator().manual_seed(seed))
-        assert sample.loss(flat(model())) == pytest.approx(validation.loss(flat(model())))
-
-
 # -- losses of the user's own -------------------------------------------------------------------
 
 

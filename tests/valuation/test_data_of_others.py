@@ -133,19 +133,6 @@ def test_sizes_of_the_user_s_own_weigh_the_batches():
     assert validation.gradient(flat(model)).tolist() == [2.0, 1.0]  # (3 * 1 + 1 * 5) / 4
 
 
-def test_a_list_is_a_list_of_batches():
-    """Batches of one size were stacked, and one in so many examples was judged."""
-    model = build(nn.Linear, 3, 1)
-    inputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(4))
-    targets = inputs.sum(1, keepdim=True)
-    for size in (10, 20):
-        batches = list(zip(inputs.split(size), targets.split(size), strict=True))
-        found = Validation(model, batches, loss_fn=functional.mse_loss, device="cpu")
-        assert found.num_examples == 50
-        expected = functional.mse_loss(model(inputs), targets).item()
-        assert found.loss(flat(model)) == pytest.approx(expected)
-
-
 PAIRS = list(zip(ROWS, LABELS, strict=True))
 
 

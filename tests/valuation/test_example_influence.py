@@ -16,7 +16,7 @@ from fedif_flower.valuation.example_influence import (
     neighbour_agreement,
     representations,
 )
-from fedif_flower.valuation.objective import BatchObjective, PairObjective
+from fedif_flower.valuation.objective import PairObjective
 
 
 def line(weights: list[float], bias: float) -> nn.Module:
@@ -113,17 +113,6 @@ def test_a_layer_without_forward_differentiation_gives_the_same():
     )
     assert torch.allclose(found.products, by_hand.products, rtol=1e-4)
     assert torch.allclose(found.losses, by_hand.losses, rtol=1e-5)
-
-
-def test_a_task_s_own_loss_of_whole_batches():
-    def batch_loss(model, batch):
-        return functional.mse_loss(model(batch["x"]), batch["y"]), len(batch["x"])
-
-    model = line([1.0], 0.0)
-    batch = {"x": torch.tensor([[1.0], [2.0]]), "y": torch.zeros(2, 1)}
-    found = example_influence(model, BatchObjective(batch_loss), [batch], torch.tensor([1.0, 0.0]))
-    assert found.losses.tolist() == [1.0, 4.0]
-    assert found.products.tolist() == [2.0, 8.0]
 
 
 def test_what_does_not_fit_is_named():

@@ -12,7 +12,6 @@ from torch.nn import functional
 from fedif_flower.devices import torch_threads
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.classes import class_validations
-from fedif_flower.valuation.parallel import ReplicaPool
 
 N, CLASSES = 230, 4
 
@@ -124,13 +123,6 @@ def test_what_may_keep_a_state_or_cannot_be_divided_stays_in_one_thread(own):
     assert len(THREADS) == 1
 
 
-def test_a_large_model_has_no_replicas(monkeypatch):
-    validation = judge()
-    monkeypatch.setattr("fedif_flower.valuation.parallel._MOST_REPLICATED", 3 * 60)
-    validation.gradient(validation.params())
-    assert len(THREADS) == 1
-
-
 def test_an_error_in_a_thread_is_raised():
     def loss(outputs, targets):
         if not outputs.isfinite().all():
@@ -145,18 +137,3 @@ def test_an_error_in_a_thread_is_raised():
 
 
 # -- the pool itself ---------------------------------------------------------------------------
-
-
-def test_nobody_works_twice_at_a_time():
-    busy, lock = set(), threading.Lock()
-
-    def work(member: str, item: int) -> str:
-        with lock:
-            assert member not in busy
-            busy.add(member)
-        sleep(0.002)
-        with lock:
-            busy.remove(member)
-        return member
-
-    assert set(ReplicaPool(["a", "b"]).map(work, range(20))) == {"a", "b"}

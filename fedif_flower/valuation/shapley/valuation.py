@@ -93,16 +93,6 @@ class ShapleyValuation:
         self.utility = utility
         self.seed = seed
 
-    @property
-    def parameter_names(self) -> list[str]:
-        """The trainable parameters, in the order of the vector [d]."""
-        return self.validation.parameter_names
-
-    @property
-    def tied_names(self) -> Mapping[str, str]:
-        """Other names of the model's arrays, and their first ones."""
-        return self.validation.tied_names
-
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Do nothing: coalitions can be evaluated only when the clients have trained."""
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -92,16 +91,3 @@ def test_draws_depend_on_seed_and_round_alone(estimator):
     assert score(3, 7) == score(3, 7)
     assert score(3, 7) != score(4, 7)
     assert score(3, 7) != score(3, 8)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"estimator": "guess"}, r"estimator = 'guess'; allowed: complementary, exact"),
-        ({"utility": "f1"}, r"utility = 'f1'; allowed: accuracy, loss"),
-        ({"num_samples": 0}, r"num_samples = 0; allowed: an integer >= 1"),
-    ],
-)
-def test_settings_out_of_range_are_named(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        ShapleyValuation(validation(), **arguments)
