@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,51 +17,6 @@ from fedif_flower.valuation.batch_weight import BatchSize, batch_size, class_mea
 
 Metric = Literal["accuracy", "loss", "score"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-
-
-class Objective(Protocol):
-    """Judges a model on one batch."""
-
-    @property
-    def call(self) -> str:
-        """How the user's loss is called, for errors."""
-        ...
-
-    @property
-    def metrics(self) -> frozenset[str]:
-        """What may be asked for; the first batch decides whether accuracy is defined."""
-        ...
-
-    @property
-    def ignored(self) -> int | None:
-        """The target that stands for no answer, if there is one."""
-        ...
-
-    def check(self, batch: Any) -> None:
-        """Raise ValuationError if batches of this kind cannot be judged."""
-        ...
-
-    def known_size(self, batch: Any) -> BatchSize | None:
-        """Return a batch's size where the batch alone tells it."""
-        ...
-
-    def size(self, model: nn.Module, batch: Any) -> BatchSize:
-        """Return how many examples a batch has, and what its mean loss divides by."""
-        ...
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss over the batch."""
-        ...
-
-    def loss_and_size(
-        self, model: nn.Module, batch: Any, size: BatchSize | None = None
-    ) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over the batch, and its size unless that is known."""
-        ...
-
-    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
-        """Return each metric's mean over the batch; of "accuracy", how many answers are right."""
-        ...
 
 
 class PairObjective:
@@ -201,6 +156,10 @@ class BatchObjective:
             raise ValuationError(f"batch_loss returned the size {count:g}; allowed: finite, >= 0")
         count = int(count) if count.is_integer() else count
         return loss, BatchSize(count, count)
+
+
+Objective: TypeAlias = PairObjective | BatchObjective
+"""Judges a model on one batch; ``call`` says how the user's loss is called, for errors."""
 
 
 def objective_of(
