@@ -16,6 +16,7 @@ from fedif_flower.valuation import Validation
 from fedif_flower.valuation.batch_weight import BatchSize, ClassMean, class_mean
 from fedif_flower.valuation.classes import missing_classes
 from tests.tolerance import rounding
+from tests.valuation.models import flat
 
 CLASSES, PAD = 3, -100
 WEIGHTS = torch.tensor([1.0, 4.0, 0.25])
@@ -33,10 +34,6 @@ class LogSoftmax(nn.Linear):
 def model(kind: type[nn.Module] = nn.Linear, classes: int = CLASSES) -> nn.Module:
     torch.manual_seed(0)
     return kind(5, classes)
-
-
-def flat(module: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
 def whole(module: nn.Module, loss_fn, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:

@@ -12,6 +12,7 @@ from fedif_flower.errors import ValuationError
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import coalition_means, coalition_scores
 from fedif_flower.valuation.shapley.exact import all_coalitions
+from tests.valuation.models import flat
 
 M = 4
 N = 90
@@ -39,10 +40,6 @@ CLIENTS = [build(seed) for seed in range(1, M + 1)]
 GLOBAL = build(0)
 INPUTS = torch.randn(N, 2, 4, 4, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randint(3, (N,), generator=torch.Generator().manual_seed(2))
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 PARAMS = torch.stack([flat(client) for client in CLIENTS])  # [m, d]

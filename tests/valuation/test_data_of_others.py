@@ -13,29 +13,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.valuation import Validation
-
-LABELS = torch.tensor([0, 1, 1, 0, 1])
-ROWS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-def build(constructor, *arguments) -> nn.Module:
-    torch.manual_seed(0)
-    return constructor(*arguments)
-
-
-def dict_loss(model, batch):
-    return functional.cross_entropy(model(batch["img"]), batch["label"]), len(batch["label"])
+from tests.valuation.models import EXAMPLES, LABELS, ROWS, build, dict_loss, flat
 
 
 def dict_score(model, batch):
     return (model(batch["img"]).argmax(1) == batch["label"]).float().mean()
-
-
-EXAMPLES = [{"img": row, "label": label} for row, label in zip(ROWS, LABELS, strict=True)]
 
 
 class Indexed:

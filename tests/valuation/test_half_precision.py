@@ -10,6 +10,7 @@ from torch.nn import functional
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import coalition_scores
 from tests.tolerance import rounding
+from tests.valuation.models import flat
 
 N, CLASSES = 20_000, 4
 HALVES = [torch.bfloat16, torch.float16]
@@ -30,10 +31,6 @@ def in_single(model: nn.Module, rows: Tensor, labels: Tensor) -> tuple[float, Te
     loss = functional.cross_entropy(single(rows.float()), labels)
     found = torch.autograd.grad(loss, list(single.parameters()))
     return loss.item(), torch.cat([gradient.flatten() for gradient in found])
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def test_losses_and_gradients_of_many_batches_are_not_summed_in_half_precision(case):

@@ -13,22 +13,11 @@ from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import coalition_scores
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
-
-LABELS = torch.tensor([0, 1, 1, 0, 1])
-ROWS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+from tests.valuation.models import EXAMPLES, LABELS, ROWS, build, dict_loss, flat
 
 
 def plain_gradient(model: nn.Module, loss: Tensor) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-
-
-def build(constructor, *arguments) -> nn.Module:
-    torch.manual_seed(0)
-    return constructor(*arguments)
 
 
 @pytest.mark.parametrize("recurrent", [nn.RNN, nn.GRU, nn.LSTM])
@@ -67,13 +56,6 @@ def test_a_scripted_model_is_judged():
 
 
 # -- the trial ----------------------------------------------------------------------------------
-
-
-def dict_loss(model, batch):
-    return functional.cross_entropy(model(batch["img"]), batch["label"]), len(batch["label"])
-
-
-EXAMPLES = [{"img": row, "label": label} for row, label in zip(ROWS, LABELS, strict=True)]
 
 
 class ReturnsDict(nn.Linear):

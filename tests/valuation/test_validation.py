@@ -8,6 +8,7 @@ from torch.nn import functional
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
+from tests.valuation.models import flat
 
 
 def small_model() -> nn.Module:
@@ -24,10 +25,6 @@ def small_model() -> nn.Module:
 
 INPUTS = torch.randn(7, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.tensor([0, 1, 2, 0, 1, 2, 0])
-
-
-def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def plain_gradient(model: nn.Module) -> torch.Tensor:
