@@ -72,25 +72,22 @@ class LengthMemory:
     Parameters
     ----------
     multiple : float
-        :math:`\lambda` >= 0; at 0 nothing is bounded, nor remembered.
+        :math:`\lambda` > 0.
     rounds : int
         How many rounds a length is remembered, >= 1.
 
     Raises
     ------
     ValuationError
-        If ``multiple`` is negative or not finite, or ``rounds`` < 1.
+        If ``multiple`` is not positive or not finite.
     """
 
     def __init__(self, multiple: float, rounds: int = ROUNDS_REMEMBERED) -> None:
-        if not (math.isfinite(multiple) and multiple >= 0.0):
-            raise ValuationError(f"multiple is {multiple}; allowed: finite, >= 0")
-        if rounds < 1:
-            raise ValuationError(f"rounds is {rounds}; allowed: >= 1")
+        if not 0.0 < multiple < math.inf:
+            raise ValuationError(f"multiple is {multiple}; allowed: finite, > 0")
         self.multiple = multiple
         self.rounds = rounds
         self._seen: dict[int, tuple[int, float]] = {}  # By client: last round, length.
-        self._usual = math.inf
 
     def factors(
         self, server_round: int, client_ids: Sequence[int], squared_norms: Tensor
@@ -111,19 +108,12 @@ class LengthMemory:
         Tensor
             ``[m]``, float64, in (0, 1].
         """
-        if not self.multiple:
-            return torch.ones_like(squared_norms, dtype=torch.float64)
         norms: list[float] = squared_norms.double().sqrt().tolist()
         sent = {i: (server_round, norm) for i, norm in zip(client_ids, norms, strict=True)}
         oldest = server_round - self.rounds
         self._seen = {i: last for i, last in self._seen.items() if last[0] > oldest} | sent
         lengths = torch.tensor([norm for _, norm in self._seen.values()], dtype=torch.float64)
-        self._usual = usual_length(lengths)
-        return self.bounded(squared_norms)
-
-    def bounded(self, squared_norms: Tensor, share: float = 1.0) -> Tensor:
-        """Return factors ``[m]`` for a ``share`` of the last round's bound."""
-        return clipping_factors(squared_norms, share * self.multiple * self._usual)
+        return clipping_factors(squared_norms, self.multiple * usual_length(lengths))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""

@@ -77,9 +77,6 @@ def multi_krum(malicious_fraction: float, clients_per_round: int) -> Krum:
     return Krum(malicious_fraction, max(clients_per_round - malicious, 1))
 
 
-# No update has a coefficient in them: nothing can be attributed.
-WITHOUT_COEFFICIENTS = frozenset({"median", "trimmed-mean", "centred-clipping"})
-
 _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "fedif": FedIF,
     "fedavg": FedAvg,
@@ -106,6 +103,13 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "sign-guard": SignGuard,
 }
 
+# No update has a coefficient in these rules: nothing can be attributed.
+WITHOUT_COEFFICIENTS = frozenset(
+    name
+    for name, rule in _BUILT_IN.items()
+    if isinstance(rule, type)
+    and not getattr(rule, "combines_updates", getattr(rule, "gives_weights", False))
+)
 
 STRATEGIES = Registry(
     "strategy",
