@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from fedif_consortium.member.host_check import check_key, check_server
 from fedif_flower.client.preflight import tried
+from tests.consortium.member.bundles import node_key
 
 
 def test_the_key_that_the_guard_signs_with_is_read(tmp_path):
@@ -27,8 +28,7 @@ def test_the_key_that_the_guard_signs_with_is_read(tmp_path):
     assert "No such file" in found().words
     path.write_text("no key")
     assert "is no private key" in found().words
-    own = ec.generate_private_key(ec.SECP384R1())
-    path.write_bytes(own.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    path.write_bytes(node_key())
     path.chmod(0o644)
     assert (found().status, "chmod 600" in found().words) == ("warning", True)
     path.chmod(0o600)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 from typer.testing import CliRunner
 
+from fedif_consortium.commands.inspect import inspect_cli
 from fedif_consortium.evidence import kept_gradients as keeping
 from fedif_consortium.evidence.kept_gradients import (
     KeptGradient,
@@ -34,7 +35,6 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.task import Task
-from fedif_studies.commands import cli
 from fedif_studies.mislabelled import noisy_task
 from tests.run.points import classes, regression
 
@@ -157,7 +157,7 @@ def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monke
     output = folder / "inspection" / "own.csv"
     config = f'partition-id=0 num-partitions=4 gradients-dir="{folder}"'
     options = ["--node-config", config, "--output", str(output), "--show", "5"]
-    result = CliRunner().invoke(cli, ["inspect", *options])
+    result = CliRunner().invoke(inspect_cli, options)
     assert result.exit_code == 0, result.output
     assert "Nothing was sent" in result.output
     with output.open() as file:
