@@ -78,7 +78,7 @@ def test_settings_that_need_to_see_updates_are_refused_by_name(tmp_path, setting
         ({"model": "cnn-batch-norm"}, "'.*running_mean' is a statistic"),
         ({"strategy": "afedsv"}, "AFedSV weighs by the updates themselves"),
         ({"neighbour_mixing": True}, "NearestNeighbours looks at each update"),
-        ({"late_rounds": 1}, "late replies cannot be discounted"),
+        ({"pace.late-rounds": 1}, "late replies cannot be discounted"),
         ({"local_method": "scaffold"}, "members train by SGD alone"),
     ],
 )
