@@ -65,7 +65,7 @@ def check_statement(text: str) -> None:
     }
     assert stated["Dijon"][0] < min(stated[name][0] for name in stated if name != "Dijon")
     assert "as it was signed" in text
-    assert "attribution.csv was changed: the rows of round 15" in text
+    assert "attribution.csv was changed" in text
 
 
 CHECKS = {
