@@ -64,7 +64,6 @@ class Evidence(RunPart):
         own = config.section(EvidenceSettings)
         witness = ReplyWitness(
             run.run_id,
-            run.grid,
             late_rounds=config.pace.late_rounds,
             required=own.require_signatures,
             digests=own.receipts,

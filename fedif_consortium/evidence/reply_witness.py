@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from flwr.serverapp import Grid
 
 from fedif_consortium.evidence.client_part import UNSIGNED
-from fedif_consortium.evidence.keys import VerifyingKey, public_der
 from fedif_consortium.evidence.reply_signing import (
     SIGNATURE_RECORD,
     claimed_examples,
@@ -22,7 +18,6 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 
 _MOST_BYTES = 1024  # Of a key or a signature.
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,8 +39,6 @@ class ReplyWitness(Callback):
     ----------
     run : str
         The run's id, which members sign.
-    grid : Grid
-        Knows the keys that nodes were registered with.
     required : bool
         Whether replies without a signature are refused.
     digests : bool
@@ -66,20 +59,18 @@ class ReplyWitness(Callback):
     def __init__(
         self,
         run: str,
-        grid: Grid,
         *,
         required: bool = False,
         digests: bool = False,
         keeps: bool = False,
         late_rounds: int = 0,
     ) -> None:
-        self.run, self._grid, self._late_rounds = run, grid, late_rounds
+        self.run, self._late_rounds = run, late_rounds
         self.seen: dict[int, SeenReply] = {}
         self.heads: set[bytes] = set()
         self._required, self._digests, self._keeps = required, digests, keeps
         self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
         self._strategy: RunningStrategy | None = None
-        self._registered: dict[int, bytes | None] | None = None  # Keys, asked for when needed.
         self._keys: dict[int, bytes] = {}  # That a node has signed with.
 
     def on_start(self, strategy: RunningStrategy) -> None:
@@ -98,7 +89,6 @@ class ReplyWitness(Callback):
         older = [t for t in self._sent if server_round - t <= self._late_rounds]
         self._sent = {t: self._digest_of(t) for t in older}
         self._sent[server_round] = sent
-        self._registered = None
 
     def look(self, content: RecordDict, arrays: ArrayRecord, node: ClientNode, asked: int) -> None:
         """Take note of a reply to round ``asked``, and check its signature.
@@ -136,26 +126,10 @@ class ReplyWitness(Callback):
             signed.check()
         except EvidenceError as error:
             raise ReplyError(str(error)) from error
-        if node.node_id not in self._keys:
-            self._keys[node.node_id] = key
-            if self._registered_key(node.node_id) not in (None, key):
-                logger.warning(
-                    "%s signs with another key than it is registered with: whoever verifies the "
-                    "statement needs that key's public half",
-                    node.label,
-                )
-        if self._keys[node.node_id] != key:
+        if self._keys.setdefault(node.node_id, key) != key:
             raise ReplyError("it is signed with another key than before")
         kept = arrays if self._keeps else None
         self.seen[node.node_id] = SeenReply(node, digest, signed, kept)
-
-    def _registered_key(self, node_id: int) -> bytes | None:
-        """Return the key that the operator registered a node with; ``None``: not known."""
-        if self._registered is None:  # One question a round, however many sign for the first time.
-            # A node that registered itself has no name, and a key that it made up.
-            nodes = [info for info in self._grid.get_nodes() if info.name]
-            self._registered = {info.node_id: _read_pem(info.public_key) for info in nodes}
-        return self._registered.get(node_id)
 
     def _digest_of(self, server_round: int) -> bytes:
         """Return the digest of the model that was sent in a round."""
@@ -170,12 +144,3 @@ def _bytes(record: ConfigRecord, name: str) -> bytes:
     if not isinstance(value, bytes) or len(value) > _MOST_BYTES:
         raise ReplyError(f"its signature has no {name!r}")
     return value
-
-
-def _read_pem(data: bytes) -> bytes | None:
-    """Return the key that a node was registered with, as DER; ``None``: it has none."""
-    try:
-        key = load_pem_public_key(data)
-    except Exception:  # whatever lies in the SuperLink's database
-        return None
-    return public_der(key) if isinstance(key, VerifyingKey) else None

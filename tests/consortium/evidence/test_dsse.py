@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
@@ -44,15 +43,6 @@ def test_signatures_stand_side_by_side_and_each_is_somebody_s():
     assert [envelope.signer(one, other) for one in envelope.signatures] == ["", "P-384", "", ""]
 
 
-@pytest.mark.parametrize(
-    ("name", "digest"),
-    [("P-256", hashes.SHA256()), ("P-384", hashes.SHA384()), ("P-521", hashes.SHA512())],
-)
-def test_curves_sign_in_der_with_the_hash_of_their_strength(name, digest):
-    (signature,) = EMPTY.signed_by(KEYS[name]).signatures
-    PUBLIC[name].verify(signature.sig, EMPTY.signed_bytes(), ec.ECDSA(digest))
-
-
 def test_a_signature_of_other_content_is_nobody_s_or_false():
     (copied,) = replace(EMPTY, payload=b"other content").signed_by(KEYS["P-384"]).signatures
     with pytest.raises(EvidenceError, match="signature of P-384 does not fit the content"):
@@ -88,12 +78,8 @@ ONE = {"payloadType": "text/plain", "payload": "", "signatures": [{"keyid": "a",
         b"[]",
         b"{}",
         b"[" * 100_000,
-        json.dumps(ONE | {"payload": 1}).encode(),
         json.dumps(ONE | {"payload": "a"}).encode(),
-        json.dumps(ONE | {"payload": "a b="}).encode(),
         json.dumps(ONE | {"payloadType": "\ud800"}).encode(),
-        json.dumps(ONE | {"signatures": 1}).encode(),
-        json.dumps(ONE | {"signatures": [1]}).encode(),
         json.dumps(ONE | {"signatures": [{"keyid": 1, "sig": ""}]}).encode(),
         json.dumps(ONE | {"signatures": [{"keyid": "a"}]}).encode(),
         json.dumps(ONE | {"signatures": ONE["signatures"] * (MOST_SIGNATURES + 1)}).encode(),

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import logging
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedif_consortium.evidence.reply_signing import SIGNATURE_RECORD, sign_reply
@@ -31,15 +27,8 @@ def reply(value: float = 2.0, key=KEY, *, received: float = 1.0, server_round: i
     return content
 
 
-def grid(name: str = "", key=KEY):
-    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return SimpleNamespace(
-        get_nodes=lambda: [SimpleNamespace(node_id=1000, name=name, public_key=pem)]
-    )
-
-
 def witness(server_round: int = 1, **how) -> ReplyWitness:
-    made = ReplyWitness(RUN, grid(), **how)
+    made = ReplyWitness(RUN, **how)
     made.begin(server_round, arrays(1.0))
     return made
 
@@ -109,31 +98,6 @@ def test_a_member_has_one_key_in_a_run():
     found.begin(2, arrays(1.0))
     with pytest.raises(ReplyError, match="another key than before"):
         look(found, reply(key=OTHER, server_round=2), asked=2)
-
-
-def test_a_key_that_nobody_registered_is_told_once(caplog):
-    caplog.set_level(logging.WARNING, "fedif_flower")
-    for registered, told in ((grid("ada"), 0), (grid("", OTHER), 0), (grid("ada", OTHER), 1)):
-        found = ReplyWitness(RUN, registered)
-        for server_round in (1, 2):
-            found.begin(server_round, arrays(1.0))
-            look(found, reply(server_round=server_round), asked=server_round)
-        assert caplog.text.count("another key than it is registered with") == told
-
-
-def test_the_registered_keys_are_asked_for_once_a_round():
-    questions: list[int] = []
-
-    def get_nodes():
-        questions.append(1)
-        return grid("ada").get_nodes()
-
-    found = ReplyWitness(RUN, SimpleNamespace(get_nodes=get_nodes))
-    found.begin(1, arrays(1.0))
-    for node_id in (1000, 1001, 1002):
-        content = reply(node_id=node_id)
-        found.look(content, content.array_records["arrays"], ClientNode(0, node_id), 1)
-    assert (len(found.seen), len(questions)) == (3, 1)
 
 
 def test_a_reply_without_a_signature_is_refused_where_that_is_required():

@@ -56,6 +56,7 @@ def test_what_was_signed_is_told_from_anything_else(kind):
         "examples": 41.0,
         "received": b"s" * 32,
         "sent": b"r" * 32,
+        "head": b"h" * 32,
     }
     for name, value in changes.items():
         with pytest.raises(EvidenceError, match="signature"):

@@ -63,7 +63,6 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
         pytest.param([b""], 60.0, r"gave no answer in 1 s", id="says nothing"),
         pytest.param([HEAD + b"content-length: 90\r\n\r\n"] + [b" "] * 90, 0.2, "slow", id="drips"),
         pytest.param([b"nonsense"] * 9, 0.0, "gave no answer in 1 s", id="no HTTP"),
-        pytest.param([HEAD + b"content-length: 2\r\n\r\n[]"], 60.0, "not readable", id="a list"),
         pytest.param([HEAD + b"content-length: 2\r\n\r\n{,"], 60.0, "not readable", id="no JSON"),
         pytest.param(
             [HEAD + b'content-length: 15\r\n\r\n{"vectors": -1}'], 60.0, "vectors = -1", id="policy"
@@ -122,13 +121,9 @@ ROWS = np.zeros((4, 100), np.uint64)
     ("answers", "ask", "reason"),
     [
         ({"open": OpenedRound((100, 101), ("a", "b"), {})}, None, "not about the boxes"),
-        ({"open": OpenedRound((7, 101, 102, 103), tuple("abcd"), {})}, None, "not about the box"),
-        ({"open": OpenedRound((100, 101, 102, 103), ("a",), {})}, None, "not about the boxes"),
         ({"open": OpenedRound((100,) * 4, tuple("abcd"), {})}, None, "not about the boxes"),
         ({"sketches": Sketches(bytes(32), ROWS[:3])}, lambda k: k.sketches(RUN, 1), "2400 bytes"),
-        ({"sketches": Sketches(bytes(99), ROWS)}, lambda k: k.sketches(RUN, 1), "longer than 3232"),
         ({"products": ROWS[:, :2]}, lambda k: k.products(RUN, 1, ROWS[:1]), "longer than 32 bytes"),
-        ({"products": ROWS[:2, :1]}, lambda k: k.products(RUN, 1, ROWS[:1]), "has 16 bytes"),
         ({"sum": ROWS}, lambda k: k.weighted_sum(RUN, 1, ROWS[:, 0]), "longer than 800 bytes"),
         ({"sum": ROWS[0, 1:]}, lambda k: k.weighted_sum(RUN, 1, ROWS[:, 0]), "has 792 bytes"),
     ],

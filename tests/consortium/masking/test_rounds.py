@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,9 +29,8 @@ from fedif_consortium.masking.terms import (
     trial_key,
 )
 from fedif_consortium.masking.trial_keeper import trial_masking
-from fedif_flower import AFedSV, FedAvg, FedIF, Krum, PathAttribution, RobustRule
+from fedif_flower import FedAvg, FedIF, Krum, PathAttribution, RobustRule
 from fedif_flower.errors import ConfigError, KeeperError
-from fedif_flower.local_methods import Scaffold
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
@@ -41,7 +39,6 @@ from fedif_flower.stages import (
     FedAvgM,
     LossBound,
     MaxLength,
-    NearestNeighbours,
 )
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback
@@ -138,19 +135,12 @@ class LookingOn(Callback):
 
 
 REFUSED = {
-    "AFedSV weighs by the updates themselves": lambda **base: AFedSV(validation(), **base),
     "RobustRule weighs by the updates themselves": lambda **base: RobustRule(Krum(0.2), **base),
-    "NearestNeighbours looks at each update": lambda **base: FedAvg(
-        stages=[NearestNeighbours(0.2)], **base
-    ),
     "LookingOn looks at each client's update": lambda **base: FedAvg(
         callbacks=[LookingOn()], **base
     ),
     "attribution = 'adaptive' takes several gradients": lambda **base: FedAvg(
         callbacks=[PathAttribution(validation(), "adaptive")], **base
-    ),
-    "members train by SGD alone, not by Scaffold": lambda **base: FedAvg(
-        **base | {"setup": replace(base["setup"], local_method=Scaffold())}
     ),
     "attribution beside a server optimizer": lambda **base: FedAvg(
         callbacks=[PathAttribution(validation())], stages=[FedAvgM(0.5, 0.5)], **base
