@@ -109,10 +109,6 @@ def sign(
         str, typer.Option(help="fingerprint that the operator's key must have")
     ] = "",
     members: Members = None,
-    keeper_log: Annotated[
-        Path | None,
-        typer.Option(help="you kept the masks of this run: your log, which it must agree with"),
-    ] = None,
 ) -> None:
     """Verify a statement and add your signature to its manifest: you agree with what it says.
 
@@ -125,7 +121,7 @@ def sign(
 
     signer = load_key(key)
     known = None if members is None else read_members(members)
-    target = sign_statement(path, signer, operator, known, keeper_log)
+    target = sign_statement(path, signer, operator, known)
     typer.echo(f"Signed by: {fingerprint(public_of(signer))}")
     typer.echo(f"Send this to the operator: {target.absolute()}")
 

@@ -26,28 +26,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_consortium.statement.luck import (
-    DRAW,
     EXAMPLES,
     ROUNDS,
     Between,
-    Luck,
     between,
     groups,
-    of_draws,
-    of_examples,
-    of_rounds,
+    kinds_of_luck,
     told_apart,
 )
-from fedif_consortium.statement.records import Part, Reply, RoundLoss, RunRecords
+from fedif_consortium.statement.records import Part, Reply, RunRecords
 from fedif_consortium.statement.settings import PayBy, Ties
+from fedif_consortium.statement.shares import (
+    NOTHING,
+    gain_shares,
+    left_out_rounds,
+    reason_against_shares,
+    share_out,
+    withheld_shares,
+)
 from fedif_consortium.statement.twins import have_twins
 from fedif_consortium.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
 from fedif_flower.messages.client_node import all_different, called
 from fedif_flower.run.completeness import Completeness
 from fedif_flower.valuation.intervals import MIN_ROUNDS, share_deviations
 
-NOTHING = Fraction(0)
-MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
 DECISIVE = 0.5  # Of what all rounds together moved.
 
 
@@ -371,38 +373,6 @@ def settle(
     )
 
 
-def left_out_rounds(rounds: Sequence[RoundLoss]) -> tuple[int, ...]:
-    """Return the rounds without which the contributions add up to the fall of the loss.
-
-    Where the remainders come to more than half of the fall, the round of the largest remainder is
-    left out, and with it those after it that only bring the loss back to what it was before; then
-    the next one, until the others add up. Where they never do, none is left out: nobody is paid.
-
-    Parameters
-    ----------
-    rounds : sequence of RoundLoss
-        In their order.
-    """
-    left = list(rounds)
-    while left and not _adds_up(left):
-        worst = max(left, key=lambda row: abs(row.remainder))
-        start = rounds.index(worst)
-        end = start + 1
-        while end < len(rounds) and not rounds[end - 1].loss_after <= worst.loss_before:
-            end += 1
-        gone = {row.round for row in rounds[start:end]}
-        left = [row for row in left if row.round not in gone]
-    kept = {row.round for row in left}
-    return tuple(row.round for row in rounds if row.round not in kept) if left else ()
-
-
-def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
-    """Tell whether the remainders come to at most half of the fall; a rise has nothing to share."""
-    decrease = math.fsum(row.decrease for row in rounds)
-    remainder = math.fsum(row.remainder for row in rounds)
-    return decrease <= 0 or abs(remainder) <= MOST_REMAINDER * decrease
-
-
 def by_round(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return what members contributed in each round, and are credited with, ``[T, n]`` each."""
     column = {client_id: i for i, client_id in enumerate(records.members)}
@@ -413,50 +383,12 @@ def by_round(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float
     return values[0], values[1]
 
 
-def by_block(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the same by block of held-out examples, ``[b, n]`` each.
-
-    Of a part of a contribution as much is credited as of the whole: bounds are those of the round.
-    """
-    column = {client_id: i for i, client_id in enumerate(records.members)}
-    values = np.zeros((2, len(records.block_weights), len(column)))
-    for part in records.parts:
-        kept = part.credited / part.contribution if part.contribution else 1.0
-        own = np.array(part.by_block)
-        values[:, :, column[part.client_id]] += own, kept * own
-    return values[0], values[1]
-
-
 def times_drawn(records: RunRecords) -> dict[int, int]:
     """Return in how many of the rounds that count each member was asked, by client id."""
     counted = {row.round for row in records.rounds}
     asked = {(reply.client_id, reply.asked_in or reply.round) for reply in records.replies}
     found = Counter(client_id for client_id, number in asked if number in counted)
     return {client_id: found[client_id] for client_id in records.members}
-
-
-def kinds_of_luck(
-    records: RunRecords,
-    per_round: NDArray[np.float64],
-    credited: NDArray[np.float64],
-    times: NDArray[np.float64],
-    is_drawn: bool,
-) -> tuple[list[Luck], list[Luck]]:
-    """Return the kinds of luck of members' sums, and of their means per draw.
-
-    Where contributions are not split by held-out examples, and nobody was drawn, they are about
-    other rounds. Fewer than five rounds tell nothing.
-    """
-    if len(per_round) < MIN_ROUNDS:
-        return [], []
-    of_sums, of_means = [], []
-    if records.block_weights:
-        of_sums = [of_examples(*by_block(records), records.block_weights)]
-        of_means = [of_sums[0].scaled(1 / times)]
-    if is_drawn or not records.block_weights:
-        of_sums += of_rounds(per_round, credited, DRAW if is_drawn else ROUNDS)
-        of_means += of_draws(per_round, credited, times)
-    return of_sums, of_means
 
 
 def decisive_row(attributed: Sequence[float]) -> int | None:
@@ -480,55 +412,6 @@ def equal_parts(records: RunRecords) -> dict[int, float]:
     }
 
 
-def reason_against_shares(decrease: float, remainder: float, contributions: Sequence[float]) -> str:
-    """Return why a run gives nobody a share of what was gained; empty: it does.
-
-    Parameters
-    ----------
-    decrease, remainder : float
-        By how much the validation loss fell, and what of that is nobody's.
-    contributions : sequence of float
-        The members'.
-    """
-    if not decrease > 0:
-        return "the validation loss did not fall: there is no gain to share"
-    if not abs(remainder) <= MOST_REMAINDER * decrease:
-        return (
-            "the contributions do not add up to the fall of the validation loss: the remainder is "
-            f"{abs(remainder) / decrease:.0%} of it"
-        )
-    return "" if any(value > 0 for value in contributions) else "nobody contributed"
-
-
-def gain_shares(credits: Sequence[float | Fraction], gained: Fraction = NOTHING) -> list[Fraction]:
-    """Return each credit's exact share of the positive ones, or of ``gained`` if that is more.
-
-    All are 0 if none is positive.
-    """
-    positive = [max(value, 0.0) for value in credits]
-    whole = max(_sum(positive), gained)
-    return [Fraction(value) / whole if any(positive) else NOTHING for value in positive]
-
-
-def withheld_shares(
-    contributions: Sequence[float | Fraction], credits: Sequence[float | Fraction]
-) -> list[Fraction]:
-    r"""Return what bounds take from each member's share.
-
-    .. math:: \frac{\max(c_i, 0) - \max(\hat c_i, 0)}
-                   {\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
-    """
-    whole = max(_sum([max(value, 0.0) for value in credits]), _sum(contributions))
-    return [
-        min((Fraction(max(value, 0.0)) - Fraction(max(credit, 0.0))) / whole, Fraction(1))
-        for value, credit in zip(contributions, credits, strict=True)
-    ]
-
-
-def _sum(values: Sequence[float | Fraction]) -> Fraction:
-    return sum((Fraction(value) for value in values), NOTHING)
-
-
 def beyond(parts: Sequence[Part]) -> Beyond:
     """Return how a member's updates compare with what is usual."""
     count = max(len(parts), 1)
@@ -538,22 +421,6 @@ def beyond(parts: Sequence[Part]) -> Beyond:
         borrowed=math.fsum(part.borrowed for part in parts) / count,
         opposed_rounds=sum(part.opposed > OPPOSED for part in parts),
     )
-
-
-def share_out(cents: int, shares: Sequence[Fraction]) -> list[int]:
-    """Return whole cents by share, which add up to ``cents`` (largest remainder).
-
-    Every member gets its share rounded down; the cents left over go, one each, to the largest
-    fractions, the first of equal ones first. Where all shares are 0, nobody is paid.
-    """
-    if not any(shares):
-        return [0] * len(shares)
-    exact = [cents * share for share in shares]
-    paid = [int(value) for value in exact]
-    by_fraction = sorted(range(len(shares)), key=lambda i: (paid[i] - exact[i], i))
-    for i in by_fraction[: cents - sum(paid)]:
-        paid[i] += 1
-    return paid
 
 
 def labels(records: RunRecords) -> dict[int, str]:

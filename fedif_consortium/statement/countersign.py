@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedif_consortium.evidence.chained_log import verified
 from fedif_consortium.evidence.dsse import Signature, read_envelope
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, key_id
 from fedif_consortium.page import MAX_PAGE_BYTES
@@ -22,7 +21,6 @@ def sign_statement(
     key: SigningKey,
     operator: str = "",
     members: Mapping[str, VerifyingKey] | None = None,
-    keeper_log: Path | None = None,
 ) -> Path:
     """Verify a statement and add a signature to its manifest; return the manifest's path.
 
@@ -36,8 +34,6 @@ def sign_statement(
         The fingerprint that the operator's key must have; empty: any.
     members : mapping of str to public key, optional
         Who else may have signed, by name.
-    keeper_log : Path, optional
-        Of the keeper of a masked run, who signs: it must hold the hash that the records name.
 
     Raises
     ------
@@ -45,8 +41,6 @@ def sign_statement(
         If it is not verified, or this key has signed it already; nothing is signed then.
     """
     envelope = verify(path, operator, members).signed.envelope
-    if keeper_log is not None:
-        _require_in_log(RunFolder(path), keeper_log)
     try:
         signed = envelope.signed_by(key)
     except EvidenceError as error:
@@ -104,20 +98,6 @@ def merge_signatures(
             raise StatementError(f"{file}: {error}") from error
     write_atomically(target, envelope.to_bytes())
     return added
-
-
-def _require_in_log(run: RunFolder, log: Path) -> None:
-    """Raise an error unless a keeper's log is whole, with the hash that a run's records name."""
-    if not run.masking.path.is_file():
-        raise ConfigError(f"{str(run.path)!r} is not the folder of a masked run")
-    try:
-        lines = log.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{str(log)!r} is no keeper's log: {error}") from error
-    verified(lines, str(log))
-    named = run.masking.read().get("log")
-    if named not in [line.partition(" ")[0] for line in lines]:
-        raise StatementError(f"{log} does not hold {named}, the hash that the records name")
 
 
 def envelope_of(path: Path) -> Path:

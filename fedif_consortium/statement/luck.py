@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import studentized_range
 
+from fedif_consortium.statement.records import RunRecords
 from fedif_flower.valuation.intervals import CONFIDENCE, MIN_ROUNDS, deviations, quantile
 
 Array = NDArray[np.float64]
@@ -142,3 +143,41 @@ def groups(values: Array, apart: NDArray[np.bool_]) -> list[list[int]]:
 @lru_cache(maxsize=64)
 def _range(members: int, degrees: int) -> float:
     return float(studentized_range.ppf(CONFIDENCE, max(members, 2), degrees))
+
+
+def by_block(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the same by block of held-out examples, ``[b, n]`` each.
+
+    Of a part of a contribution as much is credited as of the whole: bounds are those of the round.
+    """
+    column = {client_id: i for i, client_id in enumerate(records.members)}
+    values = np.zeros((2, len(records.block_weights), len(column)))
+    for part in records.parts:
+        kept = part.credited / part.contribution if part.contribution else 1.0
+        own = np.array(part.by_block)
+        values[:, :, column[part.client_id]] += own, kept * own
+    return values[0], values[1]
+
+
+def kinds_of_luck(
+    records: RunRecords,
+    per_round: NDArray[np.float64],
+    credited: NDArray[np.float64],
+    times: NDArray[np.float64],
+    is_drawn: bool,
+) -> tuple[list[Luck], list[Luck]]:
+    """Return the kinds of luck of members' sums, and of their means per draw.
+
+    Where contributions are not split by held-out examples, and nobody was drawn, they are about
+    other rounds. Fewer than five rounds tell nothing.
+    """
+    if len(per_round) < MIN_ROUNDS:
+        return [], []
+    of_sums, of_means = [], []
+    if records.block_weights:
+        of_sums = [of_examples(*by_block(records), records.block_weights)]
+        of_means = [of_sums[0].scaled(1 / times)]
+    if is_drawn or not records.block_weights:
+        of_sums += of_rounds(per_round, credited, DRAW if is_drawn else ROUNDS)
+        of_means += of_draws(per_round, credited, times)
+    return of_sums, of_means

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from fedif_consortium.statement.account import reason_against_shares
+from fedif_consortium.statement.shares import reason_against_shares
 from fedif_flower.run.folder import RunFolder
 from fedif_studies.rows import Row
 

@@ -9,15 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import studentized_range, t
 
-from fedif_consortium.statement.account import (
-    decisive_row,
-    gain_shares,
-    settle,
-    share_out,
-    withheld_shares,
-)
+from fedif_consortium.statement.account import decisive_row, settle
 from fedif_consortium.statement.luck import Luck, groups, told_apart
 from fedif_consortium.statement.records import read_run
+from fedif_consortium.statement.shares import gain_shares, share_out, withheld_shares
 from tests.consortium.statement.runs import make_run
 
 NATS = st.floats(-10, 10, allow_nan=False)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +8,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedif_consortium.evidence.chained_log import ChainedLog
 from fedif_consortium.evidence.dsse import read_envelope
 from fedif_consortium.evidence.keys import fingerprint, key_id
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.countersign import envelope_of, merge_signatures, sign_statement
 from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import ConfigError, FedIFError, StatementError
+from fedif_flower.errors import ConfigError, StatementError
 from tests.consortium.statement.runs import make_run
 
 KEYS = {
@@ -116,34 +114,6 @@ def test_a_signature_of_another_statement_is_false(run_dir, tmp_path, key):
     with pytest.raises(StatementError, match="the signature of hospital-a does not fit"):
         verify(other, members=MEMBERS)
     assert names(other, {}) == [OPERATOR, ""]
-
-
-def test_a_keeper_signs_what_its_log_agrees_with(tmp_path, key):
-    lines: list[str] = []
-    log = ChainedLog(write=lines.append)
-    log.append({"asked": "open"})
-    run_dir = make_run(tmp_path / "run", ROUNDS)
-    masking = run_dir / "masking.json"
-    masking.write_text(json.dumps({"keeper": "https://keeper:9443", "log": log.head}))
-    log.append({"asked": "open", "run": 2})  # The keeper has gone on.
-    make_statement(run_dir, key)
-    file = tmp_path / "log.txt"
-    for text, error in (
-        ("", "log.txt does not hold"),
-        (lines[1], "line 1 of .*log.txt does not follow"),
-        (lines[0].replace("open", "sum"), "line 1 of .*log.txt does not follow"),
-    ):
-        file.write_text(text)
-        with pytest.raises(FedIFError, match=error):
-            sign_statement(run_dir, KEYS["hospital-a"], keeper_log=file)
-    assert names(run_dir) == [OPERATOR]
-    file.write_text("\n".join(lines) + "\n")
-    sign_statement(run_dir, KEYS["hospital-a"], keeper_log=file)
-    assert names(run_dir) == [OPERATOR, "hospital-a"]
-    plain = make_run(tmp_path / "plain", ROUNDS)
-    make_statement(plain, key)
-    with pytest.raises(ConfigError, match="not the folder of a masked run"):
-        sign_statement(plain, KEYS["hospital-a"], keeper_log=file)
 
 
 @pytest.mark.parametrize("content", [b"{}", b"x" * (2**20 + 1), None])
