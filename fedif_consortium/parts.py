@@ -19,6 +19,7 @@ def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:
     from fedif_consortium.evidence.part import Evidence
     from fedif_consortium.evidence.published_gradients import PublishGradients
     from fedif_consortium.masking.part import MaskedRounds
+    from fedif_consortium.statement.own_parts import OwnPartsOfRun
     from fedif_consortium.watch.served_metrics import ServedMetrics
     from fedif_flower.run import parts
 
@@ -28,6 +29,7 @@ def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:
         MaskedRounds(),  # At the end the keeper forgets what the attribution asks last.
         evidence or Evidence(),
         PublishGradients(),
+        OwnPartsOfRun(),
     )
 
 

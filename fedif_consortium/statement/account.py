@@ -34,6 +34,7 @@ from fedif_consortium.statement.luck import (
     kinds_of_luck,
     told_apart,
 )
+from fedif_consortium.statement.own_parts import alike
 from fedif_consortium.statement.records import Part, Reply, RunRecords
 from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.shares import (
@@ -284,6 +285,7 @@ def settle(
     if budget_cents is not None:
         cents = share_out(budget_cents, [*shares, nobody])
     twins, equal = have_twins(per_round), equal_parts(records)
+    same = alike(records.own_parts)
     replies: dict[int, list[Reply]] = {client_id: [] for client_id in ids}
     for reply in records.replies:
         replies[reply.client_id].append(reply)
@@ -299,6 +301,7 @@ def settle(
             taken_part=turn.usable if turn else 0,
             refused=turn.refused if turn else 0,
             has_twin=bool(twins[i]),
+            has_same_part=client_id in same,
             uncredited=totals[i] - credits[i],
             usual=beyond(parts),
         )

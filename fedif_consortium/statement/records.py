@@ -32,6 +32,7 @@ _Loss = Annotated[
     BeforeValidator(lambda text: text or "nan"),
     AfterValidator(lambda v: v if math.isfinite(v) else math.nan),
 ]
+_OwnPart = tuple[int, tuple[int, tuple[_Finite, ...]]]
 _Optional = BeforeValidator(lambda text: text or None)
 
 
@@ -122,6 +123,8 @@ class RunRecords:
         Whether what the whole run asked for came.
     block_weights : tuple of float
         Each block's part of the held-out examples; empty: contributions are not split by them.
+    own_parts : mapping
+        Of each member its rounds and a sketch of what its updates have of their own, by client id.
     signed : frozenset of (int, int)
         Round and client id of the replies that were signed.
     """
@@ -141,6 +144,7 @@ class RunRecords:
     attendance: tuple[AttendanceRow, ...] = ()
     completeness: Completeness | None = None
     block_weights: tuple[float, ...] = ()
+    own_parts: Mapping[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
 
     def judged(self) -> Completeness:
         """Return whether what was asked for in these rounds came."""
@@ -267,6 +271,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         scoring=_scoring(summary),
         masking=folder.masking.read() if folder.masking.path.is_file() else None,
         lines=_parse(folder.rounds, RoundLine, _with_failure),
+        own_parts=dict(_parse(folder.own_parts, _OwnPart, _with_sketch)),
         attendance=_parse(folder.attendance, AttendanceRow),
         signed=frozenset(_parse(folder.signatures, tuple[int, int], _place)),
     )
@@ -347,6 +352,11 @@ def _weights(folder: RunFolder, provenance: Mapping[str, Any], parts: Sequence[P
     if any(len(part.by_block) != len(weights) for part in parts):
         raise ConfigError(f"{folder.attribution.path}: a line has not {len(weights)} blocks")
     return tuple(weights)
+
+
+def _with_sketch(row: Mapping[str, str]) -> object:
+    client_id, rounds, *sums = row.values()
+    return client_id, (rounds, tuple(sums))
 
 
 def _with_failure(row: Mapping[str, str]) -> object:

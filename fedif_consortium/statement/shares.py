@@ -1,4 +1,4 @@
-"""Which rounds count, what share each member has, and how many cents: sums that come out exactly."""
+"""Which rounds count, each member's share, and its cents: sums that come out exactly."""
 
 from __future__ import annotations
 

@@ -51,6 +51,7 @@ class Facts:
     taken_part: int
     refused: int
     has_twin: bool = False
+    has_same_part: bool = False
     uncredited: float = 0.0
     usual: Beyond = Beyond()
 
@@ -133,6 +134,15 @@ RULES: tuple[Rule, ...] = (
         "the same contribution as another member's in every round: the same data, or a copied "
         "update",
         "Find out whether two nodes were given the same data by mistake",
+    ),
+    Rule(
+        "review",
+        "over all rounds, five at least, its updates have the same own part as another member's",
+        lambda f: f.has_same_part,
+        "these members' updates have the same own part: the same data under several names, or one "
+        "owner who sends several updates",
+        "Ask those of whom this is said whose data they train on: of the same data under two names "
+        "one is paid for nothing new",
     ),
     Rule(
         "review",

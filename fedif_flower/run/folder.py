@@ -43,6 +43,7 @@ RESULT_FILES = (
     "receipts.csv",
     "round_heads.csv",
     "masking.json",
+    "own_parts.csv",
     "model.pt",
     "model-unlearned.pt",
     "accuracy.png",
@@ -176,6 +177,8 @@ class RunFolder:
         What members signed of their updates: digests, keys and signatures, in hex.
     receipts, round_heads : Table
         The leaves of the chain that members have receipts of, and its heads; bytes in hex.
+    own_parts : Table
+        A sketch of what each member's updates have of their own, summed over rounds.
     masking : JsonFile
         Who kept the masks of a masked run.
     live : JsonFile
@@ -198,6 +201,8 @@ class RunFolder:
         self.signatures = Table(self.path / "signatures.csv", ("round", "client_id", *_SIGNED))
         self.receipts = Table(self.path / "receipts.csv", _LEAF)
         self.round_heads = Table(self.path / "round_heads.csv", _HEAD)
+        own = (f"sketch_{k}" for k in range(256))
+        self.own_parts = Table(self.path / "own_parts.csv", ("client_id", "rounds", *own))
         self.names = Table(self.path / "names.csv", ("client_id", "name"))
         self.model = self.path / "model.pt"
         self.report = self.path / "report.md"

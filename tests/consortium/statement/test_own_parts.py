@@ -1,0 +1,86 @@
+"""One owner under several names is found by what its updates have of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array
+
+from client_app import app as client_app
+from fedif_consortium.parts import run_parts
+from fedif_consortium.statement.account import settle
+from fedif_consortium.statement.own_parts import SIZE, alike, sketch
+from fedif_consortium.statement.records import read_run
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
+from tests.consortium.statement.test_replay import config
+from tests.run.resuming import Killed
+
+
+def test_a_sketch_keeps_lengths_and_cosines():
+    one, other = torch.randn(2, 50_001, generator=torch.Generator().manual_seed(0)).double()
+    near = 0.98 * one + 0.2 * other
+    found = sketch(torch.stack([one, other, near, torch.zeros_like(one)]), seed=1)
+    assert found.shape == (4, SIZE)
+    units = torch.nn.functional.normalize(found, dim=1)
+    # A cosine is told to about (1 - cosine ** 2) / 16.
+    expected = torch.nn.functional.cosine_similarity(one, near, dim=0)
+    assert abs(units[0] @ units[2] - expected) < 4 * (1 - expected**2) / 16
+    assert abs(units[0] @ units[1]) < 4 / 16
+    assert abs(found[0].norm() / one.norm() - 1) < 0.2
+    assert not found[3].any()
+    torch.testing.assert_close(sketch(3 * one[None], seed=1)[0], 3 * found[0])
+
+
+def test_alike_are_those_above_the_bound_with_five_rounds():
+    ada, bob = (1.0, 0.0, 0.1), (1.0, 0.1, 0.0)
+    assert alike({1: (5, ada), 2: (6, bob), 3: (9, (0.0, 1.0, 0.0))}) == {1, 2}
+    assert alike({1: (4, ada), 2: (6, bob), 3: (9, (0.0, 1.0, 0.0))}) == frozenset()
+    assert alike({1: (5, (0.0, 0.0, 0.0)), 2: (6, bob)}) == frozenset()
+
+
+def same_data(tmp_path, **overrides):
+    """Return what runs with partition 3 sending partition 1's updates, hidden by noise."""
+
+    def client(message, context):
+        is_copy = context.node_id == 1003
+        if is_copy:
+            context.node_config["partition-id"] = 1
+        reply = client_app(message, context)
+        if is_copy and "arrays" in reply.content:
+            generator = np.random.default_rng(message.content["config"]["server-round"])
+            sent, own = reply.content["arrays"], message.content["arrays"]
+            for name, array in sent.items():
+                after, before = array.numpy(), own[name].numpy()
+                noise = generator.normal(size=after.shape).astype(after.dtype)
+                scale = 0.4 * np.linalg.norm(after - before) / np.linalg.norm(noise)
+                sent[name] = Array(after + scale * noise)
+        return reply
+
+    def run(on_row=None, **more):
+        grid = LocalGrid(client, 5)
+        settings = config(tmp_path, fraction_train=1.0, keep_updates=False, **overrides, **more)
+        return run_federation(grid, settings, on_row, parts=run_parts())
+
+    return run
+
+
+def test_two_nodes_with_the_same_data_are_to_be_looked_at(tmp_path):
+    records = read_run(same_data(tmp_path, num_server_rounds=12)())
+    found = {m.client_id: m.verdict for m in settle(records).members}
+    assert {i for i, v in found.items() if "the same own part" in v.reason} == {1001, 1003}
+
+
+def test_a_run_that_goes_on_has_the_same_sums(tmp_path):
+    whole = same_data(tmp_path / "whole")() / "own_parts.csv"
+    run = same_data(tmp_path / "cut", checkpoint_every=2)
+
+    def killed(row):
+        if row.round == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(killed)
+    again = run(resume="auto") / "own_parts.csv"
+    assert again.read_text() == whole.read_text()
