@@ -48,8 +48,8 @@ def state_and_deliver(grid: Grid, config: RunConfig, run_dir: Path) -> None:
                 *(run_dir, load_or_make_key(default_key_path())),
                 budget_cents=budget,
                 contact=own.contact,
-                pay_by=own.pay_by,
-                ties=own.ties,
+                pay_by=own.pay_by or "sum",
+                ties=own.ties or "apart",
                 again=True,
             )
             pages = {str(member["client_id"]): member["page"] for member in _members(folder)}

@@ -32,7 +32,6 @@ _Loss = Annotated[
     BeforeValidator(lambda text: text or "nan"),
     AfterValidator(lambda v: v if math.isfinite(v) else math.nan),
 ]
-_OwnPart = tuple[int, tuple[int, tuple[_Finite, ...]]]
 _Optional = BeforeValidator(lambda text: text or None)
 
 
@@ -82,6 +81,15 @@ class Reply:
     status: Status
     rejection: str
     asked_in: Annotated[int | None, _Optional]
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """A line of ``own_parts.csv``: a sketch of what a member's updates have of their own."""
+
+    client_id: int
+    rounds: int
+    sketch: tuple[_Finite, ...]
 
 
 @dataclass(frozen=True)
@@ -271,7 +279,10 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         scoring=_scoring(summary),
         masking=folder.masking.read() if folder.masking.path.is_file() else None,
         lines=_parse(folder.rounds, RoundLine, _with_failure),
-        own_parts=dict(_parse(folder.own_parts, _OwnPart, _with_sketch)),
+        own_parts={
+            own.client_id: (own.rounds, own.sketch)
+            for own in _parse(folder.own_parts, OwnPart, _with_sketch)
+        },
         attendance=_parse(folder.attendance, AttendanceRow),
         signed=frozenset(_parse(folder.signatures, tuple[int, int], _place)),
     )
@@ -355,8 +366,8 @@ def _weights(folder: RunFolder, provenance: Mapping[str, Any], parts: Sequence[P
 
 
 def _with_sketch(row: Mapping[str, str]) -> object:
-    client_id, rounds, *sums = row.values()
-    return client_id, (rounds, tuple(sums))
+    sketch = tuple(value for key, value in row.items() if key.startswith("sketch_"))
+    return {**row, "sketch": sketch}
 
 
 def _with_failure(row: Mapping[str, str]) -> object:

@@ -30,14 +30,14 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
         allowed="at most 200 printable characters",
         changes_result=False,
     )
-    pay_by: PayBy = setting(
-        "sum",
-        "what shares are of: `sum` over all rounds, so that being drawn often pays, or the mean "
-        "per `draw`, so that who is there for a few good rounds is paid as for all",
+    pay_by: Literal["", PayBy] = setting(
+        "",
+        "what shares are of: the `sum` over all rounds (also if empty), so that being drawn often "
+        "pays, or the mean per `draw`, so that who is there for a few good rounds is paid as for all",
         changes_result=False,
     )
-    ties: Ties = setting(
-        "apart",
+    ties: Literal["", Ties] = setting(
+        "",
         "`alike`: members that the held-out set (and the draw) cannot tell apart share equally",
         changes_result=False,
     )
