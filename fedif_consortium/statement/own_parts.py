@@ -31,7 +31,7 @@ from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.steps import Step
 
 SIZE = 256
-ALIKE = 0.96  # No honest member of 20 federations on digits came above; see the page on credit.
+ALIKE = 0.96  # No honest member of 30 federations on digits lies above (twins.csv).
 MIN_ROUNDS = 5
 _CHUNK = 1024 * SIZE  # Coordinates whose signs are in memory at once.
 _SKETCH = [f"sketch_{k}" for k in range(SIZE)]

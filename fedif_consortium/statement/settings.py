@@ -33,7 +33,8 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
     pay_by: Literal["", PayBy] = setting(
         "",
         "what shares are of: the `sum` over all rounds (also if empty), so that being drawn often "
-        "pays, or the mean per `draw`, so that who is there for a few good rounds is paid as for all",
+        "pays, or the mean per `draw`, so that who is there for a few good rounds is paid as for "
+        "all",
         changes_result=False,
     )
     ties: Literal["", Ties] = setting(
