@@ -60,7 +60,7 @@ def same_data(tmp_path, **overrides):
 
     def run(on_row=None, **more):
         grid = LocalGrid(client, 5)
-        settings = config(tmp_path, fraction_train=1.0, keep_updates=False, **overrides, **more)
+        settings = config(tmp_path, fraction_train=1.0, **overrides, **more)
         return run_federation(grid, settings, on_row, parts=run_parts())
 
     return run
