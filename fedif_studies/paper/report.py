@@ -163,16 +163,12 @@ def notes(table: Table, cells: Sequence[TableCell]) -> list[str]:
             )
         machines = sorted({m.machine for m in measured})
         said.append(f"Machine: {'; '.join(machines)}.")
-    said.append(_missing(table, cells))
+    missing = [cell for cell in cells if not cell.measurements]
+    if missing:
+        said.append(f"Missing, {len(missing)} of {len(cells)} cells: {_by_column(table, missing)}.")
     if table.figure == "validation-accuracy":
         said.append("Accuracies on the server's validation set, as in the paper.")
-    return [line for line in said if line]
-
-
-def _missing(table: Table, cells: Sequence[TableCell]) -> str:
-    missing = [cell for cell in cells if not cell.measurements]
-    found = f"Missing, {len(missing)} of {len(cells)} cells: {_by_column(table, missing)}."
-    return found if missing else ""
+    return said
 
 
 def _shown(spread: MeanStd | None, form: str, bold: bool = False) -> str:
@@ -248,10 +244,8 @@ def _section(table: Table, cells: Sequence[TableCell], path: Path) -> list[str]:
         text += ["", *result_table(table, shown).to_markdown(), ""]
         rounds = sorted({m.rounds for m in measured})
         seeds = sorted({m.seed for m in measured})
-        text += [
-            f"Rounds: {_listed(rounds)}; seeds: {_listed(seeds)}. {_missing(table, cells)}",
-            "",
-        ]
+        lacking = f"missing: {len(cells) - len(shown)} of {len(cells)} cells"
+        text += [f"Rounds: {_listed(rounds)}; seeds: {_listed(seeds)}; {lacking}.", ""]
     else:
         text += [f"Not measured yet: `fedif paper {table.name}`.", ""]
     return text
