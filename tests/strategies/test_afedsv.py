@@ -34,7 +34,7 @@ def test_afedsv_by_hand():
     assert column(report, "weight") == pytest.approx(weights)
     expected = sum(weight * step for weight, (step,) in zip(weights, STEPS, strict=True))
     assert params.item() == pytest.approx(expected)
-    assert column(report, "accumulative") == [None] * 3
+    assert column(report, "accumulative_influence") == [None] * 3
 
 
 def test_afedsv_and_fedif_differ_in_valuation_and_start_alone():

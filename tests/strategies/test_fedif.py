@@ -37,7 +37,7 @@ def test_prefers_the_client_that_goes_downhill():
     assert column(report, "normalized") == [1, 0, 1]
     assert column(report, "weight_score") == pytest.approx([0.3, 0, 0.3])
     assert column(report, "weight") == pytest.approx([0.5, 0, 0.5])
-    assert column(report, "accumulative") == pytest.approx([10, -10, 30])
+    assert column(report, "accumulative_influence") == pytest.approx([10, -10, 30])
     assert params.item() == pytest.approx(2.0)
 
 
