@@ -244,12 +244,19 @@ class RoundChain:
         self.heads: list[tuple[int, SignedHead]] = []
         self.sizes: dict[bytes, int] = {BEGINNING: 0}
         self.root = BEGINNING
+        # Of each leaf, once: every member of a round is told of all.
+        self._hashes: list[bytes] = []
+        self._owners: list[str] = []
 
     def add(self, leaves: Sequence[str]) -> bytes:
         """Add a round's leaves; return the chain's end. A round without any changes nothing."""
         if leaves:
+            hashes = [leaf_hash(leaf) for leaf in leaves]
+            owners = [read_leaf(leaf)["client_id"] for leaf in leaves]
             self.leaves += leaves
-            self.root = next_root(self.root, round_hash([leaf_hash(leaf) for leaf in leaves]))
+            self._hashes += hashes
+            self._owners += owners
+            self.root = next_root(self.root, round_hash(hashes))
             self.sizes[self.root] = len(self.leaves)
         return self.root
 
@@ -273,9 +280,7 @@ class RoundChain:
         return [self._told(*each, str(client_id)) for each in new[-at_most:]]
 
     def _told(self, head: SignedHead, start: int, before: bytes, client_id: str) -> ToldRound:
-        leaves = self.leaves[start : head.size]
-        hashes = tuple(leaf_hash(leaf) for leaf in leaves)
-        own = {
-            i: leaf for i, leaf in enumerate(leaves) if read_leaf(leaf)["client_id"] == client_id
-        }
+        hashes = tuple(self._hashes[start : head.size])
+        places = [i for i in range(start, head.size) if self._owners[i] == client_id]
+        own = {i - start: self.leaves[i] for i in places}
         return ToldRound(head, start, before, round_hash(hashes), hashes if own else (), own)

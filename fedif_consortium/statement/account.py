@@ -39,6 +39,7 @@ from fedif_consortium.statement.records import Part, Reply, RunRecords
 from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.shares import (
     NOTHING,
+    alike_shares,
     gain_shares,
     left_out_rounds,
     reason_against_shares,
@@ -261,10 +262,7 @@ def settle(
     values = np.array([float(value) for value in paid])
     apart = told_apart(values, lucks)
     together = groups(values, apart) if lucks else []
-    own_shares = list(shares)
-    for group in together if ties == "alike" else ():
-        part = sum((shares[i] for i in group), NOTHING) / len(group)
-        shares = [part if i in group else share for i, share in enumerate(shares)]
+    own_shares, shares = shares, alike_shares(shares, together if ties == "alike" else ())
     own_intervals, draw_intervals = (
         between(of, [(kind.about, kind.contributed, kind.degrees) for kind in kinds])
         for of, kinds in ((np.array(totals), of_sums), (np.array(totals) / times, of_means))

@@ -26,7 +26,13 @@ from numpy.typing import NDArray
 from scipy.stats import studentized_range
 
 from fedif_consortium.statement.records import RunRecords
-from fedif_flower.valuation.intervals import CONFIDENCE, MIN_ROUNDS, deviations, quantile
+from fedif_flower.valuation.intervals import (
+    CONFIDENCE,
+    MIN_ROUNDS,
+    block_sums,
+    deviations,
+    quantile,
+)
 
 Array = NDArray[np.float64]
 EXAMPLES, DRAW = "another held-out set of the same size", "another draw of members"
@@ -145,20 +151,6 @@ def _range(members: int, degrees: int) -> float:
     return float(studentized_range.ppf(CONFIDENCE, max(members, 2), degrees))
 
 
-def by_block(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the same by block of held-out examples, ``[b, n]`` each.
-
-    Of a part of a contribution as much is credited as of the whole: bounds are those of the round.
-    """
-    column = {client_id: i for i, client_id in enumerate(records.members)}
-    values = np.zeros((2, len(records.block_weights), len(column)))
-    for part in records.parts:
-        kept = part.credited / part.contribution if part.contribution else 1.0
-        own = np.array(part.by_block)
-        values[:, :, column[part.client_id]] += own, kept * own
-    return values[0], values[1]
-
-
 def kinds_of_luck(
     records: RunRecords,
     per_round: NDArray[np.float64],
@@ -175,7 +167,9 @@ def kinds_of_luck(
         return [], []
     of_sums, of_means = [], []
     if records.block_weights:
-        of_sums = [of_examples(*by_block(records), records.block_weights)]
+        parts = ((p.client_id, p.contribution, p.credited, p.by_block) for p in records.parts)
+        sums = block_sums(parts, list(records.members), len(records.block_weights))
+        of_sums = [of_examples(*sums, records.block_weights)]
         of_means = [of_sums[0].scaled(1 / times)]
     if is_drawn or not records.block_weights:
         of_sums += of_rounds(per_round, credited, DRAW if is_drawn else ROUNDS)

@@ -34,7 +34,6 @@ SIZE = 256
 ALIKE = 0.96  # No honest member of 30 federations on digits lies above (twins.csv).
 MIN_ROUNDS = 5
 _CHUNK = 1024 * SIZE  # Coordinates whose signs are in memory at once.
-_SKETCH = [f"sketch_{k}" for k in range(SIZE)]
 Sums = dict[int, tuple[int, Tensor]]
 
 
@@ -98,8 +97,7 @@ class OwnParts(Callback, Kept):
         """Write a line for each member."""
         if self.sums:
             self._table.replace(
-                {"client_id": client_id, "rounds": rounds}
-                | dict(zip(_SKETCH, own.tolist(), strict=True))
+                dict(zip(self._table.columns, (client_id, rounds, *own.tolist()), strict=True))
                 for client_id, (rounds, own) in sorted(self.sums.items())
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from fedif_consortium.statement.records import RoundLoss
@@ -72,6 +72,16 @@ def gain_shares(credits: Sequence[float | Fraction], gained: Fraction = NOTHING)
     positive = [max(value, 0.0) for value in credits]
     whole = max(_sum(positive), gained)
     return [Fraction(value) / whole if any(positive) else NOTHING for value in positive]
+
+
+def alike_shares(shares: Sequence[Fraction], groups: Iterable[Sequence[int]]) -> list[Fraction]:
+    """Return the shares with each group's part of them divided equally among it."""
+    found = list(shares)
+    for group in groups:
+        part = sum((shares[i] for i in group), NOTHING) / len(group)
+        for i in group:
+            found[i] = part
+    return found
 
 
 def withheld_shares(

@@ -19,7 +19,7 @@ from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.valuation.blocks import BLOCKS
-from fedif_flower.valuation.intervals import share_half_widths
+from fedif_flower.valuation.intervals import block_sums, share_half_widths
 
 NAME = "attribution"  # In checkpoints.
 JUDGED_BY = ("simpson", "adaptive")  # Rules exact enough to leave a member out.
@@ -144,17 +144,14 @@ def widest_share(rounds: Sequence[RoundAttribution], weights: Sequence[float]) -
     ``None`` where nobody has one, or some rounds are not split by blocks.
     """
     clients = [client for found in rounds for client in found.clients]
-    ids = sorted({client.client_id for client in clients})
-    sums = np.zeros((2, len(weights), len(ids)))
-    for client in clients:
-        if len(client.blocks) != len(weights):
-            return None
-        own = np.array(client.blocks)
-        kept = client.credited / client.contribution if client.contribution else 1.0
-        sums[:, :, ids.index(client.client_id)] += kept * own, own
-    if not (sums[0].sum(axis=0) > 0).any():
+    if any(len(client.blocks) != len(weights) for client in clients):
         return None
-    return float(share_half_widths(sums[0], sums[1], np.array(weights)).max())
+    parts = ((c.client_id, c.contribution, c.credited, c.blocks) for c in clients)
+    ids = sorted({client.client_id for client in clients})
+    contributed, credited = block_sums(parts, ids, len(weights))
+    if not (credited.sum(axis=0) > 0).any():
+        return None
+    return float(share_half_widths(credited, contributed, np.array(weights)).max())
 
 
 class Quarantined(RunPart):

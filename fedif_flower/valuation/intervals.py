@@ -7,6 +7,8 @@ shares or differences, moves as they do.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
@@ -41,6 +43,32 @@ def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
         return None
     totals, widths = per_round.sum(axis=0), half_widths(per_round, np.full(rounds, 1 / rounds))
     return np.stack([totals - widths, totals + widths], axis=1) + 0.0
+
+
+def block_sums(
+    parts: Iterable[tuple[int, float, float, Sequence[float]]], members: Sequence[int], blocks: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what members contributed, and are credited with, by block, ``[b, n]`` each.
+
+    Of a part of a contribution as much is credited as of the whole: bounds are those of the round.
+
+    Parameters
+    ----------
+    parts : iterable of (int, float, float, sequence of float)
+        For a client in a round: its id, the contribution, what of it is credited, and the parts of
+        it by block.
+    members : sequence of int
+        Client ids, in the order of the columns.
+    blocks : int
+        b.
+    """
+    column = {client_id: i for i, client_id in enumerate(members)}
+    values = np.zeros((2, blocks, len(column)))
+    for client_id, contribution, credited, by_block in parts:
+        kept = credited / contribution if contribution else 1.0
+        own = np.array(by_block)
+        values[:, :, column[client_id]] += own, kept * own
+    return values[0], values[1]
 
 
 def deviations(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

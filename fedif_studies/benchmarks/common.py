@@ -12,7 +12,8 @@ from rich.console import Console
 
 from fedif_flower.run.rows import read_rows
 from fedif_flower.tables import ResultTable
-from fedif_studies.rows import RESULTS, add_rows, machine
+from fedif_studies.lab.measurements import write_csv
+from fedif_studies.rows import RESULTS, machine
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def report(
     if write:
         about = machine()
         path = RESULTS / f"bench-{'' if full else 'quick-'}{name}.csv"
-        path.unlink(missing_ok=True)
-        add_rows(path, [{**asdict(figure), **about} for figure in figures])
+        rows = [{**asdict(figure), **about} for figure in figures]
+        write_csv(path, [{name: str(value) for name, value in row.items()} for row in rows])
 
 
 def read_figures(path: Path) -> list[Figure]:
