@@ -44,7 +44,7 @@ test: $(dev) ## run the tests, and beside them the checks of `make lint`, shown 
 test-all: $(dev) ## run all that can be tested on one machine: 30 minutes at most
 	@failed=; \
 	{ $(checks); } || failed="$$failed lint,"; \
-	HYPOTHESIS_PROFILE=search $(pytest) -m 'not long' $(ARGS) || failed="$$failed tests,"; \
+	HYPOTHESIS_PROFILE=search $(pytest) -m '' $(ARGS) || failed="$$failed tests,"; \
 	for processor in $$($(processors)); do \
 	  echo "Arithmetic on one thread, ATEN_CPU_CAPABILITY=$$processor:"; \
 	  ATEN_CPU_CAPABILITY=$$processor OMP_NUM_THREADS=1 $(pytest) -q $(arithmetic) || \
@@ -54,7 +54,7 @@ test-all: $(dev) ## run all that can be tested on one machine: 30 minutes at mos
 	test -z "$$failed" || { echo "make test-all failed in:$${failed%,}" >&2; exit 1; }
 
 test-fast: $(dev) ## run the tests that start neither Ray nor a federation of processes
-	$(pytest) -m 'not ray and not deployment and not all and not long' $(ARGS)
+	$(pytest) -m 'not ray and not deployment and not all' $(ARGS)
 
 lint: $(dev) ## check style, types and who imports whom
 	@$(checks)

@@ -61,7 +61,7 @@ def run_tests(tree: Path, tests: Sequence[str], jobs: int, *, writes: bool) -> t
     # A copy's bytecode is that of the unchanged files: only the first run may write any.
     own = {"PYTHONDONTWRITEBYTECODE": "" if writes else "1", "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "pytest", *tests, "-x", "-q", "--tb=short", "--no-header"]
-    command += ["-p", "no:cacheprovider", "-m", "not ray and not deployment and not long"]
+    command += ["-p", "no:cacheprovider", "-m", "not ray and not deployment"]
     done = subprocess.run(
         command,
         cwd=tree,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 
@@ -324,11 +323,3 @@ def in_turn(*names: str) -> Attack:
                 reports_an_error(member, message, victim)
 
     return attack
-
-
-def drawn(generator: random.Random) -> Attack:
-    """Return a few attacks in a row, drawn at random; seldom silence, which takes the timeout."""
-    if generator.random() < 0.05:
-        return in_turn(generator.choice(sorted(SILENT)))
-    names = sorted(ATTACKS.keys() - SILENT)
-    return in_turn(*generator.sample(names, generator.randint(1, 3)))

@@ -1,28 +1,18 @@
-"""A registered member that speaks the protocol itself does its worst; two honest ones learn on.
-
-``FEDIF_PROTOCOL_ROUNDS`` is the number of rounds of the long run (``-m long``), 1,000 by default.
-What it measured is printed (``-s``).
-"""
+"""A registered member that speaks the protocol itself does its worst; two honest ones learn on."""
 
 from __future__ import annotations
 
-import json
-import os
-import random
-from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from fedif_flower.run.rows import read_rows
 from tests.integration.deployed import marks
 from tests.integration.protocol_arena import HONEST, NAMES, PROCESSES, Arena, Played
-from tests.integration.protocol_attacks import ATTACKS, GUESSES, drawn, in_turn
+from tests.integration.protocol_attacks import ATTACKS, GUESSES, in_turn
 
 pytestmark = [*marks, pytest.mark.all]
 
-LONG = int(os.environ.get("FEDIF_PROTOCOL_ROUNDS", "1000"))
 # What the last sweep, aggregation and evaluation may need beyond the deadline on a busy machine.
 # Rounds that waited for what never came took 196 s where 60 were allowed.
 GRACE = 30.0
@@ -104,39 +94,3 @@ def test_a_message_holds_no_other_members_id(played: Played) -> None:
 def test_the_server_stays_small(played: Played) -> None:
     assert played.peaks.keys() == set(PROCESSES)
     assert max(played.peaks.values()) < MAX_RESIDENT_BYTES, played.peaks
-
-
-def figures(played: Played) -> dict[str, object]:
-    """Return what a run came to."""
-    rounds = rows_of(played, "rounds")
-    seconds = np.array([float(row["round_seconds"]) for row in rounds[1:]])
-    clients = rows_of(played, "clients")
-    reasons = Counter(r["rejection"][:60] for r in clients if r["partition_id"] == "2")
-    return {
-        "rounds": len(rounds) - 1,
-        "attacks": played.attacks,
-        "guesses": played.guesses,
-        "hits": played.hits,
-        "timeout": played.timeout,
-        "round seconds (median, largest)": [float(np.median(seconds)), float(seconds.max())],
-        "accuracy": [float(rounds[0]["test_accuracy"]), float(rounds[-1]["test_accuracy"])],
-        "honest replies that did not count": sum(
-            bool(r["rejection"]) for r in clients if r["partition_id"] in ("0", "1")
-        ),
-        "peaks": played.peaks,
-        "hostile replies by reason": reasons.most_common(20),
-    }
-
-
-@pytest.mark.long
-@pytest.mark.timeout(4 * 3600)
-def test_attacks_at_random(arena: Arena) -> None:
-    generator = random.Random(LONG)
-    played = arena.play(f"random-{LONG}", LONG, lambda _: drawn(generator))
-    print(json.dumps(figures(played), indent=1))
-    test_replies_in_time_count(played)
-    test_rounds_keep_their_timeout(played)
-    test_the_model_learns(played)
-    assert played.hits == 0
-    assert played.leaked == set()
-    test_the_server_stays_small(played)
