@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedif_flower.attacks.random_update import gaussian_of_length
+from fedif_flower.attacks.updates import gaussian_of_length
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.valuation.influence import influence_from, influence_resolution, project_updates
 from fedif_flower.valuation.ledger import ScoreLedger, min_max

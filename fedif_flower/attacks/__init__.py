@@ -1,13 +1,12 @@
-"""Clients that misbehave: one file per attack, one registry line each; nothing here knows Flower.
+"""Clients that misbehave, by what they change; one registry line each; nothing here knows Flower.
 
 A new attack is a subclass of :class:`Behaviour` that overrides the hook it needs, and a line in
 :data:`ATTACKS`.
 """
 
 from fedif_flower.attacks.adversarial import AdversarialSamples
-from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
+from fedif_flower.attacks.assignment import attacks_now, malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Backdoor, Behaviour, ClientRound, Colluder
-from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.attacks.registry import (
     ATTACKS,
@@ -16,7 +15,7 @@ from fedif_flower.attacks.registry import (
     build_behaviour,
     require_fit,
 )
-from fedif_flower.attacks.schedule import attacks_now
+from fedif_flower.attacks.updates import GradientNoise
 
 __all__ = [
     "ATTACKS",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.attacks.behaviour import Behaviour, Normalize
-from fedif_flower.attacks.examples import choose
+from fedif_flower.attacks.assignment import choose
+from fedif_flower.attacks.behaviour import Behaviour, Normalize, lacks_images
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.modules import (
     frozen_parameters,
@@ -101,6 +102,7 @@ def _pixel_gradient(
     return gradient
 
 
+@dataclass
 class AdversarialSamples(Behaviour):
     """Replaces a share of its samples by PGD examples against the received model, every round.
 
@@ -112,27 +114,14 @@ class AdversarialSamples(Behaviour):
         As in :func:`pgd`.
     """
 
-    def __init__(
-        self,
-        ratio: float,
-        *,
-        epsilon: Annotated[
-            float, Setting("radius, in units of the pixel range", ge=0, le=1)
-        ] = 0.03,
-        step_size: Annotated[
-            float, Setting("step, in units of the pixel range", gt=0, le=1)
-        ] = 0.01,
-        steps: Annotated[int, Setting("gradient steps per sample", ge=1)] = 20,
-    ) -> None:
-        self.ratio = ratio
-        self.epsilon = epsilon
-        self.step_size = step_size
-        self.steps = steps
+    ratio: float
+    epsilon: Annotated[float, Setting("radius, in units of the pixel range", ge=0, le=1)] = 0.03
+    step_size: Annotated[float, Setting("step, in units of the pixel range", gt=0, le=1)] = 0.01
+    steps: Annotated[int, Setting("gradient steps per sample", ge=1)] = 20
 
     def misfit(self, task: Task) -> str:
         """Return that it stays in the range of inputs, and raises the cross-entropy."""
-        fits = task.num_classes and task.input_range
-        return "" if fits else "class labels (num_classes) and float inputs with an input_range"
+        return lacks_images(task)
 
     def poison_inputs(
         self,
@@ -146,11 +135,7 @@ class AdversarialSamples(Behaviour):
         chosen = choose(len(pixels), self.ratio, generator).to(pixels.device)  # [k]
         poisoned = pixels.clone()
         poisoned[chosen] = pgd(
-            model,
-            pixels[chosen],
-            labels[chosen],
-            normalize,
-            generator,
+            *(model, pixels[chosen], labels[chosen], normalize, generator),
             epsilon=self.epsilon,
             step_size=self.step_size,
             steps=self.steps,

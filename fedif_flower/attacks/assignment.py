@@ -1,6 +1,9 @@
-"""Which clients are malicious, and their poison ratios: drawn once from the run's seed."""
+"""Which clients are malicious, when, and which of their examples they poison."""
 
 from __future__ import annotations
+
+import torch
+from torch import Tensor
 
 from fedif_flower.seeding import numpy_generator
 
@@ -39,3 +42,42 @@ def poison_ratio(low: float, high: float, seed: int, partition_id: int) -> float
         The client; it keeps its ratio for the whole run.
     """
     return float(numpy_generator("poison-ratio", seed, partition_id).uniform(low, high))
+
+
+def attacks_now(server_round: int, first_round: int, period: int) -> bool:
+    """Tell whether malicious clients attack in a round.
+
+    They are honest before ``first_round``. From then on they attack for ``period`` rounds, are
+    honest for as many, and so on; without a period they attack until the end.
+
+    Parameters
+    ----------
+    server_round : int
+        t >= 1.
+    first_round : int
+        >= 1.
+    period : int
+        Rounds, >= 0; 0: no end.
+    """
+    since = server_round - first_round
+    return since >= 0 and (period == 0 or (since // period) % 2 == 0)
+
+
+def choose(count: int, ratio: float, generator: torch.Generator) -> Tensor:
+    """Draw ``round(ratio * count)`` distinct indices out of ``range(count)``, in random order.
+
+    Parameters
+    ----------
+    count : int
+        Examples to choose from, >= 0.
+    ratio : float
+        Share to choose, in [0, 1].
+    generator : torch.Generator
+        On the CPU.
+
+    Returns
+    -------
+    Tensor
+        ``[round(ratio * count)]`` int64.
+    """
+    return torch.randperm(count, generator=generator)[: round(ratio * count)]

@@ -49,7 +49,7 @@ class Behaviour:
     comes from the given generator (on the CPU), so that it does not depend on the process.
     """
 
-    def misfit(self, task: Task) -> str:  # noqa: ARG002
+    def misfit(self, task: Task) -> str:
         """Return what this behaviour needs that a task does not have; empty: it fits.
 
         As the end of a sentence: ``"class labels (num_classes)"``.
@@ -63,7 +63,7 @@ class Behaviour:
         hooks = ("poison_labels", "poison_examples", "poison_inputs")
         return any(getattr(kind, hook) is not getattr(Behaviour, hook) for hook in hooks)
 
-    def poison_data(self, data: Any, generator: torch.Generator) -> Any:  # noqa: ARG002
+    def poison_data(self, data: Any, generator: torch.Generator) -> Any:
         """Return the data to train on, in the form that the task has them; asked at every round.
 
         Parameters
@@ -75,12 +75,7 @@ class Behaviour:
         """
         return data
 
-    def poison_labels(
-        self,
-        labels: Tensor,
-        num_classes: int,  # noqa: ARG002
-        generator: torch.Generator,  # noqa: ARG002
-    ) -> Tensor:
+    def poison_labels(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
         """Return the labels ``[n]`` to train on; asked once, before the first training.
 
         Parameters
@@ -96,11 +91,7 @@ class Behaviour:
         return labels
 
     def poison_examples(
-        self,
-        pixels: Tensor,
-        labels: Tensor,
-        num_classes: int,  # noqa: ARG002
-        generator: torch.Generator,  # noqa: ARG002
+        self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Return the examples to train on, asked after :meth:`poison_labels`: others, or more.
 
@@ -119,11 +110,11 @@ class Behaviour:
 
     def poison_inputs(
         self,
-        model: nn.Module,  # noqa: ARG002
+        model: nn.Module,
         pixels: Tensor,
-        labels: Tensor,  # noqa: ARG002
-        normalize: Normalize,  # noqa: ARG002
-        generator: torch.Generator,  # noqa: ARG002
+        labels: Tensor,
+        normalize: Normalize,
+        generator: torch.Generator,
     ) -> Tensor:
         """Return the pixels ``[n, c, h, w]`` in [0, 1] to train on; asked at every round.
 
@@ -153,6 +144,12 @@ class Behaviour:
         return own.trained
 
 
+def lacks_images(task: Task) -> str:
+    """Return what a task lacks for an attack on images, as :meth:`Behaviour.misfit` does."""
+    fits = task.num_classes and task.input_range
+    return "" if fits else "class labels (num_classes) and float inputs with an input_range"
+
+
 class Backdoor(Behaviour):
     """A client that teaches the model to answer with a target class wherever a trigger is.
 
@@ -162,8 +159,7 @@ class Backdoor(Behaviour):
 
     def misfit(self, task: Task) -> str:
         """Return that it needs a class to aim at, and inputs to put a trigger on."""
-        fits = task.num_classes and task.input_range
-        return "" if fits else "class labels (num_classes) and float inputs with an input_range"
+        return lacks_images(task)
 
     @abstractmethod
     def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

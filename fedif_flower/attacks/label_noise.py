@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from fedif_flower.attacks.assignment import choose
 from fedif_flower.attacks.behaviour import Behaviour
-from fedif_flower.attacks.examples import choose
 from fedif_flower.tasks.task import Task
 
 
@@ -34,14 +36,7 @@ def flip_labels(
     -------
     Tensor
         ``[n]`` int64; ``labels`` itself is not changed.
-
-    Raises
-    ------
-    ValueError
-        If there is no different class.
     """
-    if num_classes < 2:
-        raise ValueError(f"label noise needs at least 2 classes, not {num_classes}")
     chosen = choose(len(labels), ratio, generator).to(labels.device)  # [k]
     shift = torch.randint(1, num_classes, chosen.shape, generator=generator)  # [k]
     flipped = labels.clone()
@@ -49,6 +44,7 @@ def flip_labels(
     return flipped
 
 
+@dataclass
 class LabelNoise(Behaviour):
     """Trains on labels of which a share is wrong, the same ones at every round.
 
@@ -58,8 +54,7 @@ class LabelNoise(Behaviour):
         Share of the labels that is replaced, in [0, 1] (the paper's ``n_ratio``).
     """
 
-    def __init__(self, ratio: float) -> None:
-        self.ratio = ratio
+    ratio: float
 
     def misfit(self, task: Task) -> str:
         """Return that it draws other classes."""

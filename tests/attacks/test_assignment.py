@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
+from fedif_flower.attacks import attacks_now, malicious_partitions, poison_ratio
 
 
 @given(st.integers(1, 300), st.floats(0, 1), st.integers(0, 2**31))
@@ -28,3 +29,11 @@ def test_each_client_keeps_its_own_uniform_ratio():
     assert poison_ratio(0.6, 0.8, 0, 7) == ratios[7]
     assert poison_ratio(0.6, 0.8, 1, 7) != ratios[7]
     assert poison_ratio(0.5, 0.5, 0, 7) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("first", "period", "attacking"),
+    [(1, 0, [1, 2, 3, 4, 5, 6, 7]), (4, 0, [4, 5, 6, 7]), (3, 2, [3, 4, 7]), (2, 1, [2, 4, 6])],
+)
+def test_attackers_are_honest_attack_and_are_honest_again(first, period, attacking):
+    assert [t for t in range(1, 8) if attacks_now(t, first, period)] == attacking

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.attacks.backdoors import (
+    DescendingBackdoor,
+    DistributedTrigger,
+    EdgeCase,
+    HiddenBackdoor,
+    ModelReplacement,
+    Neurotoxin,
+    PixelTrigger,
+    SemanticBackdoor,
+    stamp_bars,
+    stamp_square,
+)
+from fedif_flower.errors import ConfigError
+from tests.attacks.test_updates import client_round
+
+# Of class 1 the mean is 0.3; the last one is furthest from it.
+PIXELS = torch.tensor([0.5, 0.2, 0.1, 0.9, 0.2, 0.1])[:, None, None, None].expand(6, 1, 2, 2)
+LABELS = torch.tensor([0, 1, 1, 1, 1, 2])
+
+
+@pytest.mark.parametrize(("size", "side"), [(8, 2), (28, 3), (32, 4)])
+def test_the_trigger_is_a_square_in_the_corner(size, side):
+    stamped = stamp_square(torch.full((2, 3, size, size), 0.25))
+    assert bool((stamped[:, :, -side:, -side:] == 1).all())
+    assert int((stamped == 1).sum()) == 2 * 3 * side * side
+
+
+@pytest.mark.parametrize("attack", [PixelTrigger(0.3, 7), ModelReplacement(0.3, 7)])
+def test_a_share_of_the_examples_has_it_and_the_target_label(attack):
+    pixels, labels = torch.zeros(10, 1, 8, 8), torch.arange(10)
+    stamped, targets = attack.poison_examples(pixels, labels, 10, torch.Generator().manual_seed(1))
+    has_it = stamped[:, 0, 7, 7] == 1
+    assert int(has_it.sum()) == 3
+    assert bool((targets[has_it] == 7).all())
+    assert torch.equal(targets[~has_it], labels[~has_it])
+    assert int(pixels.sum()) == 0
+    assert torch.equal(labels, torch.arange(10))
+
+
+def test_success_is_measured_on_images_of_other_classes():
+    pixels = torch.rand(4, 1, 8, 8)
+    triggered, targets = PixelTrigger(0.3, 2).triggered(pixels, torch.tensor([2, 1, 0, 2]), 3)
+    assert torch.equal(triggered, stamp_square(pixels[[1, 2]]))
+    assert targets.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("attack", [PixelTrigger(0.5, 3), EdgeCase(0.5, 3), SemanticBackdoor(3)])
+def test_a_target_that_is_no_class_is_named(attack):
+    with pytest.raises(ConfigError, match="target = 3; allowed: a class, 0 to 2"):
+        attack.triggered(PIXELS, LABELS, 3)
+
+
+def test_a_client_has_one_of_four_bars_and_the_test_all_of_them():
+    assert stamp_bars(torch.zeros(1, 1, 8, 8))[0, 0, :4, :6].tolist() == [
+        [1, 1, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0],
+    ]
+    attack, pixels = DistributedTrigger(1.0, 0), torch.zeros(5, 1, 8, 8)
+    bars = set()
+    for client in range(20):
+        generator = torch.Generator().manual_seed(client)
+        stamped, targets = attack.poison_examples(pixels, torch.arange(5), 10, generator)
+        assert targets.tolist() == [0] * 5
+        assert bool((stamped == stamped[0]).all())  # every image has the same one
+        assert int(stamped[0].sum()) == 2
+        bars.add(tuple(stamped[0].flatten().nonzero().flatten().tolist()))
+    assert len(bars) == 4
+    triggered, _ = attack.triggered(pixels, torch.arange(5), 10)
+    assert torch.equal(triggered, stamp_bars(pixels[1:]))
+
+
+def test_the_mean_of_a_round_becomes_the_attackers_model():
+    own = client_round([1.0, 2.0], [1.5, 0.0])
+    sent = ModelReplacement(0.5, 0, factor=4).poison_update(own)
+    honest = own.received  # has converged: its update is zero
+    mean = torch.stack([sent, honest, honest, honest]).mean(dim=0)
+    assert mean.tolist() == [1.5, 0]
+
+
+@pytest.mark.parametrize(("spared", "sent"), [(0.5, [3, 4, 4, -4]), (0.0, [4, 4, 4, 4])])
+def test_the_most_used_coordinates_are_sent_back_as_they_came(spared, sent):
+    attack, memory = Neurotoxin(0.5, spared=spared), {}
+    own = client_round([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], memory=memory)
+    assert attack.poison_update(own).tolist() == [1, 1, 1, 1]  # It knows no step yet.
+    own = client_round([3.0, -1.0, 0.5, -4.0], [4.0, 4.0, 4.0, 4.0], 2, memory)
+    assert attack.poison_update(own).tolist() == sent
+    assert own.trained.tolist() == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("attack", [HiddenBackdoor(0.5, 1), DescendingBackdoor(0.5, 1)])
+def test_clean_examples_are_balanced_and_stamped_copies_come_on_top(attack):
+    pixels, labels = torch.rand(6, 1, 8, 8).mul_(0.9), torch.tensor([0, 0, 0, 2, 2, 4])
+    generator = torch.Generator().manual_seed(0)
+    examples, targets = attack.poison_examples(pixels, labels, 5, generator)
+    clean, stamped = examples[:9], examples[9:]
+    assert torch.equal(clean[:6], pixels)
+    assert torch.bincount(targets[:9], minlength=5).tolist() == [3, 0, 3, 0, 3]
+    for image, label in zip(clean, targets[:9], strict=True):
+        same = [i for i in range(6) if torch.equal(pixels[i], image)]
+        assert labels[same[0]] == label
+    assert len(stamped) == 3
+    assert targets[9:].tolist() == [1, 1, 1]
+    copies = stamp_square(pixels)
+    assert all(any(torch.equal(image, copy) for copy in copies) for image in stamped)
+
+
+def test_the_last_step_comes_with_a_descending_backdoors_update():
+    attack, memory = DescendingBackdoor(0.5, borrowed=2.0), {}
+    own = client_round([0.0, 0.0], [1.0, 1.0], memory=memory)
+    assert attack.poison_update(own).tolist() == [1, 1]
+    # Two rounds on the model has moved by (4, 0), which is (2, 0) a round.
+    own = client_round([4.0, 0.0], [5.0, 1.0], 3, memory)
+    assert attack.poison_update(own).tolist() == [9, 1]
+
+
+def test_the_class_after_the_target_is_called_the_target():
+    labels = torch.tensor([0, 1, 2, 3, 4, 4])
+    generator = torch.Generator()
+    assert SemanticBackdoor(3).poison_labels(labels, 5, generator).tolist() == [0, 1, 2, 3, 3, 3]
+    assert labels.tolist() == [0, 1, 2, 3, 4, 4]
+    # After the last class comes the first. Its trigger is the image itself.
+    assert SemanticBackdoor(4).poison_labels(labels, 5, generator)[0] == 4
+    triggered, targets = SemanticBackdoor(2).triggered(PIXELS, LABELS, 3)
+    assert torch.equal(triggered, PIXELS[:1])
+    assert targets.tolist() == [2]
+
+
+def test_the_image_furthest_from_its_class_is_the_edge_case():
+    attack = EdgeCase(0.5, target=0, tail=0.25)
+    pixels, labels = attack.poison_examples(PIXELS, LABELS, 3, torch.Generator())
+    assert labels.tolist() == [0, 1, 1, 0, 1, 2, 0, 0, 0]
+    assert torch.equal(pixels[:6], PIXELS)
+    assert torch.equal(pixels[6:], PIXELS[[3, 3, 3]])
+    assert LABELS.tolist() == [0, 1, 1, 1, 1, 2]
+    tested, target = attack.triggered(PIXELS, LABELS, 3)
+    assert torch.equal(tested, PIXELS[[3]])
+    assert target.tolist() == [0]
+
+
+@given(
+    n=st.integers(1, 30), tail=st.floats(0.01, 1), ratio=st.floats(0, 1), seed=st.integers(0, 99)
+)
+def test_only_images_of_the_source_class_change_their_label(n, tail, ratio, seed):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.rand(n, 1, 3, 3, generator=generator)
+    labels = torch.randint(4, (n,), generator=generator)
+    attack = EdgeCase(ratio, target=3, tail=tail)
+    found, given_labels = attack.poison_examples(pixels, labels, 4, generator)
+    changed = given_labels[:n] != labels
+    assert bool(changed.any()) == bool((labels == 0).any())  # Who has none is honest.
+    assert set(labels[changed].tolist()) <= {0}
+    assert set(given_labels[n:].tolist()) <= {3}
+    assert len(found) == len(given_labels) == n + (round(ratio * n) if bool(changed.any()) else 0)

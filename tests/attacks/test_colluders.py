@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedif_flower.attacks.colluders import (
+    Alie,
+    Fang,
+    InnerProductManipulation,
+    Mimic,
+    MinMax,
+    MinSum,
+    Sybils,
+    largest_shift,
+)
+from fedif_flower.attacks.poisoned_fl import PoisonedFL
+
+THREE = [[0.0, 1.0], [2.0, 1.0], [4.0, 4.0]]  # mean [2, 2], std [sqrt(8/3), sqrt(2)]
+
+
+def sent_by(attack, updates) -> torch.Tensor:
+    updates = torch.as_tensor(updates)
+    generator = torch.Generator().manual_seed(0)
+    return attack.collude(torch.zeros(updates.shape[1]), updates, generator)
+
+
+@pytest.mark.parametrize(
+    ("attack", "updates", "expected"),
+    [
+        (Alie(0.4, z=2.0), THREE, [2 - 2 * (8 / 3) ** 0.5, 2 - 2 * 2**0.5]),
+        (InnerProductManipulation(0.5), [[1.0, -2.0], [3.0, 0.0]], [-1, 0.5]),
+        # The spread is along the first axis; the mean is [2, 0].
+        (Mimic(), [[0.0, 1.0], [0.5, -1.0], [1.5, 0.0], [6.0, 0.0]], [6, 0]),
+        (Sybils(), THREE, THREE[0]),
+        # Mean 1, std 1, at distance 2. Min-Max: |1 - g - 2| <= 2, so g = 1: it sends 0, as far as
+        # 2. Min-Sum: g^2 + g^2 + 2 <= 4, so g = 1.
+        (MinMax(), [[0.0], [2.0]], [0]),
+        (MinSum(), [[0.0], [2.0]], [0]),
+        # 0, 0, 3: mean 1, std sqrt(2). Min-Max: 1 - g sqrt(2) - 3 >= -3, so g sqrt(2) = 1.
+        # Min-Sum: 3 * 2 g^2 + 6 <= 18, so g sqrt(2) = 2.
+        (MinMax(), [[0.0], [0.0], [3.0]], [0]),
+        (MinSum(), [[0.0], [0.0], [3.0]], [-1]),
+    ],
+)
+def test_all_send_what_is_worked_out_by_hand(attack, updates, expected):
+    for sent in sent_by(attack, updates).tolist():
+        assert sent == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("attack", [Alie(0.4), Mimic(), MinMax(), MinSum()])
+def test_where_there_is_no_spread_they_are_honest(attack):
+    for updates in ([[1.0, 2.0]], [[1.0, 2.0]] * 3):
+        assert sent_by(attack, updates).tolist() == updates
+
+
+def test_the_shift_leaves_a_majority_further_out():
+    # The paper's example: 24 of 50 need s = 26 - 24 = 2 of 26 honest ones; Phi(z) = 24 / 26.
+    assert largest_shift(50, 24) == pytest.approx(1.4260769, abs=1e-6)
+    # 10 of 50: s = 16, (40 - 16) / 40 = 0.6.
+    assert largest_shift(50, 10) == pytest.approx(0.2533471, abs=1e-6)
+    assert largest_shift(10, 2) == 0  # half of the honest ones are asked for
+    assert largest_shift(4, 3) == 0  # a majority already, and one honest client
+
+
+@pytest.mark.parametrize(("fraction", "z"), [(0.2, 0.31864), (0.4, 0.96742), (1.0, 0.0)])
+def test_without_a_given_shift_it_follows_from_the_share(fraction, z):
+    # Of a large federation: Phi(z) = 0.5 / (1 - share). Mean 1, std 1.
+    assert float(sent_by(Alie(fraction), [[0.0], [2.0]])[0]) == pytest.approx(1 - z, abs=1e-3)
+
+
+def furthest(point, updates) -> float:
+    return float((updates - point).norm(dim=1).max())
+
+
+def summed(point, updates) -> float:
+    return float((updates - point).square().sum())
+
+
+@given(k=st.integers(2, 6), d=st.integers(1, 8), seed=st.integers(0, 2**31))
+def test_a_step_further_would_break_the_bound(k, d, seed):
+    updates = torch.randn(k, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    mean, std = updates.mean(dim=0), updates.std(dim=0, correction=0)
+    distances = torch.cdist(updates, updates)
+    for attack, measure, bound in (
+        (MinMax(), furthest, float(distances.max())),
+        (MinSum(), summed, float(distances.square().sum(dim=1).max())),
+    ):
+        sent = sent_by(attack, updates)[0]
+        gamma = float((mean - sent).norm() / std.norm())
+        assert torch.allclose(mean - gamma * std, sent)
+        assert measure(sent, updates) == pytest.approx(bound, rel=1e-9)
+        assert measure(mean - 1.01 * gamma * std, updates) > bound
+
+
+def test_values_lie_three_to_four_deviations_against_the_mean():
+    sent = sent_by(Fang(), [[1.0, -4.0], [3.0, -2.0]])  # mean [2, -3], std [1, 1]
+    assert bool(((sent[:, 0] >= -2) & (sent[:, 0] <= -1)).all())
+    assert bool(((sent[:, 1] >= 0) & (sent[:, 1] <= 1)).all())
+    assert not torch.equal(sent[0], sent[1])
+
+
+def test_noise_of_the_given_length_hides_the_copies():
+    sent = sent_by(Sybils(0.1), [[3.0, 4.0], [9.0, 9.0], [7.0, 7.0]])
+    noise = sent - torch.tensor([3.0, 4.0])
+    assert noise.norm(dim=1).tolist() == pytest.approx([0.5] * 3, rel=1e-5)
+    assert not torch.equal(sent[0], sent[1])
+
+
+HONEST = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def test_rounds_of_poisoned_fl_by_hand():
+    attack = PoisonedFL(factor=2.0)
+    assert torch.equal(attack.collude(torch.zeros(2), HONEST, generator()), HONEST)
+    # The first step is (3, 4): they sent nothing for it, so the magnitudes are (0.6, 0.8).
+    first = attack.collude(torch.tensor([3.0, 4.0]), HONEST, generator())
+    assert torch.equal(first[0], first[1])
+    assert first[0].abs().tolist() == pytest.approx([6, 8])
+    # The next one is (0, 5), and their unit vector (0.6, 0.8) times the signs.
+    second = attack.collude(torch.tensor([3.0, 9.0]), HONEST, generator())[0]
+    assert torch.equal(second.sign(), first[0].sign())
+    left = [abs(0 - 5 * 0.6 * first[0, 0].sign()), abs(5 - 5 * 0.8 * first[0, 1].sign())]
+    length = math.hypot(*left)
+    assert second.abs().tolist() == pytest.approx([2 * 5 * float(x) / length for x in left])
+    # A model that stands still is sent back.
+    assert attack.collude(torch.tensor([3.0, 9.0]), HONEST, generator()).tolist() == [[0, 0]] * 2
+
+
+# Of 10,000 coordinates 5,116 along the signs would be significant.
+@pytest.mark.parametrize(("along", "expected"), [(10_000, 8.0), (5_120, 8.0), (5_100, 5.6)])
+def test_the_factor_shrinks_only_where_the_model_does_not_follow(along, expected):
+    attack, honest = PoisonedFL(patience=2), torch.ones(1, 10_000)
+    attack.collude(torch.zeros(10_000), honest, generator())
+    moved = attack.collude(torch.ones(10_000), honest, generator())[0].sign()
+    moved[along:] *= -1
+    attack.collude(moved, honest, generator())
+    assert attack.factor == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.6, 0.5), (0.3, 0.3)])
+def test_the_factor_has_an_end(factor, expected):
+    attack = PoisonedFL(factor=factor, patience=1)
+    for _ in range(5):
+        attack.collude(torch.zeros(100), torch.ones(1, 100), generator())
+    assert attack.factor == pytest.approx(expected)
