@@ -20,7 +20,7 @@ from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "fedif_flower"
 PACKAGES = (PACKAGE, PROJECT / "fedif_consortium", PROJECT / "fedif_studies")
-OPTIONAL = ("pandas", "consortium", "studies")
+OPTIONAL = ("pandas", "consortium")
 
 
 @cache

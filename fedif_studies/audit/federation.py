@@ -20,7 +20,7 @@ from fedif_flower.seeding import numpy_generator, torch_generator
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
-from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
+from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_names
@@ -141,13 +141,6 @@ STRATEGIES: Mapping[str, Callable[[Validation], Rule]] = {
     "FedIF": lambda validation: AsRun(FedIF(validation, setup=Setup(device=validation.device))),
     "influence descent": lambda validation: AsRun(
         InfluenceDescent(validation, setup=Setup(device=validation.device))
-    ),
-    "influence descent, relative weights": lambda validation: AsRun(
-        InfluenceDescent(
-            validation,
-            descent=DescentSettings(relative=True),
-            setup=Setup(device=validation.device),
-        )
     ),
 }
 

@@ -202,13 +202,3 @@ GAMES: Mapping[str, Game] = {
     WRONG_LABELS: Game("alone", _mislabelled(Behaviour)),
     ACE: Game("alone", _mislabelled(PredictedStep)),
 }
-# Those that bounds stop least: what the page's table shows, over several seeds.
-OPEN = (
-    "three identities, same data, noise",
-    "first 5 rounds",
-    "first 10 rounds, claims twice, update times 1.2",
-    "claims twice its examples",
-    "twice its part of the last steps",
-    "own gradient and last step",
-    "trains on the validation split",
-)

@@ -193,12 +193,21 @@ def unlearn_run(run_dir: Path, task: Task | None = None, small: float = 0.5) -> 
     if task is None and config.task.startswith(OWN):
         raise ConfigError(f"the run's task is its app's own, {config.task!r}: it must be given")
     loaded = load_task(config, task)
-    held_out_images(loaded.validation, "unlearning")  # Refused before anything is measured.
+    images = held_out_images(loaded.validation, "unlearning")
     model = loaded.model.to(loaded.validation.device)
     model.load_state_dict(torch.load(folder.model, weights_only=True, map_location="cpu"))
     splits = (loaded.validation, loaded.test)
     before = [_accuracy(split, model) for split in splits]
-    found = unlearn_model(model, loaded.validation, config, small)
+    training = config.part(TrainingConfig)
+    found = unlearn_triggers(
+        model,
+        *images,
+        small=small,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        momentum=training.momentum,
+        generator=torch_generator("trigger-unlearning", config.seed),
+    )
     after = [_accuracy(split, model) for split in splits]
     path = None
     if found[0].is_trigger:
@@ -206,28 +215,6 @@ def unlearn_run(run_dir: Path, task: Task | None = None, small: float = 0.5) -> 
         write_tensors(path, {name: array.cpu() for name, array in model.state_dict().items()})
     validation, test = zip(before, after, strict=True)
     return Unlearned(found, validation, test, path)
-
-
-def unlearn_model(
-    model: nn.Module, validation: Validation, config: RunConfig, small: float = 0.5
-) -> list[FoundTrigger]:
-    """Train a run's model, in place, as :func:`unlearn_run` does; return what was found.
-
-    Raises
-    ------
-    ConfigError
-        If the validation set is of no images with classes.
-    """
-    training = config.part(TrainingConfig)
-    return unlearn_triggers(
-        model,
-        *held_out_images(validation, "unlearning"),
-        small=small,
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        momentum=training.momentum,
-        generator=torch_generator("trigger-unlearning", config.seed),
-    )
 
 
 def _accuracy(split: Validation, model: nn.Module) -> float:

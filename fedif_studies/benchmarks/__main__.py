@@ -24,7 +24,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 BENCHMARKS = {
     "aggregation": False,
     "valuation": False,
-    "training_step": False,
     "throughput": True,
     "scale": False,
     "masking": False,

@@ -35,14 +35,6 @@ Measure = Callable[[Any], Sequence[Row]]
 """Takes a cell and returns what its rows have beside it; a function of a module."""
 
 
-_stop: StopRequest | None = None
-
-
-def stop_requested() -> bool:
-    """Return whether a signal asks :func:`fill` for an end: for cells that can go on later."""
-    return _stop is not None and _stop.signal_number is not None
-
-
 @contextmanager
 def federated(
     settings: Mapping[str, Scalar], grid: Grid | None = None, **more: Any
@@ -86,12 +78,6 @@ def missing(path: Path, cells: Sequence[Row]) -> list[Row]:
     return todo
 
 
-def row_of(cell: Row, rows: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
-    """Return the first row of a cell."""
-    columns = tuple(cell)
-    return next((r for r in rows if _place(r, columns) == _place(cell, columns)), None)
-
-
 def _place(row: Row, columns: Sequence[str]) -> tuple[object, ...]:
     return tuple(_value(row.get(key)) for key in columns)
 
@@ -128,13 +114,11 @@ def fill(path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1) -
     GridInterrupted
         If a signal asked for an end; the same call goes on from there.
     """
-    global _stop
     todo = missing(path, cells)
     typer.echo(f"{len(cells) - len(todo)} of {len(cells)} cells have a row")
     own = {"revision": committed_revision(), "processor": machine()["processor"]}
     began, done, failed = time.monotonic(), 0, 0
     with StopRequest() as stop, suppress(GridInterrupted):
-        _stop = stop
         for cell, found in _measured(todo, measure, jobs, stop):
             done += 1
             if isinstance(found, FedIFError):

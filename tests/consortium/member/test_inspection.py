@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import socket
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from fedif_consortium.member import inspection
 from fedif_consortium.member.inspection import inspect_examples
 from fedif_consortium.parts import client_parts, run_parts
 from fedif_flower.apps import client_app
+from fedif_flower.attacks.label_noise import flip_labels
 from fedif_flower.client.data import client_site
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.messages.client_config import ClientConfig
@@ -34,8 +36,8 @@ from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.tasks.task import Task
-from fedif_studies.mislabelled import noisy_task
+from fedif_flower.tasks.images import image_task, settled
+from fedif_flower.tasks.task import ClientSite, Task
 from tests.run.points import classes, regression
 
 
@@ -129,7 +131,16 @@ def digits(tmp_path_factory):
     """A run on digits whose member 0 has 30 % wrong labels."""
     settings = {"num-server-rounds": 3, "local-epochs": 2, "dirichlet-alpha": 1000.0}
     config = RunConfig.from_run_config({"num-clients": 4, **settings}, run_parts())
-    task, wrong = noisy_task(config, 0.3, 100)
+    whole = image_task(settled(config))
+
+    def examples(site, flipped):
+        inputs, labels = (part[:100] for part in whole.client_data(site))
+        drawn = torch.Generator().manual_seed(0)
+        return inputs, flip_labels(labels, 10, 0.3, drawn) if flipped else labels
+
+    site = ClientSite(config.seed, config.data_path, 0, 4)
+    wrong = examples(site, True)[1] != examples(site, False)[1]
+    task = replace(whole, client_data=lambda site: examples(site, site.partition_id == 0))
     return run_with_gradients(task, tmp_path_factory.mktemp("digits"), **settings), task, wrong
 
 
