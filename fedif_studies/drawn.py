@@ -18,18 +18,19 @@ import torch
 import typer
 from torch import Tensor
 
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.seeding import torch_generator
+from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import HONEST
+from fedif_studies.audit.completed import ComFedSV
 from fedif_studies.audit.federation import Watcher, federate
 from fedif_studies.audit.findings import pearson, spearman
-from fedif_studies.audit.members import Member
-from fedif_studies.audit.published import ComFedSV
+from fedif_studies.audit.members import AuditTask, Member
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import PaidPath, Summed
-from fedif_studies.games import task_of
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -41,9 +42,21 @@ COALITIONS, AT_ONCE = 2048, 256
 CEILING = "another seed's retraining"
 
 
+@cache
+def task_of(members: int) -> AuditTask:
+    """Return data, model and splits."""
+    own: dict[str, Scalar] = {
+        "num-clients": members,
+        "num-server-rounds": 30,
+        "local-epochs": 1,
+        "device": "cpu",
+    }
+    return AuditTask(RunConfig.from_run_config(default_run_config() | own))
+
+
 def people(members: int, case: str) -> list[Member]:
     """Return the members; in the second case half of them have wrong labels."""
-    task = task_of(1, members)
+    task = task_of(members)
     return task.members if case == HONEST else task.with_attack("label-noise", task.marked(0, 0.5))
 
 
@@ -60,7 +73,7 @@ def retrained(members: int, case: str, seed: int) -> Tensor:
     generator = torch_generator("drawn-coalitions", members, seed)
     random = torch.rand(COALITIONS, members, generator=generator) < 0.5
     masks = all_coalitions(members) if members <= FEW else random
-    task, own = task_of(1, members), people(members, case)
+    task, own = task_of(members), people(members, case)
     trained = (train_coalitions(task, own, some, seed=seed) for some in torch.split(masks, AT_ONCE))
     losses = [task.server.test.evaluate(params).loss for some in trained for params in some]
     return slopes(masks, -torch.tensor(losses, dtype=torch.float64))
@@ -73,7 +86,7 @@ def measure(cell: Row) -> list[Row]:
     own, path, completed = people(members, case), PaidPath(), ComFedSV()
     turns = Summed(lambda step: torch.ones(len(step.updates.client_ids), dtype=torch.float64))
     looking: list[Watcher] = [path, turns, *([completed] if members <= FEW else [])]
-    federate(task_of(1, members), own, seed=seed, watchers=looking, per_round=drawn)
+    federate(task_of(members), own, seed=seed, watchers=looking, per_round=drawn)
     values = {
         "number of examples (control)": torch.tensor([m.claimed for m in own]).double(),
         "times drawn (control)": turns.values,
