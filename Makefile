@@ -30,8 +30,8 @@ help: ## list the targets
 	@echo 'make TARGET [CONFIG="key=value ..."] [ARGS="..."] [PYTHON=python3.12]'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1: \2/p' $(MAKEFILE_LIST)
 
-run: $(ready) ## simulate 100 clients, half of them malicious, through `flwr run`
-	@$(python) -m fedif_flower.runtime.flwr_run -c '$(CONFIG)' $(ARGS)
+run: $(ready) ## simulate 100 clients, half of them malicious
+	@$(python) simulation.py run -c '$(CONFIG)' $(ARGS)
 
 test: $(dev) ## run the tests, and beside them the checks of `make lint`, shown at the end
 	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \

@@ -216,7 +216,6 @@ class RunFolder:
         self.statement = self.path / "statement"
         self.undelivered = JsonFile(self.path / "undelivered.json")
         self.live = JsonFile(self.path / "state.json")
-        self.log = self.path / "flwr.log"
 
     def begin(self) -> None:
         """Make the folder, and remove an earlier run's files.
@@ -239,7 +238,7 @@ class RunFolder:
     def results(self) -> list[str]:
         """Return the results that are there, by path below the folder.
 
-        The log, locks and checkpoints are none.
+        Locks and checkpoints are none.
         """
         more = sorted(self.updates.glob("[rs]*"))
         there = [name for name in RESULT_FILES if (self.path / name).is_file()]

@@ -15,7 +15,7 @@ from fedif_flower.errors import ConfigError, StorageError
 
 
 @contextmanager
-def hold_directory(run_dir: Path, name: str = "run") -> Iterator[None]:
+def hold_directory(run_dir: Path) -> Iterator[None]:
     """Hold a run's directory alone; a killed process releases it.
 
     One that was made here, and in which nothing was written, is removed at the end.
@@ -24,8 +24,6 @@ def hold_directory(run_dir: Path, name: str = "run") -> Iterator[None]:
     ----------
     run_dir : Path
         The directory; it is made if it is not there.
-    name : str
-        What it is held for: different names do not exclude each other.
 
     Raises
     ------
@@ -34,9 +32,9 @@ def hold_directory(run_dir: Path, name: str = "run") -> Iterator[None]:
     ConfigError
         If it cannot be made or written to.
     """
-    lock_path = run_dir / f".{name}.lock"
+    lock_path = run_dir / ".run.lock"
     lock = FileLock(lock_path)
-    holder = run_dir / f".{name}.holder"
+    holder = run_dir / ".run.holder"
     since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
     made = not run_dir.exists()
     try:

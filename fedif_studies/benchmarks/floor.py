@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -9,7 +10,6 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from fedif_flower.client.training import train_local
-from fedif_flower.runtime.processes import available_cpus
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
 from fedif_studies.benchmarks.workload import (
@@ -38,7 +38,7 @@ def train(inputs: Tensor, labels: Tensor, epochs: int) -> float:
 def main(workload: Workload) -> None:
     """Train every round's clients, first come first served."""
     clock = RoundClock()
-    with processes.get_context("spawn").Pool(available_cpus()) as pool:
+    with processes.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         for server_round in range(1, workload.rounds + 1):
             clients = workload.sampled(server_round)
             jobs = []

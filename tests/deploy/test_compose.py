@@ -19,9 +19,8 @@ import yaml
 
 from fedif_consortium.health import serving_health
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.deployed import free_port, search_path, wait_for
-from tests.integration.watch import if_killed, kill_marked
+from tests.integration.watch import MarkedProcesses, if_killed, kill_marked
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "deploy" / "compose"
@@ -144,7 +143,7 @@ class Containers:
             (directory / name).mkdir(mode=0o700)
         for sources, target in copied("runtime"):
             self._copy(sources, target)
-        self.marked = MarkedProcesses({}, variable="FEDIF_TEST_ID")
+        self.marked = MarkedProcesses({})
 
     def _copy(self, sources: list[str], target: str) -> None:
         app = self.directory / "app"

@@ -19,9 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.warm import warm
-from tests.integration.watch import if_killed, kill_marked
+from tests.integration.watch import MarkedProcesses, if_killed, kill_marked
 
 REPOSITORY = Path(__file__).parents[2]
 NAME = "test"
@@ -94,7 +93,6 @@ class Deployment:
                 "NO_PROXY": f"127.0.0.1,{host}",
                 "no_proxy": f"127.0.0.1,{host}",
             },
-            variable="FEDIF_TEST_ID",
         )
         self._watch = contextlib.ExitStack()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.processes import MarkedProcesses
 from tests.integration.deployed import REPOSITORY, marks, search_path
+from tests.integration.watch import MarkedProcesses
 
 pytestmark = [
     *marks,
@@ -24,7 +24,7 @@ pytestmark = [
 def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:
     folders = {"TMPDIR": str(tmp_path), "OUTPUT": str(tmp_path / "runs")}
     own = {**folders, "PATH": search_path()}
-    marked = MarkedProcesses({**os.environ, **own}, variable="FEDIF_TEST_ID")
+    marked = MarkedProcesses({**os.environ, **own})
     command = ["bash", str(REPOSITORY / "deploy" / "demo.sh")]
     ended = subprocess.run(command, env=marked.environment, capture_output=True, text=True)
     left = marked.alive()

@@ -13,7 +13,6 @@ import sys
 import pytest
 
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.local_superlink import LocalSuperLink
 from fedif_flower.scaffold import write_app
 from tests.integration.deployed import REPOSITORY
 
@@ -61,7 +60,7 @@ smallest-loss = "{PACKAGE}.extras:SmallestLoss"
 '''
 
 
-def test_flwr_run_of_an_app_that_is_installed(tmp_path, monkeypatch):
+def test_flwr_run_of_an_app_that_is_installed(tmp_path, shell):
     pytest.importorskip("setuptools", minversion="77")
     app, site = tmp_path / "out-there", tmp_path / "site"
     write_app(app)
@@ -71,19 +70,11 @@ def test_flwr_run_of_an_app_that_is_installed(tmp_path, monkeypatch):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     options = ["--no-build-isolation", "--target", site]
     subprocess.run([*pip, *options, app], check=True, cwd=tmp_path, capture_output=True)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(REPOSITORY)]))
-    run_config = {
-        "attack": "rotate",
-        "strategy": "smallest-loss",
-        "num-server-rounds": 2,
-        "output-dir": str(tmp_path / "runs"),
-    }
-    with (tmp_path / "log").open("wb+") as log, LocalSuperLink(log, lambda: None) as superlink:
-        process = superlink.submit(app, run_config, {"num-supernodes": 2})
-        status, details = superlink.outcome()
-        process.wait()
-    printed = (tmp_path / "log").read_text(errors="replace")
-    assert status == "finished:completed", f"{details}\n{printed[-3000:]}"
+    shell.environment["PYTHONPATH"] = os.pathsep.join([str(site), str(REPOSITORY)])
+    given = f'num-server-rounds=2 output-dir="{tmp_path / "runs"}"'
+    names = 'attack="rotate" strategy="smallest-loss"'
+    printed = shell.flwr_run(app, "--run-config", f"{given} {names}")
+    assert (tmp_path / "runs").exists(), printed[-3000:]
     [run_dir] = (tmp_path / "runs").iterdir()
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["config"]["task"] == "this-app:out-there"

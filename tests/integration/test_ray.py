@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,11 +30,9 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.logs import LOGGER
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.processes import MarkedProcesses
 from fedif_flower.runtime.ray_grid import RayGrid
 from fedif_flower.runtime.simulation import run_on_ray
-from tests.integration.deployed import REPOSITORY, free_port, search_path
-from tests.integration.watch import if_killed, kill_marked
+from tests.integration.deployed import REPOSITORY
 from tests.runtime.test_ray_grid import Threads
 
 pytestmark = pytest.mark.ray
@@ -140,34 +137,6 @@ def test_what_actors_warn_of_is_logged_once(on_ray):
     assert on_ray[1].count("in a client: the floor is wet") == 1
 
 
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[MarkedProcesses]:
-    """A user's shell with a home of its own; what it started must end."""
-    home = tmp_path / "home"
-    home.mkdir()
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "XDG_", "RAY_"))}
-    ours.pop("PYTHONPATH", None)
-    marked = MarkedProcesses(
-        {
-            **ours,
-            "PATH": search_path(),
-            "HOME": str(home),
-            # As the README says; all of it would be installed again otherwise.
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-            "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PYTHONUNBUFFERED": "1",
-        },
-        variable="FEDIF_TEST_ID",
-    )
-    with if_killed(kill_marked(marked.mark)):
-        yield marked
-        # The SuperLink that `flwr run` started would stay.
-        assert marked.terminate() == []
-
-
 def clone(folder: Path) -> Path:
     """Copy the files of a clone that Flower reads, with fewer rounds."""
     folder.mkdir()
@@ -187,21 +156,7 @@ def clone(folder: Path) -> Path:
 
 def test_flwr_run_in_a_clone_simulates_flowers_two_nodes(shell, tmp_path):
     tree = clone(tmp_path / "fedif-flower")
-    for _ in range(4):
-        result = subprocess.run(
-            ["flwr", "run", ".", "--stream"],
-            cwd=tree,
-            env=shell.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        printed = result.stdout + result.stderr
-        if "start local SuperLink within" not in printed:  # Flower waits for 15 s.
-            break
-    assert result.returncode == 0, printed[-3000:]
+    printed = shell.flwr_run(tree)
     line = "num-clients = 2: the nodes that are simulated, 1 of them in a round; for more: "
     assert printed.count(f'fedif INFO: {line}--federation-config "num-supernodes=100"\n') == 1
     for server_round in range(ROUNDS + 1):
@@ -222,9 +177,9 @@ def test_ctrl_c_ends_all_of_make_runs_processes_and_the_run_goes_on(shell, tmp_p
         "device": "cpu",
     }
     pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    own = ("-c", pairs, "--output-dir", str(tmp_path), "--run-name", "stopped")
+    own = ("-c", f'{pairs} run-name="stopped"', "--output-dir", str(tmp_path))
     with (tmp_path / "printed").open("wb") as output:
-        command = [sys.executable, "-m", "fedif_flower.runtime.flwr_run", *own]
+        command = [sys.executable, "simulation.py", "run", *own]
         process = shell.start(command, cwd=REPOSITORY, output=output)
     run_dir = tmp_path / "stopped"
 

@@ -21,8 +21,8 @@ from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.processes import MarkedProcesses
 from fedif_flower.runtime.simulation import run_on_ray, simulate
+from tests.integration.watch import MarkedProcesses
 
 PROJECT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.ray, pytest.mark.all]

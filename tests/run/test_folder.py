@@ -44,8 +44,8 @@ def test_a_new_run_keeps_an_earlier_ones_statement_under_another_name(tmp_path):
 def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_path):
     folder = RunFolder(tmp_path)
     folder.updates.mkdir()
-    for name in (*reversed(RESULT_FILES), "flwr.log", "state.json", "updates/round-000002.pt"):
+    for name in (*reversed(RESULT_FILES), "own.log", "state.json", "updates/round-000002.pt"):
         (tmp_path / name).write_text("")
     assert folder.results() == [*RESULT_FILES, "updates/round-000002.pt"]
     folder.begin()
-    assert {path.name for path in tmp_path.iterdir()} == {"flwr.log", "updates"}
+    assert {path.name for path in tmp_path.iterdir()} == {"own.log", "updates"}

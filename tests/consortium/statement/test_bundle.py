@@ -38,7 +38,7 @@ def test_a_statement_is_pages_a_table_json_and_what_checks_them(tmp_path, key):
 
 def test_every_file_of_results_is_signed(tmp_path, key):
     run_dir = make_run(tmp_path / "run", ROUNDS)
-    for name in (*RESULT_FILES, "flwr.log"):
+    for name in (*RESULT_FILES, "own.log"):
         if not (run_dir / name).exists() and name != "names.csv":
             (run_dir / name).write_text("{}" if name.endswith(".json") else name)
     signed = read_signed(make_statement(run_dir, key)).statement.files
