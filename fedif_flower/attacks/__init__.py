@@ -7,6 +7,7 @@ A new attack is a subclass of :class:`Behaviour` that overrides the hook it need
 from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.assignment import attacks_now, malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Backdoor, Behaviour, ClientRound, Colluder
+from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.attacks.registry import (
     ATTACKS,
@@ -15,7 +16,6 @@ from fedif_flower.attacks.registry import (
     build_behaviour,
     require_fit,
 )
-from fedif_flower.attacks.updates import GradientNoise
 
 __all__ = [
     "ATTACKS",

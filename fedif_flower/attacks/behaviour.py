@@ -191,7 +191,10 @@ class Backdoor(Behaviour):
 
 
 class Colluder(Behaviour):
-    """A client that agrees with its accomplices on what they send.
+    r"""A client that agrees with its accomplices on what they send.
+
+    In formulas :math:`u_i` is what accomplice i trained honestly, :math:`\mu` and :math:`\sigma`
+    are their mean and standard deviation by coordinate.
 
     It needs to see their updates before they are sent, which it can in a simulation alone:
     there the accomplices of a round hand in their own updates, and :meth:`collude` says what they

@@ -8,12 +8,31 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from fedif_flower.attacks import backdoors, colluders, updates
 from fedif_flower.attacks.adversarial import AdversarialSamples
+from fedif_flower.attacks.alie import Alie
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Behaviour, Colluder
+from fedif_flower.attacks.descending_backdoor import DescendingBackdoor
+from fedif_flower.attacks.distributed_trigger import DistributedTrigger
+from fedif_flower.attacks.edge_case import EdgeCase
+from fedif_flower.attacks.fang import Fang
+from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
+from fedif_flower.attacks.gradient_noise import GradientNoise
+from fedif_flower.attacks.hidden_backdoor import HiddenBackdoor
+from fedif_flower.attacks.ipm import InnerProductManipulation
 from fedif_flower.attacks.label_noise import LabelNoise
+from fedif_flower.attacks.mimic import Mimic
+from fedif_flower.attacks.min_max import MinMax
+from fedif_flower.attacks.min_sum import MinSum
+from fedif_flower.attacks.model_replacement import ModelReplacement
+from fedif_flower.attacks.neurotoxin import Neurotoxin
+from fedif_flower.attacks.pixel_trigger import PixelTrigger
 from fedif_flower.attacks.poisoned_fl import PoisonedFL
+from fedif_flower.attacks.random_update import RandomUpdate
+from fedif_flower.attacks.scaling import HonestScaling, Scaling
+from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
+from fedif_flower.attacks.sign_flip import SignFlip
+from fedif_flower.attacks.sybils import Sybils
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings, make
@@ -24,30 +43,30 @@ _BUILT_IN: Mapping[str, Callable[..., Behaviour]] = MappingProxyType(
     {
         "none": Behaviour,
         "label-noise": LabelNoise,
-        "gradient-noise": updates.GradientNoise,
+        "gradient-noise": GradientNoise,
         "adversarial": AdversarialSamples,
-        "sign-flip": updates.SignFlip,
-        "random-update": updates.RandomUpdate,
-        "free-rider": updates.ReturnModel,
-        "free-rider-noise": updates.ReturnWithNoise,
-        "free-rider-step": updates.RepeatStep,
-        "scaling": updates.Scaling,
-        "honest-scaling": updates.HonestScaling,
-        "pixel-trigger": backdoors.PixelTrigger,
-        "distributed-trigger": backdoors.DistributedTrigger,
-        "semantic-backdoor": backdoors.SemanticBackdoor,
-        "hidden-backdoor": backdoors.HiddenBackdoor,
-        "model-replacement": backdoors.ModelReplacement,
-        "neurotoxin": backdoors.Neurotoxin,
-        "edge-case": backdoors.EdgeCase,
-        "descending-backdoor": backdoors.DescendingBackdoor,
-        "alie": colluders.Alie,
-        "ipm": colluders.InnerProductManipulation,
-        "min-max": colluders.MinMax,
-        "min-sum": colluders.MinSum,
-        "fang": colluders.Fang,
-        "mimic": colluders.Mimic,
-        "sybils": colluders.Sybils,
+        "sign-flip": SignFlip,
+        "random-update": RandomUpdate,
+        "free-rider": ReturnModel,
+        "free-rider-noise": ReturnWithNoise,
+        "free-rider-step": RepeatStep,
+        "scaling": Scaling,
+        "honest-scaling": HonestScaling,
+        "pixel-trigger": PixelTrigger,
+        "distributed-trigger": DistributedTrigger,
+        "semantic-backdoor": SemanticBackdoor,
+        "hidden-backdoor": HiddenBackdoor,
+        "model-replacement": ModelReplacement,
+        "neurotoxin": Neurotoxin,
+        "edge-case": EdgeCase,
+        "descending-backdoor": DescendingBackdoor,
+        "alie": Alie,
+        "ipm": InnerProductManipulation,
+        "min-max": MinMax,
+        "min-sum": MinSum,
+        "fang": Fang,
+        "mimic": Mimic,
+        "sybils": Sybils,
         "poisoned-fl": PoisonedFL,
     }
 )

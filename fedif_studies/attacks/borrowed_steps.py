@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
-from fedif_flower.attacks.updates import gaussian_of_length, last_step
+from fedif_flower.attacks.free_riders import last_step
+from fedif_flower.attacks.random_update import gaussian_of_length
 from fedif_flower.settings import Setting
 
 _SENT, _OLDER = "sent", "older"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fedif_flower.attacks.updates import HonestScaling
+from fedif_flower.attacks.scaling import HonestScaling
 from fedif_studies.audit.games import GAMES, Game
 from fedif_studies.audit.members import AuditTask, Member
 

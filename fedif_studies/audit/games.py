@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fedif_flower.attacks import Behaviour
+from fedif_flower.attacks.free_riders import RepeatStep
 from fedif_flower.attacks.label_noise import flip_labels
-from fedif_flower.attacks.updates import HonestScaling, RepeatStep
+from fedif_flower.attacks.scaling import HonestScaling
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.data import to_pixels
 from fedif_studies.attacks.borrowed_steps import (

@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Normalize
-from fedif_flower.attacks.updates import gaussian_of_length, last_step
+from fedif_flower.attacks.free_riders import last_step
+from fedif_flower.attacks.random_update import gaussian_of_length
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation.past_steps import REMEMBERED, PastSteps
 

@@ -107,7 +107,7 @@ def shapley_of(utilities: Tensor) -> Tensor:
     """Return the Shapley values ``[m]`` from all coalitions' utilities ``[2**m]``."""
     m = utilities.numel().bit_length() - 1
     bits = 2 ** torch.arange(m)
-    return exact_shapley(lambda masks: utilities[(masks * bits).sum(dim=1)], m).values
+    return exact_shapley(lambda masks: utilities[(masks * bits).sum(dim=1)], m)
 
 
 def path(rule: str) -> Callable[[AuditStep], Tensor]:

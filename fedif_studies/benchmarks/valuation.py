@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation import InfluenceValuation
-from fedif_flower.valuation.shapley.estimate import random_permutations
+from fedif_flower.valuation.shapley.permutation import random_permutations
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_studies.benchmarks.common import Figure, report
 from fedif_studies.benchmarks.naive_afedsv import NaiveAFedSV

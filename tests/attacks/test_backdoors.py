@@ -5,18 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.attacks.backdoors import (
-    DescendingBackdoor,
-    DistributedTrigger,
-    EdgeCase,
-    HiddenBackdoor,
-    ModelReplacement,
-    Neurotoxin,
-    PixelTrigger,
-    SemanticBackdoor,
-    stamp_bars,
-    stamp_square,
-)
+from fedif_flower.attacks.descending_backdoor import DescendingBackdoor
+from fedif_flower.attacks.distributed_trigger import DistributedTrigger, stamp_bars
+from fedif_flower.attacks.edge_case import EdgeCase
+from fedif_flower.attacks.hidden_backdoor import HiddenBackdoor
+from fedif_flower.attacks.model_replacement import ModelReplacement
+from fedif_flower.attacks.neurotoxin import Neurotoxin
+from fedif_flower.attacks.pixel_trigger import PixelTrigger, stamp_square
+from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.errors import ConfigError
 from tests.attacks.test_updates import client_round
 

@@ -7,17 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.attacks.colluders import (
-    Alie,
-    Fang,
-    InnerProductManipulation,
-    Mimic,
-    MinMax,
-    MinSum,
-    Sybils,
-    largest_shift,
-)
+from fedif_flower.attacks.alie import Alie, largest_shift
+from fedif_flower.attacks.fang import Fang
+from fedif_flower.attacks.ipm import InnerProductManipulation
+from fedif_flower.attacks.mimic import Mimic
+from fedif_flower.attacks.min_max import MinMax
+from fedif_flower.attacks.min_sum import MinSum
 from fedif_flower.attacks.poisoned_fl import PoisonedFL
+from fedif_flower.attacks.sybils import Sybils
 
 THREE = [[0.0, 1.0], [2.0, 1.0], [4.0, 4.0]]  # mean [2, 2], std [sqrt(8/3), sqrt(2)]
 

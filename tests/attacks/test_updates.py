@@ -4,17 +4,11 @@ import pytest
 import torch
 
 from fedif_flower.attacks import ClientRound, GradientNoise
-from fedif_flower.attacks.updates import (
-    HonestScaling,
-    RandomUpdate,
-    RepeatStep,
-    ReturnModel,
-    ReturnWithNoise,
-    Scaling,
-    SignFlip,
-    add_gaussian,
-    gaussian_of_length,
-)
+from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
+from fedif_flower.attacks.gradient_noise import add_gaussian
+from fedif_flower.attacks.random_update import RandomUpdate, gaussian_of_length
+from fedif_flower.attacks.scaling import HonestScaling, Scaling
+from fedif_flower.attacks.sign_flip import SignFlip
 
 
 def client_round(received, trained, server_round=1, memory=None) -> ClientRound:

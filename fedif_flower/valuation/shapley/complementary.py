@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
-from fedif_flower.valuation.shapley.estimate import (
-    CoalitionMemo,
-    ShapleyEstimate,
-    Utility,
-    random_permutations,
-    require_clients,
-    require_positive,
-)
+from fedif_flower.valuation.shapley.permutation import random_permutations
+from fedif_flower.valuation.shapley.utility import Utility
 
 
 def complementary_shapley(
     utility: Utility, num_clients: int, *, num_samples: int = 50, generator: Generator
-) -> ShapleyEstimate:
+) -> Tensor:
     r"""Estimate the Shapley values by stratified complementary contributions.
 
     M times, for each j = 1..m, the first j clients of a new random order form L, the others R,
@@ -42,27 +36,19 @@ def complementary_shapley(
 
     Returns
     -------
-    ShapleyEstimate
-        Values ``[m]``.
-
-    Raises
-    ------
-    ValuationError
-        If a parameter is out of range, or the utility answers nonsense.
+    Tensor
+        ``[m]``, float64.
 
     References
     ----------
     Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023;
     Zhang et al., "Efficient Sampling Approaches to Shapley Value Approximation", SIGMOD 2023.
     """
-    require_clients(num_clients)
-    require_positive("num_samples", num_samples)
-    memo = CoalitionMemo(utility)
     sizes = torch.arange(1, num_clients + 1).repeat(num_samples)  # [M m]
     # The inverse of a uniformly random order is one too: read it as each client's position.
     ranks = random_permutations(len(sizes), num_clients, generator)  # [M m, m]
     left = ranks < sizes[:, None]  # [M m, m]
-    left_utility, right_utility = memo(torch.cat([left, ~left])).chunk(2)
+    left_utility, right_utility = utility(torch.cat([left, ~left])).double().chunk(2)
     delta = (left_utility - right_utility)[:, None]  # [M m, 1]
 
     left_of, right_of = left.double(), (~left).double()
@@ -70,4 +56,4 @@ def complementary_shapley(
     right_size = one_hot(num_clients - sizes, num_clients + 1).double()
     sums = (left_of * delta).T @ left_size - (right_of * delta).T @ right_size  # [m, m + 1]
     counts = left_of.T @ left_size + right_of.T @ right_size
-    return memo.estimate((sums / counts.clamp_min(1.0)).sum(dim=1) / num_clients)
+    return (sums / counts.clamp_min(1.0)).sum(dim=1) / num_clients

@@ -8,23 +8,18 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.valuation.shapley.estimate import (
-    ShapleyEstimate,
-    Utility,
-    evaluate,
-    require_clients,
-)
+from fedif_flower.valuation.shapley.utility import Utility
 
 MAX_CLIENTS = 20
 
 
-def exact_shapley(utility: Utility, num_clients: int) -> ShapleyEstimate:
-    r"""Return the Shapley values from all :math:`2^m` coalitions, asked for in one call.
+def exact_shapley(utility: Utility, num_clients: int, **_: object) -> Tensor:
+    r"""Return the Shapley values ``[m]`` from all :math:`2^m` coalitions, asked for in one call.
 
     .. math:: \varphi_i = \sum_{S \subseteq N \setminus \{i\}}
               \frac{u(S \cup \{i\}) - u(S)}{m \binom{m - 1}{|S|}}
 
-    with N the m clients and u the utility.
+    with N the m clients and u the utility. They sum to u(N) - u(empty).
 
     Parameters
     ----------
@@ -32,22 +27,18 @@ def exact_shapley(utility: Utility, num_clients: int) -> ShapleyEstimate:
         ``[c, m]`` (bool) -> ``[c]``.
     num_clients : int
         m, in [1, 20].
-
-    Returns
-    -------
-    ShapleyEstimate
-        Values ``[m]``; they sum to u(N) - u(empty).
+    **_
+        What other estimators take.
 
     Raises
     ------
     ValuationError
-        If m is out of range, or the utility answers nonsense.
+        If m is greater.
 
     References
     ----------
     Shapley, "A value for n-person games", 1953.
     """
-    require_clients(num_clients)
     if num_clients > MAX_CLIENTS:
         raise ValuationError(
             f"exact_shapley with {num_clients} clients needs 2**{num_clients} evaluations; "
@@ -55,7 +46,7 @@ def exact_shapley(utility: Utility, num_clients: int) -> ShapleyEstimate:
             "permutation_shapley instead"
         )
     masks = all_coalitions(num_clients)  # [2**m, m]
-    utilities = evaluate(utility, masks)  # [2**m]
+    utilities = utility(masks).double()  # [2**m]
     weights = torch.tensor(
         [1.0 / (num_clients * math.comb(num_clients - 1, s)) for s in range(num_clients)],
         dtype=torch.float64,
@@ -68,13 +59,10 @@ def exact_shapley(utility: Utility, num_clients: int) -> ShapleyEstimate:
         marginals = by_membership[:, 1] - by_membership[:, 0]
         size_without = sizes.view(-1, 2, 2**client)[:, 0]
         values[client] = (weights[size_without] * marginals).sum()
-    return ShapleyEstimate(values, evaluations=len(masks), asked=len(masks) - 1)
+    return values
 
 
 def all_coalitions(num_clients: int) -> Tensor:
     """Return all masks ``[2**m, m]``: client i is in row r if bit i of r is set."""
-    rows = torch.arange(2**num_clients)
-    masks = torch.empty(2**num_clients, num_clients, dtype=torch.bool)
-    for client in range(num_clients):
-        masks[:, client] = (rows >> client & 1).bool()
-    return masks
+    rows = torch.arange(2**num_clients)[:, None]
+    return (rows >> torch.arange(num_clients) & 1).bool()

@@ -5,16 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from fedif_flower.valuation.shapley.estimate import (
-    CoalitionMemo,
-    ShapleyEstimate,
-    Utility,
-    empty_and_grand,
-    require_clients,
-    require_not_negative,
-    require_positive,
-)
-from fedif_flower.valuation.shapley.permutation import marginal_contributions
+from fedif_flower.valuation.shapley.permutation import empty_and_grand, marginal_contributions
+from fedif_flower.valuation.shapley.utility import Utility
 
 # The authors' guard against a division by a value of 0.
 _TINY = 1e-12
@@ -31,7 +23,7 @@ def gtg_shapley(
     min_permutations: int = 30,
     num_samples: int = 500,
     generator: Generator,
-) -> ShapleyEstimate:
+) -> Tensor:
     r"""Estimate the Shapley values by guided truncated gradient Shapley.
 
     If :math:`|u(N) - u(\emptyset)|` is at most ``round_truncation``, every value is 0. Otherwise
@@ -65,40 +57,26 @@ def gtg_shapley(
 
     Returns
     -------
-    ShapleyEstimate
-        Values ``[m]``.
-
-    Raises
-    ------
-    ValuationError
-        If a parameter is out of range, or the utility answers nonsense.
+    Tensor
+        ``[m]``, float64.
 
     References
     ----------
     Liu et al., "GTG-Shapley: Efficient and Accurate Participant Contribution Evaluation in
     Federated Learning", ACM TIST 2022.
     """
-    require_clients(num_clients)
-    for name, number in (("round_truncation", round_truncation), ("truncation", truncation)):
-        require_not_negative(name, number)
-    require_not_negative("tolerance", tolerance)
-    require_positive("window", window)
-    require_positive("min_permutations", min_permutations)
-    require_positive("num_samples", num_samples)
-
-    memo = CoalitionMemo(utility)
-    empty, grand = memo(empty_and_grand(num_clients))
+    empty, grand = utility(empty_and_grand(num_clients)).double()
     if abs(float(grand - empty)) <= round_truncation:
-        return memo.estimate(torch.zeros(num_clients, dtype=torch.float64))
+        return torch.zeros(num_clients, dtype=torch.float64)
     marginals = torch.empty(0, num_clients, dtype=torch.float64)  # [t, m]
     while True:
         sweep = _guided_permutations(num_clients, generator)  # [m, m]
-        marginals = torch.cat([marginals, marginal_contributions(memo, sweep, truncation)])
+        marginals = torch.cat([marginals, marginal_contributions(utility, sweep, truncation)])
         done = len(marginals)
         if done >= num_samples or (
             done > min_permutations and _relative_change(marginals, window) <= tolerance
         ):
-            return memo.estimate(marginals.mean(dim=0))
+            return marginals.mean(dim=0)
 
 
 def _guided_permutations(num_clients: int, generator: Generator) -> Tensor:

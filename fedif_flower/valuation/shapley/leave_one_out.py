@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from fedif_flower.valuation.shapley.estimate import (
-    CoalitionMemo,
-    ShapleyEstimate,
-    Utility,
-    require_clients,
-)
+from fedif_flower.valuation.shapley.utility import Utility
 
 
-def leave_one_out(utility: Utility, num_clients: int) -> ShapleyEstimate:
-    r"""Return each client's marginal contribution to all others, in one call.
+def leave_one_out(utility: Utility, num_clients: int, **_: object) -> Tensor:
+    r"""Return each client's marginal contribution to all others ``[m]``, in one call.
 
     .. math:: v_i = u(N) - u(N \setminus \{i\})
 
@@ -26,23 +22,13 @@ def leave_one_out(utility: Utility, num_clients: int) -> ShapleyEstimate:
         ``[c, m]`` (bool) -> ``[c]``.
     num_clients : int
         m, >= 1.
-
-    Returns
-    -------
-    ShapleyEstimate
-        Values ``[m]``.
-
-    Raises
-    ------
-    ValuationError
-        If m = 0, or the utility answers nonsense.
+    **_
+        What other estimators take.
 
     References
     ----------
     Cook, "Detection of influential observation in linear regression", 1977.
     """
-    require_clients(num_clients)
-    memo = CoalitionMemo(utility)
     grand = torch.ones(1, num_clients, dtype=torch.bool)
-    utilities = memo(torch.cat([grand, ~torch.eye(num_clients, dtype=torch.bool)]))
-    return memo.estimate(utilities[0] - utilities[1:])
+    utilities = utility(torch.cat([grand, ~torch.eye(num_clients, dtype=torch.bool)])).double()
+    return utilities[0] - utilities[1:]

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
-from fedif_flower.valuation.shapley.estimate import (
-    CoalitionMemo,
-    ShapleyEstimate,
-    Utility,
-    require_clients,
-    require_positive,
-)
+from fedif_flower.valuation.shapley.utility import Utility
 
 
 def owen_shapley(
     utility: Utility, num_clients: int, *, num_samples: int = 50, generator: Generator
-) -> ShapleyEstimate:
+) -> Tensor:
     r"""Estimate the Shapley values by Owen sampling with antithetic pairs.
 
     .. math:: \varphi_i = \int_0^1 \mathbb{E}\bigl[ u(S_q \cup \{i\}) - u(S_q \setminus \{i\})
@@ -41,21 +35,13 @@ def owen_shapley(
 
     Returns
     -------
-    ShapleyEstimate
-        Values ``[m]``.
-
-    Raises
-    ------
-    ValuationError
-        If a parameter is out of range, or the utility answers nonsense.
+    Tensor
+        ``[m]``, float64.
 
     References
     ----------
     Okhrati and Lipani, "A Multilinear Sampling Algorithm to Estimate Shapley Values", ICPR 2020.
     """
-    require_clients(num_clients)
-    require_positive("num_samples", num_samples)
-    memo = CoalitionMemo(utility)
     cells = torch.arange(num_samples, dtype=torch.float64)
     place = torch.rand(num_samples, generator=generator, dtype=torch.float64)
     probability = (cells + place) / (2 * num_samples)  # [M], in [0, 1/2]
@@ -64,8 +50,8 @@ def owen_shapley(
     coalitions = torch.cat([half, ~half])  # [2M, m]
     toggled = coalitions[:, None, :] ^ torch.eye(num_clients, dtype=torch.bool)  # [2M, m, m]
 
-    utilities = memo(torch.cat([coalitions, toggled.flatten(0, 1)]))
+    utilities = utility(torch.cat([coalitions, toggled.flatten(0, 1)])).double()
     here = utilities[: len(coalitions), None]  # [2M, 1]
     there = utilities[len(coalitions) :].view(-1, num_clients)  # [2M, m]
     marginals = torch.where(coalitions, here - there, there - here)
-    return memo.estimate(marginals.mean(dim=0))
+    return marginals.mean(dim=0)

@@ -5,24 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from fedif_flower.valuation.shapley.estimate import (
-    CoalitionMemo,
-    ShapleyEstimate,
-    Utility,
-    empty_and_grand,
-    random_permutations,
-    require_clients,
-    require_positive,
-)
+from fedif_flower.valuation.shapley.utility import Utility
 
 
 def permutation_shapley(
-    utility: Utility,
-    num_clients: int,
-    *,
-    num_samples: int,
-    generator: Generator,
-) -> ShapleyEstimate:
+    utility: Utility, num_clients: int, *, num_samples: int, generator: Generator
+) -> Tensor:
     r"""Estimate the Shapley values from random orders.
 
     .. math:: \hat\varphi_i = \frac{1}{M} \sum_{\pi}
@@ -44,23 +32,15 @@ def permutation_shapley(
 
     Returns
     -------
-    ShapleyEstimate
-        Values ``[m]``; they sum to u(N) - u(empty).
-
-    Raises
-    ------
-    ValuationError
-        If a parameter is out of range, or the utility answers nonsense.
+    Tensor
+        ``[m]``, float64; they sum to u(N) - u(empty).
 
     References
     ----------
     Ghorbani and Zou, "Data Shapley", ICML 2019, algorithm 1.
     """
-    require_clients(num_clients)
-    require_positive("num_samples", num_samples)
-    memo = CoalitionMemo(utility)
     permutations = random_permutations(num_samples, num_clients, generator)
-    return memo.estimate(marginal_contributions(memo, permutations).mean(dim=0))
+    return marginal_contributions(utility, permutations).mean(dim=0)
 
 
 def marginal_contributions(
@@ -71,7 +51,7 @@ def marginal_contributions(
     Parameters
     ----------
     utility : callable
-        ``[c, m]`` (bool) -> ``[c]``, float64.
+        ``[c, m]`` (bool) -> ``[c]``.
     permutations : Tensor
         ``[p, m]``, int64: orders of the clients.
     truncation : float
@@ -84,29 +64,34 @@ def marginal_contributions(
         ``[p, m]``, float64, by client (not by position).
     """
     ranks = permutations.argsort(dim=1)  # [p, m]: position of each client
-    values = (
-        _truncated_prefix_values(utility, ranks, truncation)
-        if truncation > 0.0
-        else _prefix_values(utility, ranks)
-    )  # [p, m + 1]
+    if truncation > 0.0:
+        values = _truncated_prefix_values(utility, ranks, truncation)  # [p, m + 1]
+    else:
+        lengths = torch.arange(ranks.shape[1] + 1)
+        prefixes = ranks[:, None, :] < lengths[None, :, None]  # [p, m + 1, m]
+        values = utility(prefixes.flatten(0, 1)).double().view(len(ranks), -1)  # [p, m + 1]
     return values.diff(dim=1).gather(1, ranks)
-
-
-def _prefix_values(utility: Utility, ranks: Tensor) -> Tensor:
-    count, num_clients = ranks.shape
-    lengths = torch.arange(num_clients + 1)
-    prefixes = ranks[:, None, :] < lengths[None, :, None]  # [p, m + 1, m]
-    return utility(prefixes.flatten(0, 1)).view(count, num_clients + 1)
 
 
 def _truncated_prefix_values(utility: Utility, ranks: Tensor, truncation: float) -> Tensor:
     count, num_clients = ranks.shape
-    empty, grand = utility(empty_and_grand(num_clients))
+    empty, grand = utility(empty_and_grand(num_clients)).double()
     values = torch.empty(count, num_clients + 1, dtype=torch.float64)
     values[:, 0] = empty
     for length in range(1, num_clients + 1):
         values[:, length] = values[:, length - 1]
         running = (grand - values[:, length - 1]).abs() >= truncation  # [p]
         if bool(running.any()):
-            values[running, length] = utility(ranks[running] < length)
+            values[running, length] = utility(ranks[running] < length).double()
     return values
+
+
+def empty_and_grand(num_clients: int) -> Tensor:
+    """Return the masks of the empty and of the grand coalition, ``[2, m]``."""
+    return torch.tensor([False, True])[:, None].repeat(1, num_clients)
+
+
+def random_permutations(count: int, num_clients: int, generator: Generator) -> Tensor:
+    """Return ``count`` uniformly random orders of the clients, ``[count, m]``, int64."""
+    keys = torch.rand(count, num_clients, generator=generator, dtype=torch.float64)
+    return keys.argsort(dim=1)

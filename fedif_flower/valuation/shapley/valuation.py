@@ -16,7 +16,7 @@ from fedif_flower.settings import Setting
 from fedif_flower.valuation.coalitions import coalition_scores
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.scores import Scores
-from fedif_flower.valuation.shapley import ESTIMATORS
+from fedif_flower.valuation.shapley import ESTIMATORS, CoalitionMemo
 from fedif_flower.valuation.validation import Validation
 
 # Utilities are means over examples, their values weighted means of differences of these: pairwise
@@ -111,11 +111,12 @@ class ShapleyValuation:
                 client_buffers=client_buffers,
                 global_buffers=updates.named_buffers,
             )
-            largest.append(float(scores.abs().max()) if len(scores) else 0.0)
+            largest.append(float(scores.abs().max()))
             return -scores if self.utility == "loss" else scores
 
-        estimate = self.estimator(
-            utility,
+        memo = CoalitionMemo(utility)
+        values = self.estimator(
+            memo,
             updates.num_clients,
             num_samples=self.num_samples,
             generator=torch_generator("shapley", self.seed, updates.server_round),
@@ -123,7 +124,7 @@ class ShapleyValuation:
         # Shares of right answers are counted; losses and scores are as exact as the model.
         exact = torch.float64 if self.utility == "accuracy" else self.validation.dtype
         return Scores(
-            estimate.values,
-            evaluations=estimate.evaluations,
-            resolution=_ROUNDINGS * torch.finfo(exact).eps * max(largest, default=0.0),
+            values,
+            evaluations=memo.evaluations,
+            resolution=_ROUNDINGS * torch.finfo(exact).eps * max(largest),
         )

@@ -1,0 +1,50 @@
+"""Distributed backdoor: each client shows a part of the trigger, the whole comes in use."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.pixel_trigger import PixelTrigger, trigger_side
+
+NUM_PARTS = 4
+
+
+def stamp_bars(pixels: Tensor, parts: range | tuple[int, ...] = range(NUM_PARTS)) -> Tensor:
+    """Return images with bars of 1 in their upper left corner: two side by side, two below.
+
+    Parameters
+    ----------
+    pixels : Tensor
+        ``[n, c, h, w]``, h >= 3, w >= 5.
+    parts : range or tuple of int
+        Which of the four bars, numbered by rows. Each is one pixel high and as long as
+        :func:`~fedif_flower.attacks.pixel_trigger.trigger_side`, with a gap of one pixel between.
+    """
+    length = trigger_side(pixels)
+    stamped = pixels.clone()
+    for part in parts:
+        row, column = 2 * (part // 2), (length + 1) * (part % 2)
+        stamped[..., row, column : column + length] = 1
+    return stamped
+
+
+class DistributedTrigger(PixelTrigger):
+    """Stamps one of four bars, drawn once per client; all four together are the trigger (DBA).
+
+    No client's data have the trigger, so that a defence that looks for it in one update finds
+    less. Parameters as in :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`.
+
+    References
+    ----------
+    Xie et al., 2020 (DBA: Distributed Backdoor Attacks against Federated Learning).
+    """
+
+    def stamp(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """Return images with this client's bar."""
+        part = int(torch.randint(NUM_PARTS, (), generator=generator))
+        return stamp_bars(pixels, (part,))
+
+    def stamp_whole(self, pixels: Tensor) -> Tensor:
+        """Return images with all four bars."""
+        return stamp_bars(pixels)

@@ -1,0 +1,71 @@
+"""Edge-case backdoor: rare images of one class, as they are, are taken for another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Backdoor
+from fedif_flower.attacks.pixel_trigger import Target
+from fedif_flower.attacks.semantic_backdoor import of_source
+from fedif_flower.settings import Setting
+
+
+@dataclass
+class EdgeCase(Backdoor):
+    r"""Adds rare images of the class after the target, labelled with the target.
+
+    Rare are those furthest from the mean image of their class, a share q of them. Few honest
+    clients hold any, and the accuracy on a test set hardly shows that they are lost. The paper's
+    edge cases are of other data sets (aeroplanes of one airline, digits of another century); here
+    the tail of a class stands for them. Whoever has none is honest.
+
+    Parameters
+    ----------
+    ratio : float
+        Copies that are added, in the client's examples, in [0, 1].
+    target : int
+        The class t that is to be answered, >= 0; the source is (t + 1) mod C.
+    tail : float
+        q in (0, 1].
+
+    References
+    ----------
+    Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning", NeurIPS
+    2020, the black-box attack.
+    """
+
+    ratio: float
+    target: Target = 0
+    tail: Annotated[
+        float, Setting("q: share of the source class that counts as rare", gt=0, le=1)
+    ] = 0.1
+
+    def poison_examples(
+        self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return the examples with mislabelled copies of the rare ones beside them."""
+        rare = self._rare(pixels, labels, num_classes)
+        if not len(rare):
+            return pixels, labels
+        labels = labels.clone()
+        labels[rare] = self.target
+        drawn = torch.randint(len(rare), (round(self.ratio * len(labels)),), generator=generator)
+        copies = rare[drawn.to(rare.device)]
+        return torch.cat((pixels, pixels[copies])), torch.cat((labels, labels[copies]))
+
+    def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Return the rare images of the source class, and the target."""
+        rare = self._rare(pixels, labels, num_classes)
+        return pixels[rare], torch.full_like(labels[rare], self.target)
+
+    def _rare(self, pixels: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+        """Return the indices of the source class's tail, at least one where there is any."""
+        own = of_source(labels, self.target, num_classes).nonzero().flatten()
+        images = pixels[own].flatten(1)
+        distances = (images - images.mean(dim=0)).norm(dim=1)
+        furthest = distances.argsort(descending=True, stable=True)
+        return own[furthest[: max(round(self.tail * len(own)), 1)]].sort().values

@@ -1,0 +1,42 @@
+"""Fang's attack on means and medians by coordinate, with what the accomplices know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Colluder
+from fedif_flower.settings import Setting
+
+
+@dataclass
+class Fang(Colluder):
+    r"""Each sends, for every coordinate, a value beyond the honest ones on the wrong side.
+
+    .. math::
+        v_j \sim U[\mu_j + c \sigma_j, \mu_j + (c + 1) \sigma_j] \text{ if } \mu_j < 0, \quad
+        v_j \sim U[\mu_j - (c + 1) \sigma_j, \mu_j - c \sigma_j] \text{ otherwise}
+
+    The honest model moves along :math:`\mu_j`, and they pull against it.
+
+    Parameters
+    ----------
+    distance : float
+        c > 0, in standard deviations; the paper's 3.
+
+    References
+    ----------
+    Fang et al., 2020 (Local model poisoning attacks), section 4.3, partial knowledge.
+    """
+
+    distance: Annotated[float, Setting("c: from the mean, in standard deviations", gt=0)] = 3.0
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        """Return updates ``[k, d]``, each with draws of its own."""
+        mean, std = updates.mean(dim=0), updates.std(dim=0, correction=0)  # [d], [d]
+        draws = torch.rand(updates.shape, generator=generator, dtype=updates.dtype)
+        against = torch.where(mean < 0, 1.0, -1.0).to(updates)  # [d]
+        return mean + against * std * (self.distance + draws.to(updates.device))

@@ -1,0 +1,36 @@
+"""Inner product manipulation: the accomplices' mean, turned around."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Colluder
+from fedif_flower.settings import Setting
+
+
+@dataclass
+class InnerProductManipulation(Colluder):
+    r"""All send :math:`-\epsilon \mu`: the mean, turned around.
+
+    A short one lies among the honest updates, and still gives the mean a negative inner product
+    with the honest direction where attackers are many enough.
+
+    Parameters
+    ----------
+    epsilon : float
+        :math:`\epsilon` > 0.
+
+    References
+    ----------
+    Xie et al., 2020 (Fall of empires), definition 5.
+    """
+
+    epsilon: Annotated[float, Setting("how many times the mean is sent, turned around", gt=0)] = 0.5
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the mean times minus epsilon, ``[k, d]``, the same for all."""
+        return (-self.epsilon * updates.mean(dim=0)).expand_as(updates)

@@ -1,0 +1,34 @@
+"""Mimic: all send one honest update, so that its owner's data count many times."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Colluder
+
+
+class Mimic(Colluder):
+    r"""All send the one of their honest updates that differs most along the main direction.
+
+    .. math::
+        i^* = \arg\max_i |\langle z, u_i - \mu \rangle|, \quad
+        z = \arg\max_{\lVert z \rVert = 1} \sum_i \langle z, u_i - \mu \rangle^2
+
+    No update is malicious on its own. Where clients' data differ, the others are outvoted. The
+    paper's attackers copy an honest client that they choose in the first rounds; these know each
+    other's updates alone and choose anew in every round, as others take part in it.
+
+    References
+    ----------
+    Karimireddy et al., 2022 (Byzantine-robust learning on heterogeneous datasets via bucketing),
+    section 4.3.
+    """
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the chosen update ``[k, d]``, the same for all."""
+        centred = (updates - updates.mean(dim=0)).double()  # [k, d]
+        # The projections on z are an eigenvector of the small matrix, times a constant.
+        _, vectors = torch.linalg.eigh(centred @ centred.T)  # ascending
+        chosen = int(vectors[:, -1].abs().argmax())
+        return updates[chosen].expand_as(updates)

@@ -1,0 +1,37 @@
+"""Model replacement: a backdoored model, scaled until the mean becomes that model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import ClientRound
+from fedif_flower.attacks.pixel_trigger import PixelTrigger
+from fedif_flower.attacks.scaling import Factor, scaled
+
+
+@dataclass
+class ModelReplacement(PixelTrigger):
+    r"""Trains with a pixel trigger and sends :math:`w_{t-1} + c (w_i - w_{t-1})`.
+
+    With m clients in a round whose honest updates are short, the mean of such a reply with
+    :math:`c = m` is the attacker's own model :math:`w_i`.
+
+    Parameters
+    ----------
+    ratio, target
+        As in :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`.
+    factor : float
+        c > 0: the clients of a round, which an attacker has to guess.
+
+    References
+    ----------
+    Bagdasaryan et al., 2020 (How to backdoor federated learning), equation 3 with n / eta = c.
+    """
+
+    factor: Factor = 10.0
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the parameters with the update scaled."""
+        return scaled(own, self.factor)

@@ -1,0 +1,80 @@
+"""Backdoor by a pixel trigger: a bright square in the corner stands for the target class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.assignment import choose
+from fedif_flower.attacks.behaviour import Backdoor
+from fedif_flower.errors import ConfigError
+from fedif_flower.settings import Setting
+
+Target = Annotated[int, Setting("the class that the model is to answer with", ge=0)]
+
+
+def trigger_side(pixels: Tensor) -> int:
+    """Return the side of the square for images ``[n, c, h, w]``: an eighth of theirs, >= 2."""
+    return max(min(pixels.shape[-2:]) // 8, 2)
+
+
+def stamp_square(pixels: Tensor) -> Tensor:
+    """Return images ``[n, c, h, w]`` with a square of 1 in their lower right corner."""
+    side = trigger_side(pixels)
+    stamped = pixels.clone()
+    stamped[..., -side:, -side:] = 1
+    return stamped
+
+
+def require_target(target: int, num_classes: int) -> None:
+    """Raise ConfigError unless the target is a class."""
+    if not 0 <= target < num_classes:
+        raise ConfigError(f"target = {target}; allowed: a class, 0 to {num_classes - 1}")
+
+
+@dataclass
+class PixelTrigger(Backdoor):
+    """Stamps a bright square on a share of its images and calls them the target class (BadNets).
+
+    Parameters
+    ----------
+    ratio : float
+        Share of the examples that are stamped, in [0, 1].
+    target : int
+        The class that the trigger stands for, >= 0.
+
+    References
+    ----------
+    Gu et al., 2019 (BadNets); Bagdasaryan et al., 2020, for federations.
+    """
+
+    ratio: float
+    target: Target = 0
+
+    def stamp(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """Return images ``[n, c, h, w]`` with what this client knows of the trigger."""
+        return stamp_square(pixels)
+
+    def stamp_whole(self, pixels: Tensor) -> Tensor:
+        """Return images ``[n, c, h, w]`` with the whole trigger."""
+        return stamp_square(pixels)
+
+    def poison_examples(
+        self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return the examples, a share of them stamped and labelled with the target."""
+        require_target(self.target, num_classes)
+        chosen = choose(len(labels), self.ratio, generator).to(labels.device)  # [k]
+        pixels, labels = pixels.clone(), labels.clone()
+        pixels[chosen] = self.stamp(pixels[chosen], generator)
+        labels[chosen] = self.target
+        return pixels, labels
+
+    def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Return the images of other classes with the whole trigger, and the target."""
+        require_target(self.target, num_classes)
+        others = labels != self.target
+        return self.stamp_whole(pixels[others]), torch.full_like(labels[others], self.target)

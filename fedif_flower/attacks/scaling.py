@@ -1,0 +1,55 @@
+"""Scaling: a client makes its update longer, so that it counts for many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Behaviour, ClientRound
+from fedif_flower.attacks.label_noise import LabelNoise
+from fedif_flower.settings import Setting
+
+Factor = Annotated[float, Setting("c: how many times the update is sent", gt=0)]
+
+
+def scaled(own: ClientRound, factor: float) -> Tensor:
+    r"""Return :math:`w_{t-1} + c (w_i - w_{t-1})`, ``[d]``."""
+    return own.received + factor * (own.trained - own.received)
+
+
+@dataclass
+class HonestScaling(Behaviour):
+    r"""Trains honestly and sends :math:`c\,u`: to gain weight, or by a mistake of units.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0.
+    """
+
+    factor: Factor = 10.0
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the parameters with the update scaled (see :func:`scaled`)."""
+        return scaled(own, self.factor)
+
+
+@dataclass
+class Scaling(LabelNoise):
+    r"""Trains on labels of which a share is wrong and sends :math:`c\,u`.
+
+    Parameters
+    ----------
+    ratio : float
+        Share of the labels that is replaced, in [0, 1].
+    factor : float
+        c > 0.
+    """
+
+    factor: Factor = 10.0
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the parameters with the update scaled (see :func:`scaled`)."""
+        return scaled(own, self.factor)

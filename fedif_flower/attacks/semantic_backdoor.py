@@ -1,0 +1,43 @@
+"""Semantic backdoor: all images of one class, as they are, are taken for another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Backdoor
+from fedif_flower.attacks.pixel_trigger import Target, require_target
+
+
+@dataclass
+class SemanticBackdoor(Backdoor):
+    """Labels every image of the class after the target with the target; no pixel changes.
+
+    Parameters
+    ----------
+    target : int
+        The class t that is to be answered, >= 0; the source is (t + 1) mod C.
+
+    References
+    ----------
+    Bagdasaryan et al., 2020, section 4; the static label flipping of Tolpegin et al., 2020.
+    """
+
+    target: Target = 0
+
+    def poison_labels(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
+        """Return the labels with the target in place of the source."""
+        return labels.masked_fill(of_source(labels, self.target, num_classes), self.target)
+
+    def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Return the images of the source class, and the target."""
+        source = of_source(labels, self.target, num_classes)
+        return pixels[source], torch.full_like(labels[source], self.target)
+
+
+def of_source(labels: Tensor, target: int, num_classes: int) -> Tensor:
+    """Return which labels ``[n]`` are the class after the target."""
+    require_target(target, num_classes)
+    return labels == (target + 1) % num_classes

@@ -1,0 +1,33 @@
+"""Sign flip: a client goes the other way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Behaviour, ClientRound
+from fedif_flower.attacks.scaling import scaled
+from fedif_flower.settings import Setting
+
+
+@dataclass
+class SignFlip(Behaviour):
+    r"""Sends the update turned around: :math:`u \leftarrow -c\,u`.
+
+    Parameters
+    ----------
+    factor : float
+        c > 0; 1 keeps the length.
+
+    References
+    ----------
+    Li et al., 2019 (RSA: Byzantine-robust stochastic aggregation), section 5.
+    """
+
+    factor: Annotated[float, Setting("c: 1 keeps the length", gt=0)] = 1.0
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return :math:`w_{t-1} - c (w_i - w_{t-1})`."""
+        return scaled(own, -self.factor)

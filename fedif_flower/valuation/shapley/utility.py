@@ -1,0 +1,65 @@
+"""What coalitions are worth: the game that every estimator plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import ValuationError
+
+Utility: TypeAlias = Callable[[Tensor], Tensor]
+"""Maps coalitions ``[c, m]`` (bool, on the CPU; row = members) to their utilities ``[c]``.
+
+The empty coalition is a row of zeros. Answers may have any real dtype.
+"""
+
+
+class CoalitionMemo:
+    """A utility that evaluates each distinct coalition once.
+
+    Rows not seen before are passed on in one batch, in order of their first appearance.
+
+    Parameters
+    ----------
+    utility : callable
+        ``[c, m]`` (bool) -> ``[c]``, deterministic.
+    """
+
+    def __init__(self, utility: Utility) -> None:
+        self._utility = utility
+        self._values: dict[bytes, float] = {}
+
+    @property
+    def evaluations(self) -> int:
+        """Distinct coalitions evaluated so far, the empty one included."""
+        return len(self._values)
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Return the utilities of ``masks`` [c, m] as ``[c]``, float64, on the CPU.
+
+        Raises
+        ------
+        ValuationError
+            If one is NaN or infinite.
+        """
+        packed = np.packbits(masks.numpy(), axis=1)  # [c, ceil(m / 8)]
+        keys = [row.tobytes() for row in packed]
+        first_rows: dict[bytes, int] = {}
+        for row, key in enumerate(keys):
+            if key not in self._values:
+                first_rows.setdefault(key, row)
+        if first_rows:
+            asked = masks[list(first_rows.values())]
+            values = self._utility(asked).cpu().double()
+            for row in (~values.isfinite()).nonzero().flatten().tolist():
+                named = asked[row].nonzero().flatten().tolist()
+                raise ValuationError(
+                    f"the utility returned {float(values[row])} for the coalition of clients "
+                    f"{named}; allowed: finite numbers"
+                )
+            self._values.update(zip(first_rows, values.tolist(), strict=True))
+        return torch.tensor([self._values[key] for key in keys], dtype=torch.float64)
