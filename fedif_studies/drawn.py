@@ -25,10 +25,10 @@ from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import HONEST
-from fedif_studies.audit.completed import ComFedSV
 from fedif_studies.audit.federation import Watcher, federate
 from fedif_studies.audit.findings import pearson, spearman
 from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.audit.published import ComFedSV
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import PaidPath, Summed
 from fedif_studies.lab.run import fill

@@ -23,7 +23,7 @@ from fedif_studies.audit.cases import CASES, HONEST, RETRAINED
 from fedif_studies.audit.federation import RULES, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.retraining import train_coalitions
-from fedif_studies.audit.valuations import EXACT, VALUATIONS, WATCHERS
+from fedif_studies.audit.valuations import ALL_COALITIONS, EXACT, VALUATIONS, WATCHERS
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import Row
 
@@ -159,7 +159,9 @@ def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
     """Return all valuations' values of one federation's members."""
     seed = int(str(cell["seed"]))
     members = CASES[str(cell["case"])](task, seed)
-    names = [*valuations, *([EXACT] if len(members) <= MOST_MEMBERS else [])]
+    names = [*valuations, EXACT]
+    if len(members) > MOST_MEMBERS:
+        names = [name for name in names if name not in ALL_COALITIONS]
     watchers = {name: WATCHERS[name]() for name in names}
     rule = RULES[str(cell["rule"])]()
     federate(task, members, seed=seed, rule=rule, watchers=list(watchers.values()))

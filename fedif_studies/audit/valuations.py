@@ -17,6 +17,14 @@ from fedif_flower.valuation.shapley import exact_shapley
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_studies.audit.federation import AuditStep, Watcher
+from fedif_studies.audit.published import (
+    CGSV,
+    ComFedSV,
+    banzhaf_of,
+    fedfomo,
+    first_order,
+    second_order,
+)
 
 
 class Summed:
@@ -95,12 +103,17 @@ def cosine(step: AuditStep) -> Tensor:
     return torch.nn.functional.cosine_similarity(updates, taken, dim=1, eps=1e-30)
 
 
-def exact_in_run(step: AuditStep) -> Tensor:
-    """Return the Shapley values of the game in which members' parts of the step are put in."""
+def step_game(step: AuditStep) -> Tensor:
+    """Return what each coalition gains ``[2**m]`` if its members' parts of the step are put in."""
     start, updates = step.updates.global_params, step.updates.client_updates
     parts = all_coalitions(len(updates)).to(updates) * step.coefficients.to(updates)
     found = [step.validation.means(start + row @ updates, None, ("loss",)) for row in parts]
-    return shapley_of(-torch.cat(found).double())
+    return -torch.cat(found).double()
+
+
+def exact_in_run(step: AuditStep) -> Tensor:
+    """Return the Shapley values of the game in which members' parts of the step are put in."""
+    return shapley_of(step_game(step))
 
 
 def shapley_of(utilities: Tensor) -> Tensor:
@@ -190,8 +203,15 @@ VALUATIONS: Mapping[str, Callable[[], Watcher]] = {
     "leave-one-out": lambda: Summed(coalition_values("leave-one-out", "loss")),
     "GTG-Shapley": lambda: Summed(coalition_values("gtg", "accuracy")),
     "cosine with the step": lambda: Summed(cosine),
+    "In-Run Data Shapley, first order": lambda: Summed(first_order),
+    "In-Run Data Shapley, second order": lambda: Summed(second_order),
+    "FedFomo": lambda: Summed(lambda step: fedfomo(own_decrease(step), step)),
+    "CGSV": CGSV,
+    "Banzhaf, in-run": lambda: Summed(lambda step: banzhaf_of(step_game(step))),
+    "ComFedSV": ComFedSV,
 }
 EXACT = "exact in-run Shapley"
+ALL_COALITIONS = (EXACT, "Banzhaf, in-run", "ComFedSV")  # They look at each of 2**m.
 # What others are measured against, beside them.
 WATCHERS: Mapping[str, Callable[[], Watcher]] = {
     **VALUATIONS,

@@ -1,0 +1,116 @@
+"""Published valuations: figures worked out by hand on a quadratic loss."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.valuation.influence import project_updates
+from fedif_studies.audit.published import (
+    CGSV,
+    ComFedSV,
+    banzhaf_of,
+    complete,
+    fedfomo,
+    first_order,
+    second_order,
+)
+from fedif_studies.audit.valuations import own_decrease, shapley_of, step_game
+
+CURVATURE = torch.tensor([2.0, 4.0])
+
+
+class Quadratic:
+    """l(w) = w_1^2 + 2 w_2^2."""
+
+    def loss(self, params):
+        return float(0.5 * (CURVATURE * params.square()).sum())
+
+    def gradient(self, params):
+        return CURVATURE * params
+
+    def means(self, params, buffers, metrics):
+        return torch.tensor([self.loss(params)], dtype=torch.float64)
+
+
+def step_of(rows, coefficients, start=(1.0, 1.0), ids=None, members=None):
+    params, updates = torch.tensor(start), torch.tensor(rows)
+    m, validation = len(rows), Quadratic()
+    round_updates = RoundUpdates(
+        server_round=1,
+        client_ids=tuple(range(m)) if ids is None else ids,
+        num_examples=torch.ones(m, dtype=torch.float64),
+        model=ModelVectors(params, params.new_zeros(0)),
+        client_updates=updates,
+        squared_norms=updates.double().square().sum(dim=1),
+        buffer_updates=updates.new_zeros(m, 0),
+        counters=({},) * m,
+    )
+    return SimpleNamespace(
+        updates=round_updates,
+        coefficients=torch.tensor(coefficients, dtype=torch.float64),
+        validation=validation,
+        num_members=members or m,
+        projections=project_updates(updates, validation.gradient(params)),
+    )
+
+
+def test_in_run_data_shapley_of_both_orders():
+    # g = (2, 4); s = (-1, -.5); H s = (-2, -2); half of it (-1, -1).
+    step = step_of([[-2.0, 0.0], [0.0, -1.0]], [0.5, 0.5])
+    assert first_order(step).tolist() == pytest.approx([2.0, 2.0])
+    # -.5 <(-2, 0), (1, 3)> = 1; -.5 <(0, -1), (1, 3)> = 1.5.
+    assert second_order(step).tolist() == pytest.approx([1.0, 1.5], abs=1e-4)
+    # A quadratic loss is its own expansion: so they are the exact values.
+    torch.testing.assert_close(second_order(step), shapley_of(step_game(step)), rtol=0.0, atol=1e-4)
+
+
+def test_fedfomo_is_a_decrease_over_a_distance():
+    # From (1, 1) the loss is 3; at (-1, 1) as well, at (1, .5) 1.5 over .5.
+    step = step_of([[-2.0, 0.0], [0.0, -0.5], [0.0, 0.0]], [0.3, 0.3, 0.3])
+    assert fedfomo(own_decrease(step), step).tolist() == pytest.approx([0.0, 3.0, 0.0])
+
+
+def test_cgsv_smooths_cosines_with_the_sum_of_unit_updates():
+    # Units (1, 0) and (0, 1) have their sum at 45 degrees; the third stands against it.
+    watcher = CGSV(smoothing=0.5)
+    watcher.take(step_of([[3.0, 0.0], [0.0, 2.0]], [0.5, 0.5]))
+    assert watcher.values.tolist() == pytest.approx([0.5, 0.5])
+    watcher = CGSV(smoothing=0.0)
+    watcher.take(step_of([[1.0, 0.0], [1.0, 0.0], [-2.0, 0.0]], [0.3] * 3))
+    assert watcher.values.tolist() == pytest.approx([0.5, 0.5, 0.0])
+
+
+def test_banzhaf_counts_every_coalition_alike():
+    # Three members, the unanimity game of the first two and one more from the third alone.
+    coalitions = range(8)
+    game = torch.tensor([float(c & 3 == 3) + 2.0 * bool(c & 4) for c in coalitions])
+    assert banzhaf_of(game).tolist() == pytest.approx([0.5, 0.5, 2.0])
+
+
+def test_a_matrix_of_rank_one_is_completed():
+    whole = torch.outer(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 2.0])).double()
+    known = whole.clone()
+    known[1, 2] = known[2, 0] = torch.nan
+    torch.testing.assert_close(complete(known, 1, 1e-7, 200), whole, rtol=1e-3, atol=0.0)
+
+
+def test_comfedsv_of_rounds_that_are_all_known_is_the_shapley_value_of_their_means():
+    # The loss falls from 3 to 2 by the first, to 1 by the second, to .75 at their mean.
+    watcher = ComFedSV()
+    watcher.take(step_of([[-1.0, 0.0], [0.0, -1.0]], [0.5, 0.5]))
+    assert watcher.values.tolist() == pytest.approx([(1 + 0.25) / 2, (2 + 1.25) / 2])
+
+
+def test_comfedsv_gives_who_was_not_drawn_what_low_rank_says():
+    rows = [[-1.0, 0.0], [0.0, -1.0]]
+    watcher = ComFedSV(rank=1, ridge=1e-8, sweeps=500)
+    watcher.take(step_of(rows, [0.5, 0.5]))
+    watcher.take(step_of(rows[:1], [1.0], ids=(0,), members=2))
+    # The second round is as the first by what is known of it: so is the whole of it.
+    torch.testing.assert_close(
+        watcher.values, torch.tensor([1.25, 3.25]).double(), rtol=1e-2, atol=0.0
+    )
