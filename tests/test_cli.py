@@ -113,13 +113,11 @@ def test_a_keeper_s_log_is_shown_and_checked(fedif, tmp_path):
     log.append({"asked": "open", "run": 1, "members": ["[bold]ada"]})
     log.append({"asked": "sum", "refusal": "the keeper refuses: sums = 1"})
     file.write_text("\n".join([*lines, ""]))
-    _, shown, _ = fedif("keeper", "log", file)
-    assert shown.splitlines() == [
-        '{"asked": "open", "run": 1, "members": ["[bold]ada"]}',
-        '{"asked": "sum", "refusal": "the keeper refuses: sums = 1"}',
-        f"Unchanged: 2 lines, the last hash is {log.head}",
-    ]
+    _, shown, whole = fedif("keeper", "log", file)
+    assert [json.loads(line)["asked"] for line in shown.splitlines()] == ["open", "sum"]
+    assert "[bold]ada" in shown
+    assert whole == f"Whole: 2 lines, the last hash is {log.head}\n"
     file.write_text(file.read_text().replace("ada", "eve"))
     status, _, damaged = fedif("keeper", "log", file)
     assert status == 1
-    assert damaged.startswith("error: line 1 of the keeper's log does not follow")
+    assert damaged.startswith(f"error: line 1 of {file} does not follow")

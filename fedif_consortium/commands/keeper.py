@@ -33,14 +33,9 @@ def keeper_log(
     file: Annotated[Path, typer.Argument(help="log.txt in the keeper's folder")],
 ) -> None:
     """Show what a keeper answered and refused, and check that its log is whole."""
-    import json
+    from fedif_consortium.commands.node import show_log
 
-    from fedif_consortium.masking.keeper_store import read_log
-
-    entries, head = read_log(file)
-    for entry in entries:
-        typer.echo(json.dumps(entry))
-    typer.echo(f"Unchanged: {len(entries)} lines, the last hash is {head}")
+    show_log(file)
 
 
 @keeper_cli.command("init")
@@ -57,8 +52,7 @@ def keeper_init(
     found = folder.expanduser().absolute()
     private_folder(found)
     make_pair(found, "keeper", hosts, "the operator of the server")
-    state = found / KeeperSettings().state
-    KeeperStore(state).key()
-    public = state / "box-key.pub"
-    typer.echo(f"{public}: goes to every member; its private half stays")
-    typer.echo(f"public key of this keeper: {public.read_text().strip()}")
+    store = KeeperStore(found / KeeperSettings().state)
+    store.key()
+    typer.echo(f"{store.public}: goes to every member; its private half stays")
+    typer.echo(f"public key of this keeper: {store.public.read_text().strip()}")

@@ -85,18 +85,23 @@ def node_log(
     ] = "",
 ) -> None:
     """Check that a node's log is whole, and show it: a JSON object for each message."""
+    from fedif_consortium.member.node_log import FILE
+
+    show_log(folder / FILE, head)
+
+
+def show_log(path: Path, head: str = "") -> None:
+    """Print a log's lines, once all were checked, and to the other stream that it is whole."""
     import json
 
-    from fedif_consortium.evidence.chained_log import START
-    from fedif_consortium.member.node_log import lines_after, read_node_log
+    from fedif_consortium.evidence.chained_log import last_hash, lines_after, read_log
 
-    entries = read_node_log(folder)
-    after = lines_after(entries, head) if head else None
+    entries = read_log(path)
+    after = lines_after(entries, head) if head else 0
     for entry in entries:
         typer.echo(json.dumps(entry))
-    last = entries[-1]["hash"] if entries else START
-    typer.echo(f"Whole: {len(entries)} lines, the last hash is {last}", err=True)
-    if after is not None:
+    typer.echo(f"Whole: {len(entries)} lines, the last hash is {last_hash(entries)}", err=True)
+    if head:
         typer.echo(f"The log goes on from that hash: {after} lines since.", err=True)
 
 

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
-from fedif_flower.errors import EvidenceError
+from fedif_flower.errors import EvidenceError, StorageError
+from fedif_flower.storage import append_line, cut_torn_line
 
+logger = logging.getLogger(__name__)
+Entry = Mapping[str, object]
 START = hashlib.sha256(b"").hexdigest()
 
 
@@ -31,7 +37,7 @@ class ChainedLog:
         self.head = head
         self._write = write
 
-    def append(self, entry: Mapping[str, object]) -> None:
+    def append(self, entry: Entry) -> None:
         """Add an entry, which JSON can write."""
         text = json.dumps(entry, separators=(",", ":"))
         head = _next(self.head, text)
@@ -39,33 +45,79 @@ class ChainedLog:
         self.head = head
 
 
-def verified(
-    lines: Iterable[str], name: str, head: str = START
-) -> tuple[list[dict[str, object]], str]:
-    """Return the entries of a log's lines, and the last hash.
-
-    Parameters
-    ----------
-    lines : iterable of str
-        As they were written.
-    name : str
-        What an error calls the log.
-    head : str
-        The hash of the line before the first.
+def verified(lines: Iterable[str], name: str) -> list[Entry]:
+    """Return what each line of a log says, with its ``"hash"``; ``name`` is the log's.
 
     Raises
     ------
     EvidenceError
         Naming the first line that does not follow from the one before.
     """
-    entries = []
+    entries: list[Entry] = []
+    head = START
     for number, line in enumerate(lines, 1):
-        claimed, _, text = line.rstrip("\n").partition(" ")
+        claimed, _, text = line.partition(" ")
         head = _next(head, text)
         if claimed != head:
             raise EvidenceError(f"line {number} of {name} does not follow from the others")
-        entries.append(json.loads(text))
-    return entries, head
+        entries.append({**json.loads(text), "hash": head})
+    return entries
+
+
+def last_hash(entries: Sequence[Entry]) -> str:
+    """Return the hash at which a log ends."""
+    return str(entries[-1]["hash"]) if entries else START
+
+
+def read_log(path: Path) -> list[Entry]:
+    """Return what each line of a log's file says, with its ``"hash"``, the oldest first.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be read.
+    EvidenceError
+        If it was cut short, or naming the first line that was changed.
+    """
+    try:
+        *lines, rest = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    if rest:
+        raise EvidenceError(f"{path} ends in half a line: it was cut short")
+    return verified(lines, str(path))
+
+
+def lines_after(entries: Sequence[Entry], head: str) -> int:
+    """Return how many lines of a log came after the one whose hash was written down.
+
+    Raises
+    ------
+    EvidenceError
+        If no line has that hash.
+    """
+    hashes = [START, *(entry["hash"] for entry in entries)]
+    if head not in hashes:
+        raise EvidenceError(
+            f"no line has the hash {head!r}: since it was written down, lines were "
+            "removed or changed"
+        )
+    return len(entries) - hashes.index(head)
+
+
+def open_log(path: Path) -> ChainedLog:
+    """Return a file's log, which goes on after its last whole line; its owner alone can read it.
+
+    Raises
+    ------
+    StorageError
+        If the file cannot be written.
+    EvidenceError
+        If a line was changed.
+    """
+    if cut_torn_line(path, 0o600):
+        logger.warning("The end of %s was torn off, and is written over.", path)
+    return ChainedLog(last_hash(read_log(path)), partial(append_line, path))
 
 
 def _next(head: str, text: str) -> str:

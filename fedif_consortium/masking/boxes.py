@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -19,29 +19,20 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedif_consortium.evidence.keys import (
-    SigningKey,
-    VerifyingKey,
-    is_signed,
-    key_digest,
-    sign,
-)
-from fedif_consortium.masking.masks import SEED_BYTES
-from fedif_consortium.masking.ring import Ring
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, key_digest, sign
+from fedif_consortium.masking.ring import SEED_BYTES, Ring
 from fedif_flower.errors import BoxError, ConfigError
 
 KeeperKey = X25519PrivateKey
 """What opens boxes."""
-DIGEST_BYTES = 32
 MOST_BYTES = 512  # Of a box: more is read from nobody.
 _KIND = b"fedifbx1"
 _HEADER = struct.Struct("<8sQIQQ32s32s32s")
-_POINT = 32  # Bytes of a public key of X25519.
-_SEALED = SEED_BYTES + 16  # With the tag.
+_POINT = _HEADER.size + 32  # Where the public key of X25519 ends,
+_SIGNED = _POINT + SEED_BYTES + 16  # and the seed with its tag: what is signed.
 
 
-@dataclass(frozen=True)
-class BoxHeader:
+class BoxHeader(NamedTuple):
     """What a box belongs to; in clear, and signed.
 
     Attributes
@@ -73,8 +64,7 @@ class BoxHeader:
 
     def to_bytes(self) -> bytes:
         """Return the header as it stands in a box."""
-        where = self.run, self.server_round, self.node, self.length
-        return _HEADER.pack(_KIND, *where, self.digest, self.instructions, self.signer)
+        return _HEADER.pack(_KIND, *self)
 
 
 def vector_digest(vector: Ring) -> bytes:
@@ -97,9 +87,9 @@ def seal(header: BoxHeader, seed: bytes, keeper: X25519PublicKey, key: SigningKe
         The member's.
     """
     once = X25519PrivateKey.generate()
-    start = header.to_bytes() + once.public_key().public_bytes_raw()
-    cipher = _cipher(once.exchange(keeper), start[-_POINT:], keeper)
-    content = start + cipher.encrypt(bytes(12), seed, header.to_bytes())
+    start, point = header.to_bytes(), once.public_key().public_bytes_raw()
+    cipher = _cipher(once.exchange(keeper), point, keeper)
+    content = start + point + cipher.encrypt(bytes(12), seed, start)
     return content + sign(key, content)
 
 
@@ -111,7 +101,7 @@ def read_header(box: bytes) -> BoxHeader:
     BoxError
         If it is no box.
     """
-    if not _HEADER.size + _POINT + _SEALED < len(box) <= MOST_BYTES:
+    if not _SIGNED < len(box) <= MOST_BYTES:
         raise BoxError(f"{len(box)} bytes are no box")
     kind, *fields = _HEADER.unpack_from(box)
     if kind != _KIND:
@@ -119,10 +109,21 @@ def read_header(box: bytes) -> BoxHeader:
     return BoxHeader(*fields)
 
 
+def header_for(box: bytes, run: int, server_round: int, node: int, length: int) -> BoxHeader:
+    """Return a box's header, or raise BoxError if it is for another run, round, node or length."""
+    header = read_header(box)
+    wanted = {"run": run, "round": server_round, "node": node, "length": length}
+    for (name, value), found in zip(wanted.items(), header, strict=False):
+        if found != value:
+            raise BoxError(f"the box is for {name} {found}, not {value}")
+    return header
+
+
 def check_signature(box: bytes, key: VerifyingKey) -> None:
     """Raise BoxError unless a box is signed with a key, and names it."""
-    end = _HEADER.size + _POINT + _SEALED
-    if read_header(box).signer != key_digest(key) or not is_signed(key, box[end:], box[:end]):
+    if read_header(box).signer != key_digest(key) or not is_signed(
+        key, box[_SIGNED:], box[:_SIGNED]
+    ):
         raise BoxError("the box is not signed by the member that it names")
 
 
@@ -134,9 +135,7 @@ def open_box(box: bytes, key: KeeperKey) -> bytes:
     BoxError
         If the box was not sealed for this keeper, or was changed.
     """
-    header = read_header(box).to_bytes()
-    point = box[len(header) : len(header) + _POINT]
-    sealed = box[len(header) + _POINT : len(header) + _POINT + _SEALED]
+    header, point, sealed = box[: _HEADER.size], box[_HEADER.size : _POINT], box[_POINT:_SIGNED]
     try:
         shared = key.exchange(X25519PublicKey.from_public_bytes(point))
         return _cipher(shared, point, key.public_key()).decrypt(bytes(12), sealed, header)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_consortium.masking.products import ROUNDED_BITS, products
-from fedif_consortium.masking.ring import Ring, length_of
+from fedif_consortium.masking.ring import Ring, decode
 from fedif_consortium.masking.sketches import SignSketch
 from fedif_flower.errors import KeeperError, MaskingError
 
@@ -51,14 +51,12 @@ def check_sum(
     vectors, answers : ndarray
         ``[j, d]`` and ``[m, j]``, the products that were asked for before.
     """
-    if total.shape != (sketch.length,):
-        raise KeeperError(f"the keeper's sum has shape {total.shape}, not ({sketch.length},)")
     apart = _difference(sketch.of(total), _weighted(weights, sketches))  # [k]
     if not np.all(apart <= _DEVIATIONS * np.sqrt(sketch.counts)):
         raise KeeperError("the keeper's sum contradicts its sketches")
     apart = _difference(products(total, vectors), _weighted(weights, answers))  # [j]
     allowed = 2.0 ** (ROUNDED_BITS - 1) * float(np.sum(weights, dtype=np.float64))
-    if not np.all(apart <= allowed + _DEVIATIONS * np.array([length_of(v, 0) for v in vectors])):
+    if not np.all(apart <= allowed + _DEVIATIONS * np.linalg.norm(decode(vectors, 0), axis=1)):
         raise KeeperError("the keeper's sum contradicts its products")
 
 

@@ -3,54 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from annotated_types import Len
+from pydantic import BaseModel, ConfigDict
 
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.ring import Ring
+from fedif_consortium.masking.ring import SEED_BYTES, Ring, to_ring
 
 
-@dataclass(frozen=True)
-class OpenedRound:
-    """Whose boxes the keeper opened.
+class _Travels(BaseModel):
+    """What is sent to a keeper, or by it, as JSON."""
+
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class RoundBoxes(_Travels):
+    """A round's boxes by node id; ``length`` is d."""
+
+    length: int
+    boxes: dict[int, bytes]
+
+
+class OpenedRound(_Travels):
+    """Whose boxes the keeper opened, and the sketches of their masks.
 
     Attributes
     ----------
     nodes : tuple of int
         Node ids, in the order of all later answers' rows.
-    members : tuple of str
-        What the keeper's own list calls them.
-    refused : mapping of int to str
+    refused : dict of int to str
         By node id, why a box was not opened.
+    seed : bytes
+        Of :class:`~fedif_consortium.masking.sketches.SignSketch`: the keeper's own, always one.
+    packed : bytes
+        The sketches.
     """
 
     nodes: tuple[int, ...]
-    members: tuple[str, ...]
-    refused: Mapping[int, str]
+    refused: dict[int, str]
+    seed: Annotated[bytes, Len(SEED_BYTES, SEED_BYTES)]
+    packed: bytes
 
-
-@dataclass(frozen=True)
-class Sketches:
-    """The sketches of a round's masks.
-
-    Attributes
-    ----------
-    seed : bytes
-        Of :class:`~fedif_consortium.masking.sketches.SignSketch`: the keeper's own, always one.
-    values : ndarray
-        ``[m, k]`` of uint64.
-    """
-
-    seed: bytes
-    values: Ring
+    @property
+    def sketches(self) -> Ring:
+        """Of the masks, ``[m, k]``."""
+        return to_ring(self.packed).reshape(len(self.nodes), -1)
 
 
 class MaskKeeper(Protocol):
     """Keeps the seeds of masks, and answers what its policy allows.
 
-    The same request again gets the same answer, and counts once: a server may ask again where an
-    answer was lost. Every method raises KeeperError where there is no answer, and
-    RefusedByPolicyError, a KeeperError, where the policy forbids it.
+    Every method raises KeeperError where there is no answer, and RefusedByPolicyError, a
+    KeeperError, where the policy forbids it.
     """
 
     def policy(self) -> KeeperPolicy:
@@ -64,14 +69,11 @@ class MaskKeeper(Protocol):
         A round is opened once, and rounds of a run only in rising order. It ends the run's last.
         """
 
-    def sketches(self, run: int, server_round: int) -> Sketches:
-        """Return the masks' sketches."""
-
     def products(self, run: int, server_round: int, vectors: Ring) -> Ring:
         """Return the masks' products ``[m, j]`` with vectors ``[j, d]``."""
 
     def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
-        """Return the sum ``[d]`` of the masks times weights ``[m]``."""
+        """Return the sum ``[d]`` of the masks times weights ``[m]``; a round has one."""
 
     def close_round(self, run: int, server_round: int) -> str:
         """Let the keeper delete the round's seeds; return its log's last hash, in hex."""

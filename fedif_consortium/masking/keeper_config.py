@@ -8,13 +8,14 @@ from pathlib import Path
 
 from fedif_consortium.evidence.keys import VerifyingKey, read_public_key
 from fedif_consortium.evidence.members import names_by_digest
-from fedif_consortium.masking import KeeperPolicy
+from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_flower.errors import ConfigError
-from fedif_flower.foreign import read_toml
+from fedif_flower.foreign import read_toml, read_whole
 from fedif_flower.run.logs import FORMATS
 from fedif_flower.settings import Settings, setting, take_section
 
 SECTIONS = ("members", "policy")
+_FILES = ("state", "certificate", "certificate_key", "server_certificate")
 
 
 class KeeperSettings(Settings):
@@ -79,39 +80,22 @@ def read_keeper_config(path: Path) -> KeeperConfig:
     ConfigError
         Naming the file, the key, and what is allowed.
     """
-    content = read_toml(path)
+    content, beside = read_toml(path), path.parent.absolute()
     try:
-        members, policy = (take_section(content, name) for name in SECTIONS)
-        settings = KeeperSettings(**content)
-        files = ("state", "certificate", "certificate_key", "server_certificate")
-        places = {name: str(path.parent.absolute() / getattr(settings, name)) for name in files}
-        found = KeeperConfig(
-            settings.replace(**places),
-            _read_members(members, path.parent.absolute()),
-            KeeperPolicy(**policy),
-        )
-        least = found.policy.least_members
-        if len(found.members) < least:
-            raise ConfigError(
-                f"[members] has {len(found.members)}; allowed: at least least-members = {least}"
+        names, limits = (take_section(content, name) for name in SECTIONS)
+        settings, policy = KeeperSettings(**content), KeeperPolicy(**limits)
+        places = {name: str(beside / getattr(settings, name)) for name in _FILES}
+        members = {}
+        for name, value in names.items():
+            members[name] = read_public_key(
+                read_whole(beside / str(value)), f"[members] {name} = {value!r}"
             )
-        for name in files[1:]:
-            if not Path(places[name]).is_file():
-                raise ConfigError(f"{name.replace('_', '-')} = {places[name]!r} is no file")
-    except ConfigError as error:
+        names_by_digest(members, "[members]")
+        if len(members) < policy.least_members:
+            raise ConfigError(
+                f"[members] has {len(members)}; allowed: at least least-members = "
+                f"{policy.least_members}"
+            )
+    except (OSError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    return found
-
-
-def _read_members(names: Mapping[str, object], folder: Path) -> dict[str, VerifyingKey]:
-    members: dict[str, VerifyingKey] = {}
-    for name, value in names.items():
-        if not isinstance(value, str):
-            raise ConfigError(f"[members] {name} = {value!r}; allowed: a file with a public key")
-        try:
-            data = (folder / value).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"[members] {name} = {value!r}: {error.strerror}") from error
-        members[name] = read_public_key(data, f"[members] {name} = {value!r}")
-    names_by_digest(members, "[members]")
-    return members
+    return KeeperConfig(settings.replace(**places), members, policy)

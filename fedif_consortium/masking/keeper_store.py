@@ -6,22 +6,19 @@ of a round fails that round, and the next one goes on.
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from filelock import FileLock, Timeout
 
-from fedif_consortium.evidence.chained_log import ChainedLog, verified
-from fedif_consortium.masking.keeper import KeeperState
-from fedif_flower.errors import ConfigError, KeeperError, StorageError
+from fedif_consortium.evidence.chained_log import open_log
+from fedif_consortium.evidence.keys import VerifyingKey
+from fedif_consortium.masking.keeper import Keeper, KeeperState
+from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.storage import (
-    append_line,
-    cut_torn_line,
     make_folder,
     require_private,
     write_atomically,
@@ -29,7 +26,6 @@ from fedif_flower.storage import (
     writing,
 )
 
-logger = logging.getLogger(__name__)
 OWNER_ALONE = 0o600
 
 
@@ -43,8 +39,9 @@ class KeeperStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._state, self._log = folder / "state.json", folder / "log.txt"
+        self.folder, self.log = folder, folder / "log.txt"
+        self.public = folder / "box-key.pub"  # What members need.
+        self._state = folder / "state.json"
         make_folder(folder)
         with writing(folder):
             folder.chmod(0o700)
@@ -64,10 +61,19 @@ class KeeperStore:
         except Timeout:
             raise StorageError(f"{self.folder} is in use by another keeper") from None
 
-    def key(self) -> X25519PrivateKey:
-        """Return the key that opens boxes, which is made if it is not there.
+    def keeper(self, policy: KeeperPolicy, members: Mapping[str, VerifyingKey]) -> Keeper:
+        """Return a keeper with what the folder remembers.
 
-        Its public half, which members need, is in ``box-key.pub`` beside it.
+        Raises
+        ------
+        FedIFError
+            If a file is not what a keeper wrote.
+        """
+        state, log = self.load(), open_log(self.log)
+        return Keeper(policy, members, self.key(), state=state, save=self._save, log=log)
+
+    def key(self) -> X25519PrivateKey:
+        """Return the key that opens boxes, which is made, with its public half, if it is not there.
 
         Raises
         ------
@@ -82,8 +88,7 @@ class KeeperStore:
             key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} has no key of a keeper: {error}") from error
-        public = key.public_key().public_bytes_raw().hex() + "\n"
-        write_atomically(self.folder / "box-key.pub", public)
+        write_atomically(self.public, key.public_key().public_bytes_raw().hex() + "\n")
         return key
 
     def load(self) -> KeeperState:
@@ -97,51 +102,9 @@ class KeeperStore:
         if not self._state.exists():
             return KeeperState()
         try:
-            content = json.loads(self._state.read_text())
-            last_rounds, vectors = (
-                {int(run): int(count) for run, count in content[name].items()}
-                for name in ("last-rounds", "vectors")
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StorageError(f"{self._state} is damaged: {error!r}") from error
-        return KeeperState(last_rounds, vectors)
+            return KeeperState.model_validate_json(self._state.read_bytes())
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{self._state} is damaged: {error}") from error
 
-    def save(self, state: KeeperState) -> None:
-        """Write a state.
-
-        Raises
-        ------
-        StorageError
-            If it cannot be written.
-        """
-        content = {"last-rounds": state.last_rounds, "vectors": state.vectors}
-        write_atomically(self._state, json.dumps(content), OWNER_ALONE)
-
-    def log(self) -> ChainedLog:
-        """Return the log, which goes on after its last whole line.
-
-        Raises
-        ------
-        EvidenceError
-            If a line of it was changed.
-        """
-        if cut_torn_line(self._log, OWNER_ALONE):
-            logger.warning("The end of %s was torn off, and is written over.", self._log)
-        return ChainedLog(read_log(self._log)[1], partial(append_line, self._log))
-
-
-def read_log(path: Path) -> tuple[list[dict[str, object]], str]:
-    """Return the entries of a keeper's log, and its last hash.
-
-    Raises
-    ------
-    KeeperError
-        If it cannot be read.
-    EvidenceError
-        Naming the first line that was changed.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            return verified(file, "the keeper's log")
-    except (OSError, UnicodeDecodeError) as error:
-        raise KeeperError(f"{path} is no keeper's log: {error}") from error
+    def _save(self, state: KeeperState) -> None:
+        write_atomically(self._state, state.model_dump_json(), OWNER_ALONE)

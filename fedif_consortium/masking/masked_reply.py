@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -19,7 +19,8 @@ from torch import nn
 
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
 from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD
-from fedif_consortium.masking import mask_update, read_keeper_key
+from fedif_consortium.masking.boxes import read_keeper_key
+from fedif_consortium.masking.member import mask_update
 from fedif_consortium.masking.terms import (
     BOX,
     LENGTH,
@@ -33,7 +34,6 @@ from fedif_flower.client.trust import require_trusted
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LocalMethod, build_local_method
 from fedif_flower.messages.arrays import pack_array, view_array
-from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import FACTS_KEY, ROUND_KEY, read_config
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.storage import make_folder, write_atomically
@@ -54,76 +54,40 @@ class MemberMasking:
         Whom the seed is sealed for.
     key : SigningKey
         The member's own.
-    node_id, partition_id : int
-        The member's.
-    own_updates : Path, optional
-        Where it keeps what it trained.
+    node_id : int
+        Flower's.
     """
 
     terms: MaskingTerms
     keeper: X25519PublicKey
     key: SigningKey
     node_id: int
-    partition_id: int
-    own_updates: Path | None = None
 
-    def require_plain(self, config: ClientConfig, method: LocalMethod) -> None:
-        """Raise ConfigError unless a server lets the member train honestly, and by SGD alone.
+    def masked(self, received: RecordDict, update: NDArray[np.floating]) -> RecordDict:
+        """Return what is sent in place of an update ``[d]``.
 
-        A method may send more than the update, or remember rounds in which members got other
-        models; an attack is some members' alone, and what those send may be known.
-        """
-        if type(method) is not LocalMethod:
-            raise ConfigError(f"masking: local-method = {config.local_method!r}; allowed: sgd")
-        if config.attack != "none" and not self.terms.is_trial:
-            raise ConfigError(f"masking: attack = {config.attack!r}; allowed: none")
-
-    def masked(
-        self, received: RecordDict, trained: ArrayRecord, model: nn.Module
-    ) -> dict[str, ArrayRecord | ConfigRecord]:
-        """Return what is sent in place of a trained model's arrays.
-
-        Parameters
-        ----------
-        received : RecordDict
-            What the server sent, by whose hash the keeper sees that all members got the same.
-        trained : ArrayRecord
-            The arrays after training.
-        model : nn.Module
-            The model that they are of: it says which are trained.
+        The keeper sees by the hash of what was received that all members got the same.
 
         Raises
         ------
-        ConfigError
-            If training changed what is no parameter, or the server's terms name other parameters.
         MaskingError
             If the update is not finite, or too long.
         """
-        arrays = cast(ArrayRecord, received["arrays"])
-        update = trained_update(arrays, trained, model, self.terms)  # [d]
-        server_round = int(cast(int, cast(ConfigRecord, received["config"])[ROUND_KEY]))
         sent = mask_update(
             update,
             self.keeper,
             self.key,
             run=self.terms.run,
-            server_round=server_round,
+            server_round=_round_of(received),
             node=self.node_id,
             instructions=content_hash(received),
         )
-        if self.own_updates is not None:
-            self._keep(self.own_updates / f"{self.terms.run:016x}", server_round, update)
-        return {
-            "arrays": ArrayRecord({VECTOR: pack_array(sent.vector)}),
-            MASK_RECORD: ConfigRecord({BOX: sent.box, LENGTH: sent.length}),
-        }
-
-    def _keep(self, folder: Path, server_round: int, update: NDArray[np.floating]) -> None:
-        """Write an update of one's own, ``round-000001.npz``, and who it is of."""
-        make_folder(folder)
-        buffer = BytesIO()
-        np.savez(buffer, update=update, node_id=self.node_id, partition_id=self.partition_id)
-        write_atomically(folder / f"round-{server_round:06d}.npz", buffer.getvalue())
+        return RecordDict(
+            {
+                "arrays": ArrayRecord({VECTOR: pack_array(sent.vector)}),
+                MASK_RECORD: ConfigRecord({BOX: sent.box, LENGTH: sent.length}),
+            }
+        )
 
 
 def masked_round(
@@ -134,9 +98,13 @@ def masked_round(
     Raises
     ------
     ConfigError
-        If the run is not masked as the node wants it, or more than the update would leave.
+        If the run is not masked as the node wants it, more than the update would leave, or the
+        server does not let the member train honestly, and by SGD alone: a method may send more than
+        the update, or remember rounds in which members got other models; an attack is some members'
+        alone, and what those send may be known.
     """
-    settings = cast(ConfigRecord, message.content["config"])
+    received = message.content
+    settings = cast(ConfigRecord, received["config"])
     node = NodeConfig.from_node_config(context.node_config)
     masking = member_masking(settings, node, message.metadata.dst_node_id)
     if masking is None:
@@ -144,12 +112,23 @@ def masked_round(
     config = read_config(settings)
     require_trusted(config, node)
     task = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
-    masking.require_plain(config, build_local_method(config, task, config.seed))
+    if type(build_local_method(config, task, config.seed)) is not LocalMethod:
+        raise ConfigError(f"masking: local-method = {config.local_method!r}; allowed: sgd")
+    if config.attack != "none" and not masking.terms.is_trial:
+        raise ConfigError(f"masking: attack = {config.attack!r}; allowed: none")
+    arrays = cast(ArrayRecord, received["arrays"])
     reply = call_next(message, context)
     if more := reply.content.keys() - {"metrics", "arrays"}:
         raise ConfigError(f"masking: {min(more)!r} would leave without a mask")
     trained = cast(ArrayRecord, reply.content["arrays"])
-    reply.content.update(masking.masked(message.content, trained, model_of(task)))
+    update = trained_update(arrays, trained, model_of(task), masking.terms)
+    reply.content.update(masking.masked(received, update))
+    if node.own_updates_dir:
+        folder = Path(node.own_updates_dir).expanduser() / f"{masking.terms.run:016x}"
+        make_folder(folder)
+        buffer = BytesIO()
+        np.savez(buffer, update=update, node_id=masking.node_id, partition_id=node.partition_id)
+        write_atomically(folder / f"round-{_round_of(received):06d}.npz", buffer.getvalue())
     return reply
 
 
@@ -170,11 +149,9 @@ def member_masking(settings: ConfigRecord, node: NodeConfig, node_id: int) -> Me
         return None
     if keeper is None:
         keeper = read_keeper_key(terms.trial_keeper, "the trial's keeper key")
-        key: SigningKey = trial_key(terms.trial_secret, node_id)
-    else:
-        key = read_key_file(Path(str(node.signing_key)), "signing-key")
-    own = Path(node.own_updates_dir).expanduser().absolute() if node.own_updates_dir else None
-    return MemberMasking(terms, keeper, key, node_id, node.partition_id, own)
+        return MemberMasking(terms, keeper, trial_key(terms.trial_secret, node_id), node_id)
+    key = read_key_file(Path(str(node.signing_key)), "signing-key")
+    return MemberMasking(terms, keeper, key, node_id)
 
 
 def check_masking(node: NodeConfig, masking: str) -> str:
@@ -204,6 +181,10 @@ def _own_keeper(node: NodeConfig, masking: str) -> X25519PublicKey | None:
             "with masking = 'keeper' alone"
         )
     return read_keeper_key(node.keeper_key, "keeper-key")
+
+
+def _round_of(received: RecordDict) -> int:
+    return int(cast(int, cast(ConfigRecord, received["config"])[ROUND_KEY]))
 
 
 def content_hash(received: RecordDict) -> bytes:
@@ -250,7 +231,7 @@ def trained_update(
                 f"masking: training changed {name!r}, which is no trained parameter; masked rounds "
                 "take parameters alone"
             )
-    pieces: list[NDArray[Any]] = [
+    pieces: list[NDArray[np.floating]] = [
         np.subtract(view_array(trained[key]), view_array(received[key])).ravel()
         for key in terms.keys
     ]

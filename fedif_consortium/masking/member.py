@@ -10,9 +10,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from numpy.typing import NDArray
 
 from fedif_consortium.evidence.keys import SigningKey, key_digest, public_of
-from fedif_consortium.masking.boxes import DIGEST_BYTES, BoxHeader, seal, vector_digest
-from fedif_consortium.masking.masks import SEED_BYTES, add_mask
-from fedif_consortium.masking.ring import LONGEST, UPDATE_BITS, Ring, encode, length_of
+from fedif_consortium.masking.boxes import BoxHeader, seal, vector_digest
+from fedif_consortium.masking.ring import (
+    LONGEST,
+    SEED_BYTES,
+    UPDATE_BITS,
+    Ring,
+    decode,
+    encode,
+    mask_of,
+)
 from fedif_flower.errors import MaskingError
 
 
@@ -43,7 +50,7 @@ def mask_update(
     run: int,
     server_round: int,
     node: int,
-    instructions: bytes = bytes(DIGEST_BYTES),
+    instructions: bytes = bytes(32),
 ) -> MaskedUpdate:
     r"""Mask an update with a fresh seed, :math:`y = q_{28}(u) + \mathrm{mask}(s)`.
 
@@ -64,18 +71,16 @@ def mask_update(
     Raises
     ------
     MaskingError
-        If the update is not finite, or too long, or the digest is none.
+        If the update is not finite, or too long.
     """
-    if len(instructions) != DIGEST_BYTES:
-        raise MaskingError(f"instructions of {len(instructions)} bytes; allowed: {DIGEST_BYTES}")
     with np.errstate(over="ignore"):
         is_short = bool(np.linalg.norm(update) < LONGEST)  # False for NaN.
     if not is_short:  # Said without a figure: the server reads it.
         raise MaskingError(f"the update is not finite, or not shorter than {LONGEST:g}")
     encoded = encode(update, UPDATE_BITS, "the update")
-    length = length_of(encoded, UPDATE_BITS)
+    length = float(np.linalg.norm(decode(encoded, UPDATE_BITS)))
     seed = secrets.token_bytes(SEED_BYTES)
-    add_mask(encoded, seed)
+    encoded += mask_of(seed, len(encoded))
     digest, signer = vector_digest(encoded), key_digest(public_of(key))
     header = BoxHeader(run, server_round, node, len(encoded), digest, instructions, signer)
     return MaskedUpdate(encoded, seal(header, seed, keeper, key), length)

@@ -6,20 +6,22 @@ import logging
 from pathlib import Path
 
 from fedif_consortium.masking.client_part import MASKING_KEY
-from fedif_consortium.masking.keeper_client import HttpKeeper, OnAnswer
-from fedif_consortium.masking.keeper_record import KeeperRecord
+from fedif_consortium.masking.keeper_client import HttpKeeper
+from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.settings import MaskingSettings, require_maskable
 from fedif_consortium.masking.trial_keeper import trial_masking
 from fedif_consortium.masking.workspace import Masking
-from fedif_flower.errors import ConfigError, RefusedByPolicyError, require
+from fedif_flower.errors import ConfigError, KeeperError, RefusedByPolicyError, require
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
+from fedif_flower.strategies.reports import RoundReport
 
 logger = logging.getLogger(__name__)
 
-BESIDE_THE_SERVER = "beside the server, for trial"
 MOST_KEEPER_SECONDS = 600.0  # For one answer.
 EXPERIMENTAL = (
     "masked rounds are experimental: a server that follows the protocol learns lengths, scores, a "
@@ -39,15 +41,38 @@ class MaskedRounds(RunPart):
         require_maskable(config)
 
     def build(self, run: RunContext) -> Built:
-        """Return who keeps the masks, and the record of what is asked."""
-        config = run.config
-        masking = build_masking(config, run.loaded.validation.num_params, run.waited)
-        if masking is None:
+        """Return who keeps the masks, and the record of what is asked.
+
+        Raises
+        ------
+        ConfigError
+            If the keeper's policy refuses every round of this run, or a file cannot be used.
+        KeeperError
+            If the keeper does not answer.
+        """
+        config, own = run.config, run.config.section(MaskingSettings)
+        if own.mode == "off":
             return NOTHING
+        logger.warning(EXPERIMENTAL)
+        if own.mode == "trial":
+            masking = trial_masking()
+        else:
+            keeper = HttpKeeper(
+                own.keeper_url,
+                keeper_certificate=Path(own.keeper_certificate).expanduser(),
+                certificate=Path(own.client_certificate).expanduser(),
+                certificate_key=Path(own.client_key).expanduser(),
+                seconds=min(config.pace.timeout, MOST_KEEPER_SECONDS),
+                on_answer=run.waited,
+            )
+            masking = Masking(keeper)
+        _require_answers(masking.keeper.policy(), config, run.loaded.validation.num_params)
+        title = own.keeper_url or "beside the server, for trial"
+        logger.info("masked: who has the masks is %s", title)
         return Built(
             setup={"intake": masking},
-            callbacks=[KeeperRecord(run.folder, masking, keeper_title(config))],
-            asked={MASKING_KEY: config.section(MaskingSettings).mode},
+            callbacks=[KeeperRecord(run.folder, masking, title)],
+            asked={MASKING_KEY: own.mode},
         )
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
@@ -56,38 +81,8 @@ class MaskedRounds(RunPart):
             strategy.setup.intake.require(strategy, model_arrays(run.loaded.model))
 
 
-def build_masking(
-    config: RunConfig, num_params: int, on_answer: OnAnswer | None = None
-) -> Masking | None:
-    """Return who keeps the masks of a run; ``None``: there are none.
-
-    ``num_params`` is d, the parameters of the model; ``on_answer`` is what :class:`HttpKeeper`
-    takes.
-
-    Raises
-    ------
-    ConfigError
-        If the keeper's policy refuses every round of this run, or a file cannot be used.
-    KeeperError
-        If the keeper does not answer.
-    """
-    own = config.section(MaskingSettings)
-    if own.mode == "off":
-        return None
-    logger.warning(EXPERIMENTAL)
-    if own.mode == "trial":
-        masking = trial_masking()
-    else:
-        keeper = HttpKeeper(
-            own.keeper_url,
-            keeper_certificate=Path(own.keeper_certificate).expanduser(),
-            certificate=Path(own.client_certificate).expanduser(),
-            certificate_key=Path(own.client_key).expanduser(),
-            seconds=min(config.pace.timeout, MOST_KEEPER_SECONDS),
-            on_answer=on_answer,
-        )
-        masking = Masking(keeper)
-    policy = masking.keeper.policy()
+def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -> None:
+    """Raise ConfigError if a keeper's policy refuses every round of a run."""
     # The least of FedIF's normalised scores is 0, and in the first round its member's weight.
     members, more = config.clients_per_round, int(config.strategy == "fedif")
     require(
@@ -97,22 +92,36 @@ def build_masking(
         f"enough for the keeper's least-members = {policy.least_members}"
         f"{' and the one whom FedIF gives no weight' * more}: a round has {members}",
     )
-    vectors = (config.strategy == "fedif") + (config.attribution != "off")
-    require(
-        vectors <= policy.vectors,
-        "attribution",
-        config.attribution,
-        f"'off' with the keeper's vectors = {policy.vectors}",
-    )
+    vectors = more + (config.attribution != "off")
+    allowed = f"'off' with the keeper's vectors = {policy.vectors}"
+    require(vectors <= policy.vectors, "attribution", config.attribution, allowed)
     try:
         policy.check_known(vectors * config.num_server_rounds, num_params)
     except RefusedByPolicyError as error:
         raise ConfigError(f"num-server-rounds = {config.num_server_rounds}: {error}") from error
-    if own.mode == "keeper":
-        logger.info("masked: the keeper at %s has the masks", own.keeper_url)
-    return masking
 
 
-def keeper_title(config: RunConfig) -> str:
-    """Return what records call who keeps the masks."""
-    return config.section(MaskingSettings).keeper_url or BESIDE_THE_SERVER
+class KeeperRecord(Callback):
+    """Writes who keeps a run's masks, and where the keeper's log ended, into ``masking.json``."""
+
+    def __init__(self, folder: RunFolder, masking: Masking, keeper: str) -> None:
+        self._file, self._masking, self._keeper = folder.masking, masking, keeper
+        self._last_round = 0
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Write down who keeps the masks."""
+        self._write("")
+
+    def on_round(self, report: RoundReport) -> None:
+        """Remember which round there was last."""
+        self._last_round = report.server_round
+
+    def on_end(self) -> None:
+        """Let the keeper forget the last round, and write down its log's last hash."""
+        try:
+            self._write(self._masking.keeper.close_round(self._masking.run, self._last_round))
+        except KeeperError as error:
+            logger.error("the keeper's last hash is not in the records: %s", error)
+
+    def _write(self, last_hash: str) -> None:
+        self._file.write({"keeper": self._keeper, "log": last_hash})

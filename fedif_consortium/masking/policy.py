@@ -12,6 +12,9 @@ from fedif_consortium.masking.ring import WEIGHT_BITS, Ring
 from fedif_flower.errors import RefusedByPolicyError
 from fedif_flower.settings import Settings, setting
 
+# Of a vector's length: what lies outside of the others' span, below which nothing is known of it.
+LEAST_DISTANCE = 2.0**-20
+
 
 class KeeperPolicy(Settings):
     """The limits of a keeper.
@@ -56,25 +59,36 @@ class KeeperPolicy(Settings):
 
     def check_members(self, members: int) -> None:
         """Raise RefusedByPolicyError unless a round has enough members."""
-        _allow(
-            members >= self.least_members,
-            f"least-members = {self.least_members}",
-            f"{members} in the round",
-        )
+        line = f"least-members = {self.least_members}"
+        allow(members >= self.least_members, line, f"{members} in the round")
 
-    def check_vectors(self, vectors: int) -> None:
-        """Raise RefusedByPolicyError where a round asks for too many vectors."""
-        _allow(
-            vectors <= self.vectors, f"vectors = {self.vectors}", f"{vectors} vectors in the round"
-        )
+    def check_vectors(self, vectors: NDArray[np.float64], lengths: NDArray[np.float64]) -> None:
+        r"""Raise RefusedByPolicyError where a round's vectors tell too much of an update.
 
-    def check_entry(self, share: float) -> None:
-        """Raise RefusedByPolicyError where a parameter has too large a share of the vectors."""
-        _allow(
-            share <= self.largest_entry,
-            f"largest-entry = {self.largest_entry:g}",
-            f"a combination of the round's vectors with {share:.3g} of it in one parameter",
-        )
+        With an orthonormal basis Q of their span, the combination of them that has the largest
+        share of its squared length in parameter j has :math:`\ell_j = \sum_i Q_{ij}^2` there: the
+        leverage of j. A basis vector has 1, and so have two vectors that differ in one place only.
+
+        Parameters
+        ----------
+        vectors : ndarray
+            ``[j, d]``, all of the round, without what its sketch tells: a sum of the sketch and a
+            vector that leaves one of its entries out would tell that one.
+        lengths : ndarray
+            ``[j]``, with it.
+        """
+        count = len(vectors)
+        allow(count <= self.vectors, f"vectors = {self.vectors}", f"{count} vectors in the round")
+        if self.largest_entry >= 1:
+            return
+        line = f"largest-entry = {self.largest_entry:g}"
+        basis, triangle = np.linalg.qr(vectors.T)  # [d, j], [j, j]
+        apart = np.abs(np.diag(triangle)) >= LEAST_DISTANCE * lengths
+        asked = "a vector that differs from a combination of earlier ones by a millionth"
+        allow(bool(apart.all()), line, asked)
+        share = float(np.max(np.sum(basis**2, axis=1)))
+        asked = f"a combination of the round's vectors with {share:.3g} of it in one parameter"
+        allow(share <= self.largest_entry, line, asked)
 
     def check_known(self, vectors: int, length: int) -> None:
         """Raise RefusedByPolicyError where a run asks for too many numbers about each member.
@@ -87,7 +101,7 @@ class KeeperPolicy(Settings):
             d, the parameters of the model.
         """
         known = self.sketch_for(length) + vectors
-        _allow(
+        allow(
             known <= self.largest_known_share * length,
             f"largest-known-share = {self.largest_known_share:g}",
             f"{known} numbers about updates of {length} parameters in the run",
@@ -105,26 +119,16 @@ class KeeperPolicy(Settings):
         """
         total = float(np.sum(weights, dtype=np.float64))
         off = abs(total - 2**WEIGHT_BITS)  # Each is rounded by half a unit.
-        _allow(off <= len(weights), "weights are shares, whose sum is 1", "others")
+        allow(off <= len(weights), "weights are shares, whose sum is 1", "others")
         shares = weights / total  # [m]
-        weighty = int(np.count_nonzero(shares))
-        _allow(
-            weighty >= self.least_members,
-            f"least-members = {self.least_members}",
-            f"{weighty} with weight",
-        )
-        largest = int(np.argmax(shares))
-        _allow(
-            shares[largest] <= self.largest_share,
-            f"largest-share = {self.largest_share:g}",
-            f"{shares[largest]:.3g} for {names[largest]}",
-        )
+        least, most = self.least_members, self.largest_share
         effective = float(1 / np.sum(shares**2))
-        _allow(
-            effective >= self.least_effective_members,
-            f"least-effective-members = {self.least_effective_members:g}",
-            f"{effective:.3g}",
-        )
+        weighty, largest = int(np.count_nonzero(shares)), int(np.argmax(shares))
+        allow(weighty >= least, f"least-members = {least}", f"{weighty} with weight")
+        asked = f"{shares[largest]:.3g} for {names[largest]}"
+        allow(bool(shares[largest] <= most), f"largest-share = {most:g}", asked)
+        line = f"least-effective-members = {self.least_effective_members:g}"
+        allow(effective >= self.least_effective_members, line, f"{effective:.3g}")
 
     def capped(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return weights ``[m]`` whose largest are cut to what a sum may have; their total stays.
@@ -155,6 +159,7 @@ class KeeperPolicy(Settings):
         return True
 
 
-def _allow(is_allowed: bool, line: str, asked: str) -> None:
+def allow(is_allowed: bool, line: str, asked: str) -> None:
+    """Raise RefusedByPolicyError, with the policy's line and what was asked, unless allowed."""
     if not is_allowed:
         raise RefusedByPolicyError(f"the keeper refuses: {line}; asked: {asked}")

@@ -18,7 +18,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedif_consortium.masking.masks import mask_blocks
 from fedif_consortium.masking.ring import (
     UPDATE_BITS,
     VECTOR_BITS,
@@ -32,7 +31,7 @@ from fedif_flower.errors import MaskingError
 ROUNDED_BITS = 24  # Of a product or a sum, that a keeper leaves out.
 
 
-def encode_vectors(vectors: NDArray[np.floating]) -> tuple[Ring, NDArray[np.int64]]:
+def encode_vectors(vectors: NDArray[np.floating]) -> tuple[Ring, NDArray[np.int32]]:
     """Return vectors to ask products for, each scaled by a power of two to a length in [1/2, 1).
 
     Parameters
@@ -52,22 +51,17 @@ def encode_vectors(vectors: NDArray[np.floating]) -> tuple[Ring, NDArray[np.int6
     MaskingError
         If a vector is not finite.
     """
-    encoded = np.empty(vectors.shape, np.uint64)
-    exponents = np.zeros(len(vectors), np.int64)
-    for i, vector in enumerate(vectors):
-        largest = float(np.max(np.abs(vector), initial=0.0))
-        if not np.isfinite(largest):
-            raise MaskingError(f"vector {i} of those to multiply with is not finite")
-        if largest:
-            # By the largest entry first, so that no square is too large or too small.
-            norm = largest * float(np.linalg.norm(vector.astype(np.float64) / largest))
-            exponents[i] = np.frexp(norm)[1]
-        scaled = np.ldexp(vector.astype(np.float64), -exponents[i])
-        encoded[i] = encode(scaled, VECTOR_BITS, f"vector {i}")
-    return encoded, exponents
+    numbers = vectors.astype(np.float64)
+    largest = np.max(np.abs(numbers), axis=1, initial=0.0)  # [j]
+    if not np.isfinite(largest).all():
+        raise MaskingError("a vector to multiply with is not finite")
+    # By the largest entry first, so that no square is too large or too small.
+    scale = np.where(largest > 0, largest, 1.0)
+    exponents = np.frexp(scale * np.linalg.norm(numbers / scale[:, None], axis=1))[1]
+    return encode(np.ldexp(numbers, -exponents[:, None]), VECTOR_BITS), exponents
 
 
-def decode_products(difference: Ring, exponents: NDArray[np.int64]) -> NDArray[np.float64]:
+def decode_products(difference: Ring, exponents: NDArray[np.int32]) -> NDArray[np.float64]:
     """Return the products ``[m, j]`` of updates with vectors from ``<y, .> - <mask, .>``."""
     return np.ldexp(decode(difference, UPDATE_BITS + VECTOR_BITS), exponents)
 
@@ -125,21 +119,3 @@ def rounded(answers: Ring) -> Ring:
 def longest_vector(length: int) -> float:
     """Return the largest length, in units of the last bit, of what :func:`encode_vectors` gives."""
     return 2.0**VECTOR_BITS + math.sqrt(length)
-
-
-def mask_products(seed: bytes, others: Ring) -> Ring:
-    """Return the inner products ``[j]`` of a seed's mask with ``[j, d]``, block by block."""
-    sums = np.zeros(len(others), np.uint64)
-    start = 0
-    for block in mask_blocks(seed, others.shape[1]):
-        sums += products(block, others[:, start : start + len(block)])
-        start += len(block)
-    return sums
-
-
-def add_weighted_mask(total: Ring, seed: bytes, weight: np.uint64) -> None:
-    """Add a weight times a seed's mask to ``[d]``, in place and block by block."""
-    start = 0
-    for block in mask_blocks(seed, len(total)):
-        total[start : start + len(block)] += block * weight
-        start += len(block)

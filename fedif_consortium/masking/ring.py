@@ -1,4 +1,4 @@
-r"""Numbers with a fixed point in the ring of the integers modulo :math:`2^{64}`.
+r"""Numbers with a fixed point in the ring of the integers modulo :math:`2^{64}`, and their masks.
 
 .. math:: q_f(x) = \operatorname{round}(2^f x) \bmod 2^{64}
 
@@ -18,9 +18,8 @@ an entry of a weighted sum, both up to rounding, which takes less than a factor 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from fedif_flower.errors import MaskingError
@@ -33,8 +32,7 @@ VECTOR_BITS = 24
 WEIGHT_BITS = 24
 LONGEST = 2.0**10
 """What an update's length must stay below."""
-BLOCK = 2**16  # Entries that are worked on at a time: they fit into a processor's cache.
-_HALF = 2.0**63
+SEED_BYTES = 32
 
 
 def encode(vector: NDArray[np.floating], bits: int, name: str = "the vector") -> Ring:
@@ -43,36 +41,27 @@ def encode(vector: NDArray[np.floating], bits: int, name: str = "the vector") ->
     Parameters
     ----------
     vector : ndarray
-        ``[d]``, finite, with ``|x| < 2**(63 - bits)``.
+        Of any shape, finite, with ``|x| < 2**(63 - bits)``.
     bits : int
         f, the bits after the point, >= 0.
     name : str
         What an error calls the vector.
-
-    Returns
-    -------
-    ndarray
-        ``[d]`` of uint64.
 
     Raises
     ------
     MaskingError
         Naming the first entry that does not fit. Nothing is ever wrapped or clipped.
     """
-    encoded = np.empty(len(vector), np.uint64)
-    for start in range(0, len(vector), BLOCK):
-        block = vector[start : start + BLOCK]
-        with np.errstate(over="ignore"):  # What is too large for float64 is so for the ring.
-            scaled = np.rint(block.astype(np.float64) * 2.0**bits)
-        fits = np.abs(scaled) < _HALF  # False for NaN.
-        if not fits.all():
-            place = int(np.argmin(fits))
-            raise MaskingError(
-                f"{name} has {block[place]:g} at place {start + place}; allowed: finite numbers "
-                f"below 2**{63 - bits} in size"
-            )
-        encoded[start : start + BLOCK] = scaled.astype(np.int64).view(np.uint64)
-    return encoded
+    with np.errstate(over="ignore"):  # What is too large for float64 is so for the ring.
+        scaled = np.rint(vector.astype(np.float64) * 2.0**bits)
+    fits = np.abs(scaled) < 2.0**63  # False for NaN.
+    if not fits.all():
+        place = int(np.argmin(fits))
+        raise MaskingError(
+            f"{name} has {vector.flat[place]:g} at place {place}; allowed: finite numbers below "
+            f"2**{63 - bits} in size"
+        )
+    return scaled.astype(np.int64).view(np.uint64)
 
 
 def decode(ring: Ring, bits: int) -> NDArray[np.float64]:
@@ -83,7 +72,22 @@ def decode(ring: Ring, bits: int) -> NDArray[np.float64]:
     return np.multiply(ring.view(np.int64), 2.0**-bits, dtype=np.float64)
 
 
-def length_of(ring: Ring, bits: int) -> float:
-    """Return the length of the vector ``[d]`` that elements of the ring stand for."""
-    blocks = (decode(ring[start : start + BLOCK], bits) for start in range(0, len(ring), BLOCK))
-    return math.sqrt(sum(float(np.sum(block**2)) for block in blocks))
+def key_stream(seed: bytes, num_bytes: int) -> bytes:
+    """Return the key stream of ChaCha20 for a seed of 32 bytes, which is used for nothing else."""
+    cipher = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None)
+    return cipher.encryptor().update(bytes(num_bytes))
+
+
+def mask_of(seed: bytes, length: int) -> Ring:
+    """Return the mask ``[length]`` of a seed of 32 bytes."""
+    return to_ring(key_stream(seed, 8 * length))
+
+
+def to_bytes(ring: Ring) -> bytes:
+    """Return elements of the ring as they travel: 8 bytes each, little-endian."""
+    return ring.astype("<u8", copy=False).tobytes()
+
+
+def to_ring(content: bytes) -> Ring:
+    """Return the elements that :func:`to_bytes` wrote."""
+    return np.frombuffer(content, "<u8").astype(np.uint64, copy=False)

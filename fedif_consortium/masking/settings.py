@@ -64,21 +64,16 @@ def require_maskable(config: RunConfig) -> None:
     mode = config.section(MaskingSettings).mode
     if mode == "off":
         return
-    refused = {
-        "attribution": (
-            config.attribution == "adaptive",
-            "'off', 'trapezoid', 'simpson', 'gauss2'",
-        ),
-        "server_optimizer": (
-            config.server_optimizer != "off" and config.attribution != "off",
-            "'off' beside attribution",
-        ),
-        "attack": (needs_collusion(config, config.seed), "those without accomplices"),
-    }
-    for name, (is_refused, allowed) in refused.items():
-        words = f"{allowed} with masking.mode = {mode!r}"
-        require(not is_refused, name.replace("_", "-"), getattr(config, name), words)
     keep = config.section(UpdatesSettings).keep
     per_class = config.section(CreditSettings).per_class
-    for key, value in (("updates.keep", keep), ("credit.per-class", per_class)):
-        require(not value, key, value, f"false with masking.mode = {mode!r}")
+    others, attack = needs_collusion(config, config.seed), config.attack
+    beside = "off" not in (config.server_optimizer, config.attribution)
+    methods = "'off', 'trapezoid', 'simpson', 'gauss2'"
+    for key, value, is_refused, allowed in (
+        ("attribution", config.attribution, config.attribution == "adaptive", methods),
+        ("server-optimizer", config.server_optimizer, beside, "'off' beside attribution"),
+        ("attack", attack, others, "those without accomplices"),
+        ("updates.keep", keep, keep, "false"),
+        ("credit.per-class", per_class, per_class, "false"),
+    ):
+        require(not is_refused, key, value, f"{allowed} with masking.mode = {mode!r}")

@@ -16,14 +16,10 @@ Matias and Szegedy (1996).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from fedif_consortium.masking.masks import mask_blocks, stream
-from fedif_consortium.masking.ring import BLOCK, UPDATE_BITS, Ring, decode
-from fedif_flower.errors import MaskingError
+from fedif_consortium.masking.ring import UPDATE_BITS, Ring, decode, key_stream
 
 
 class SignSketch:
@@ -37,36 +33,21 @@ class SignSketch:
         k, the number of buckets, in 1 ... length.
     length : int
         d, >= 1.
-
-    Raises
-    ------
-    MaskingError
-        If one of them is out of its range.
     """
 
     def __init__(self, seed: bytes, size: int, length: int) -> None:
-        if not 1 <= size <= length:
-            raise MaskingError(f"a sketch of {size} buckets; allowed: 1 to {length}, the length")
         self.size, self.length = size, length
         # Those with a minus have the upper half. 2**32 draws modulo 2k are uniform up to k / 2**31.
-        self._buckets = np.empty(length, np.int32)
-        for start, piece in enumerate(stream(seed, 4 * length, 4 * BLOCK)):
-            drawn = np.frombuffer(piece, "<u4") % np.uint32(2 * size)
-            self._buckets[start * BLOCK : (start + 1) * BLOCK] = drawn
+        drawn = np.frombuffer(key_stream(seed, 4 * length), "<u4") % np.uint32(2 * size)
+        self._buckets = drawn.astype(np.int32)
+        both = np.bincount(self._buckets, minlength=2 * size)
+        self.counts = both[:size] + both[size:]  # [k], how many entries each bucket has.
 
     def of(self, vector: Ring) -> Ring:
         """Return the sketch ``[k]`` of a vector ``[d]``."""
-        return self.of_blocks(vector[i : i + BLOCK] for i in range(0, len(vector), BLOCK))
-
-    def of_mask(self, seed: bytes) -> Ring:
-        """Return the sketch ``[k]`` of a seed's mask, in the memory of one block."""
-        return self.of_blocks(mask_blocks(seed, self.length))
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """How many entries ``[k]`` each bucket has."""
-        both = np.bincount(self._buckets, minlength=2 * self.size)
-        return np.asarray(both[: self.size] + both[self.size :])
+        sums = np.zeros(2 * self.size, np.uint64)
+        np.add.at(sums, self._buckets, vector)
+        return sums[: self.size] - sums[self.size :]
 
     def without(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what of a vector ``[d]`` is at right angles to the sketch's k sums."""
@@ -75,31 +56,10 @@ class SignSketch:
         means = (sums[:k] - sums[k:]) / np.maximum(self.counts, 1)
         return np.asarray(vector - np.concatenate([means, -means])[self._buckets])
 
-    def of_blocks(self, blocks: Iterable[Ring]) -> Ring:
-        """Return the sketch ``[k]`` of a vector that comes in blocks.
-
-        Raises
-        ------
-        MaskingError
-            If the vector has another length.
-        """
-        sums = np.zeros(2 * self.size, np.uint64)
-        start = 0
-        for block in blocks:
-            buckets = self._buckets[start : start + len(block)]
-            start += len(block)
-            if start > self.length:
-                break
-            np.add.at(sums, buckets, block)
-        if start != self.length:
-            raise MaskingError(f"a vector to sketch has not {self.length} entries")
-        return sums[: self.size] - sums[self.size :]
-
 
 def estimated_lengths(sketches: Ring) -> NDArray[np.float64]:
     """Return the lengths ``[m]`` that sketches ``[m, k]`` of encoded updates tell.
 
     A vector that does not fit its seed, or that uses the ring's width, has some 1e11.
     """
-    values = decode(sketches, UPDATE_BITS)
-    return np.asarray(np.sqrt(np.sum(values**2, axis=-1)))
+    return np.asarray(np.linalg.norm(decode(sketches, UPDATE_BITS), axis=-1))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord
+from pydantic import BaseModel, ConfigDict
 
 from fedif_flower.errors import ConfigError
 
@@ -19,15 +16,14 @@ VECTOR = "masked-update"  # The one array of a masked reply, uint64 [d].
 MASK_RECORD, BOX, LENGTH = "mask", "box", "length"  # The record beside it, and what is in it.
 
 
-@dataclass(frozen=True)
-class MaskingTerms:
+class MaskingTerms(BaseModel):
     """How a round's updates are masked.
 
     Attributes
     ----------
     run : int
         The run as the keeper knows it, drawn anew for each process of a run.
-    keys : sequence of str
+    keys : list of str
         The trained parameters, in the order of the vector [d].
     max_length : float
         Longer updates are shortened to it; infinite: none is.
@@ -36,8 +32,9 @@ class MaskingTerms:
         where there is a keeper, whose key is in each member's own node config.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     run: int
-    keys: Sequence[str]
+    keys: list[str]
     max_length: float = math.inf
     trial_keeper: str = ""
     trial_secret: str = ""
@@ -49,9 +46,7 @@ class MaskingTerms:
 
     def write(self, config: ConfigRecord) -> None:
         """Add it to what the server sends."""
-        limit = self.max_length if math.isfinite(self.max_length) else None
-        values = {**asdict(self), "keys": list(self.keys), "max_length": limit}
-        config[TERMS_KEY] = json.dumps(values)
+        config[TERMS_KEY] = self.model_dump_json()
 
     @classmethod
     def read(cls, config: ConfigRecord) -> MaskingTerms | None:
@@ -65,10 +60,8 @@ class MaskingTerms:
         if TERMS_KEY not in config:
             return None
         try:
-            values: dict[str, Any] = json.loads(str(config[TERMS_KEY]))
-            limit, run = values.pop("max_length"), int(values.pop("run"))
-            return cls(run, **values, max_length=math.inf if limit is None else float(limit))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return cls.model_validate_json(str(config[TERMS_KEY]))
+        except ValueError as error:
             raise ConfigError(f"{TERMS_KEY}: the server's terms cannot be read: {error}") from error
 
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedif_consortium.evidence.keys import key_digest
-from fedif_consortium.masking import Keeper, KeeperKey, KeeperPolicy, OpenedRound
-from fedif_consortium.masking.keeper import KeeperState
+from fedif_consortium.masking.boxes import KeeperKey
+from fedif_consortium.masking.interface import OpenedRound
+from fedif_consortium.masking.keeper import Keeper, KeeperState
+from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.terms import trial_key
 from fedif_consortium.masking.workspace import Masking
 
@@ -30,11 +32,8 @@ def trial_masking() -> Masking:
     """Return masks for trial, with keys made for this run."""
     logger.warning("masked for trial: the keeper runs beside the server, and protects nobody")
     secret, key = secrets.token_hex(32), X25519PrivateKey.generate()
-    return Masking(
-        keeper=TrialKeeper(secret, key),
-        trial_keeper=key.public_key().public_bytes_raw().hex(),
-        trial_secret=secret,
-    )
+    public = key.public_key().public_bytes_raw().hex()
+    return Masking(TrialKeeper(secret, key), trial_keeper=public, trial_secret=secret)
 
 
 class TrialKeeper(Keeper):
@@ -51,5 +50,5 @@ class TrialKeeper(Keeper):
         for node in boxes:
             public = trial_key(self._secret, node).public_key()
             self._members[key_digest(public)] = f"node {node}", public
-        self._state, self._round = KeeperState(), None
+        self._state = KeeperState()
         return super().open_round(run, server_round, length, boxes)

@@ -9,61 +9,45 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedif_consortium.masking import (
-    LONGEST,
-    UPDATE_BITS,
-    MaskKeeper,
-    Ring,
-    SignSketch,
+from fedif_consortium.masking.boxes import header_for, vector_digest
+from fedif_consortium.masking.checks import (
     are_lengths_true,
     are_possible,
     check_step,
     check_sum,
-    decode,
+    length_tolerance,
+)
+from fedif_consortium.masking.interface import MaskKeeper
+from fedif_consortium.masking.products import (
     decode_products,
     decode_step,
-    encode,
     encode_vectors,
     encode_weights,
-    estimated_lengths,
-    length_tolerance,
     products,
-    read_header,
 )
-from fedif_consortium.masking.boxes import vector_digest
-from fedif_consortium.masking.ring import VECTOR_BITS
-from fedif_consortium.masking.terms import (
-    BOX,
-    LENGTH,
-    MASK_RECORD,
-    VECTOR,
-    MaskingTerms,
-)
+from fedif_consortium.masking.ring import LONGEST, UPDATE_BITS, VECTOR_BITS, Ring, decode, encode
+from fedif_consortium.masking.sketches import SignSketch, estimated_lengths
+from fedif_consortium.masking.terms import BOX, LENGTH, MASK_RECORD, VECTOR, MaskingTerms
 from fedif_flower.errors import BoxError, ConfigError, KeeperError, MaskingError, ReplyError
 from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.arrays import ArraySpec
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.reply_arrays import arrays_of
-from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace
+from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace, empty_rows
 from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.strategies.base import ScreenedStrategy
 
-# Of what is free, the masked vectors of a round; beyond that they lie in a file.
-SHARE_OF_MEMORY = 0.25
 logger = logging.getLogger(__name__)
 _ROUNDING = 1e-6  # Of a length, by which the ring may make it longer.
 # Of a trained parameter: its masked reply, 8 bytes each, must not be taken for a flood.
@@ -95,23 +79,24 @@ class Masking:
 
     def require(self, strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:
         """Raise ConfigError where updates, or more than parameters, would have to be seen."""
-        name = type(strategy).__name__
-        obstacle = "" if strategy.can_mask else f"{name} weighs by the updates themselves"
-        obstacle = obstacle or strategy.stages.needs_sight()
-        for callback in strategy.callbacks:
-            obstacle = obstacle or callback.needs_sight(strategy)
         method = type(strategy.setup.local_method)
+        obstacles = [
+            strategy.stages.needs_sight(),
+            *(callback.needs_sight(strategy) for callback in strategy.callbacks),
+        ]
+        if not strategy.can_mask:
+            obstacles.insert(0, f"{type(strategy).__name__} weighs by the updates themselves")
         if method is not LocalMethod:
-            obstacle = obstacle or f"members train by SGD alone, not by {method.__name__}"
+            obstacles.append(f"members train by SGD alone, not by {method.__name__}")
         if strategy.setup.pace.late_rounds:
-            obstacle = obstacle or "late replies cannot be discounted; late_rounds = 0 is needed"
+            obstacles.append("late replies cannot be discounted; late_rounds = 0 is needed")
         for key, array in initial_arrays.items():
             if is_statistic(key):
-                obstacle = obstacle or f"{key!r} is a statistic, which no mask covers"
+                obstacles.append(f"{key!r} is a statistic, which no mask covers")
             elif array.dtype.startswith("float") and np.dtype(array.dtype).itemsize < _LEAST_BYTES:
-                obstacle = obstacle or f"{key!r} is of {array.dtype}: masked replies need float32"
-        if obstacle:
-            raise ConfigError(f"masking: {obstacle}")
+                obstacles.append(f"{key!r} is of {array.dtype}: masked replies need float32")
+        if any(obstacles):
+            raise ConfigError(f"masking: {next(filter(None, obstacles))}")
 
     def workspace(self, layout: ParameterLayout, max_length: float) -> MaskedWorkspace:
         """Return what takes in a round's masked replies."""
@@ -156,7 +141,9 @@ class MaskedWorkspace(Workspace):
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients; the last round's replies are forgotten."""
         if rows > len(self._vectors):
-            self._vectors = _room(rows, self.layout.num_params)
+            # To whoever reads the disk afterwards, where they may lie, they are random numbers.
+            room = empty_rows(rows, self.layout.num_params, torch.int64)
+            self._vectors = room.numpy().view(np.uint64)
         self.buffer_updates = torch.zeros(rows, self.layout.num_buffers, dtype=self.layout.dtype)
         self._boxes, self._rows, self._error, self._opened = {}, (), None, None
 
@@ -191,27 +178,15 @@ class MaskedWorkspace(Workspace):
         if list(arrays) != [VECTOR]:
             raise ReplyError(f"its arrays are not {VECTOR!r} alone: it did not mask its update")
         vector = self._spec.view(arrays[VECTOR]).astype(np.uint64, copy=False)
-        record = content.get(MASK_RECORD)
-        box, length = (
-            (record.get(BOX), record.get(LENGTH))
-            if isinstance(record, ConfigRecord)
-            else (None, None)
-        )
+        record = content.config_records.get(MASK_RECORD, ConfigRecord())
+        box, length = record.get(BOX), record.get(LENGTH)
         if not isinstance(box, bytes) or not isinstance(length, float):
             raise ReplyError(f"{MASK_RECORD!r} has no box, or no length")
+        place = self._masking.run, self._round, node.node_id, self.layout.num_params
         try:
-            header = read_header(box)
+            header = header_for(box, *place)
         except BoxError as error:
             raise ReplyError(str(error)) from error
-        expected = {
-            "run": (header.run, self._masking.run),
-            "round": (header.server_round, self._round),
-            "node": (header.node, node.node_id),
-            "length": (header.length, self.layout.num_params),
-        }
-        for name, (found, wanted) in expected.items():
-            if found != wanted:
-                raise ReplyError(f"its box is for {name} {found}, not {wanted}")
         if header.digest != vector_digest(vector):
             raise ReplyError("its box is for another vector")
         longest = min(self._max_length * (1 + _ROUNDING), LONGEST)
@@ -225,61 +200,28 @@ class MaskedWorkspace(Workspace):
         if not accepted:
             return {}
         rows = {reply.node.node_id: row for row, reply in accepted.items()}
-        lengths = {row: math.sqrt(reply.squared_norm) for row, reply in accepted.items()}
+        boxes = {node: self._boxes[row] for node, row in rows.items()}
         try:
-            self._opened = opened = self._open(rows)
+            run, d = self._masking.run, self.layout.num_params
+            answer = self._masking.keeper.open_round(run, self._round, d, boxes)
         except KeeperError as error:
             self._error = error
             return {}
-        except Exception as error:  # nothing that a keeper answers may stop the server
-            self._error = KeeperError(f"the keeper's answer is not readable: {error!r}")
-            return {}
-        refused = {
-            row: f"the keeper: {opened.refused.get(node, 'no answer')}"
-            for node, row in rows.items()
-            if row not in opened.places
-        }
-        kept = list(opened.places)
-        estimated = estimated_lengths(np.array([opened.sketches[row] for row in kept]))
-        stated = np.array([lengths[row] for row in kept])
-        for row, found, said, is_true in zip(
-            kept,
-            estimated,
-            stated,
-            are_lengths_true(stated, estimated, opened.sketch.size),
-            strict=True,
-        ):
-            if not is_true:
-                refused[row] = (
-                    f"its update is not what it says: length {found:.4g} by its sketch, {said:.4g} "
-                    "stated"
-                )
+        kept = [rows[node] for node in answer.nodes]
+        sketch = SignSketch(answer.seed, answer.sketches.shape[1], d)
+        sketches = np.array([sketch.of(self._vectors[row]) for row in kept]) - answer.sketches
+        places = {row: place for place, row in enumerate(kept)}
+        self._opened = _Opened(sketch, answer.sketches, places, sketches)
+        refused = {rows[node]: f"the keeper: {reason}" for node, reason in answer.refused.items()}
+        estimated = estimated_lengths(sketches)
+        stated = np.array([math.sqrt(accepted[row].squared_norm) for row in kept])
+        is_true = are_lengths_true(stated, estimated, sketch.size)
+        for place in np.flatnonzero(~is_true):
+            refused[kept[place]] = (
+                f"its update is not what it says: length {estimated[place]:.4g} by its sketch, "
+                f"{stated[place]:.4g} stated"
+            )
         return refused
-
-    def _open(self, rows: Mapping[int, int]) -> _Opened:
-        """Hand in the boxes of nodes, whose rows are given."""
-        keeper, run, d = self._masking.keeper, self._masking.run, self.layout.num_params
-        boxes = {node: self._boxes[row] for node, row in rows.items()}
-        answer = keeper.open_round(run, self._round, d, boxes)
-        if len(set(answer.nodes)) < len(answer.nodes) or not set(answer.nodes) <= set(rows):
-            raise KeeperError("the keeper opened boxes that it was not given")
-        if not answer.nodes:
-            raise KeeperError("the keeper opened no box")
-        found = keeper.sketches(run, self._round)
-        size = keeper.policy().sketch_for(d)
-        _require_ring("sketches", found.values, len(answer.nodes), size)
-        sketch = SignSketch(found.seed, size, d)
-        places = {rows[node]: place for place, node in enumerate(answer.nodes)}
-        return _Opened(
-            sketch=sketch,
-            masks=found.values,
-            places=places,
-            refused=answer.refused,
-            sketches={
-                row: sketch.of(self._vectors[row]) - found.values[place]
-                for row, place in places.items()
-            },
-        )
 
     def completed(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with its products and its sum.
@@ -303,40 +245,18 @@ class MaskedWorkspace(Workspace):
         return replace(updates, hidden=hidden, summed=hidden.summed)
 
 
-def _room(rows: int, length: int) -> Ring:
-    """Return memory for masked vectors ``[rows, length]``: of a file without a name if it is much.
-
-    To whoever reads the disk afterwards they are random numbers.
-    """
-    if 8 * rows * length <= SHARE_OF_MEMORY * psutil.virtual_memory().available:
-        return np.empty((rows, length), np.uint64)
-    with tempfile.TemporaryFile() as file:
-        file.truncate(8 * rows * length)
-        return np.memmap(file, np.uint64, "r+", shape=(rows, length))
-
-
-def _require_ring(what: str, answer: Any, *shape: int) -> None:
-    """Raise KeeperError unless a keeper's answer is of the ring, and of this shape."""
-    if not isinstance(answer, np.ndarray) or (answer.dtype, answer.shape) != (np.uint64, shape):
-        kind = getattr(answer, "dtype", type(answer).__name__)
-        raise KeeperError(
-            f"the keeper's {what}: {kind} of shape {list(np.shape(answer))}, not {list(shape)}"
-        )
-
-
 @dataclass(frozen=True)
 class _Opened:
     """A round as the keeper opened it.
 
     ``masks`` [n, k] are the sketches of the n masks that it holds, ``places`` their places by row,
-    ``sketches`` [k] those of the updates by row; ``refused`` says why by node id.
+    ``sketches`` [n, k] those of the updates.
     """
 
     sketch: SignSketch
     masks: Ring
     places: Mapping[int, int]
-    refused: Mapping[int, str]
-    sketches: Mapping[int, Ring]
+    sketches: Ring
 
 
 class MaskedRound:
@@ -358,7 +278,7 @@ class MaskedRound:
         self._masking, self._round, self._opened = masking, server_round, opened
         self._vectors = vectors  # [d] each, of the m members that count.
         self._places = [opened.places[row] for row in rows]  # [m], among the keeper's n.
-        self._sketches = decode(np.array([opened.sketches[row] for row in rows]), UPDATE_BITS)
+        self._sketches = decode(opened.sketches[self._places], UPDATE_BITS)
         self._dtype = dtype  # Of steps.
         self._lengths = lengths  # [m], as stated.
         self._longest = lengths * (1 + length_tolerance(opened.sketch.size))  # As sketches allow.
@@ -381,7 +301,6 @@ class MaskedRound:
             return torch.zeros(len(self._vectors), dtype=torch.float64)
         keeper, run = self._masking.keeper, self._masking.run
         answer = keeper.products(run, self._round, encoded)
-        _require_ring("products", answer, len(self._opened.masks), 1)
         own = np.array([products(row, encoded) for row in self._vectors])  # [m, 1]
         found = decode_products(own - answer[self._places], exponents)
         norm = np.array([np.linalg.norm(values)])
@@ -431,22 +350,13 @@ class MaskedRound:
         of_all[self._places] = weights
         shares, total = encode_weights(of_all)
         masks = keeper.weighted_sum(self._masking.run, self._round, shares)
-        _require_ring("sum", masks, len(self._vectors[0]))
-        vectors = np.array([vector for vector, _ in self._asked], np.uint64)
-        answers = np.array([answer for _, answer in self._asked], np.uint64)
-        d, n = len(self._vectors[0]), len(opened.masks)
-        check_sum(
-            masks,
-            shares,
-            opened.sketch,
-            opened.masks,
-            vectors.reshape(-1, d),
-            answers.reshape(-1, n).T,
-        )
+        d, n = len(masks), len(opened.masks)
+        vectors = np.array([vector for vector, _ in self._asked], np.uint64).reshape(-1, d)
+        answers = np.array([answer for _, answer in self._asked], np.uint64).reshape(-1, n)
+        check_sum(masks, shares, opened.sketch, opened.masks, vectors, answers.T)
         masked = np.zeros_like(masks)
         for vector, share in zip(self._vectors, shares[self._places], strict=True):
-            if share:
-                masked += vector * share
+            masked += vector * share
         step = decode_step(masked - masks, total)
         check_step(step, weights, self._longest)
         return step

@@ -159,7 +159,7 @@ class Workspace:
         """Make room for ``rows`` clients."""
         layout = self.layout
         if rows > self.updates.shape[0]:
-            self.updates = _empty(rows, layout.num_params, layout.dtype)
+            self.updates = empty_rows(rows, layout.num_params, layout.dtype)
         if rows > self.buffer_updates.shape[0]:
             self.buffer_updates = torch.empty(rows, layout.num_buffers, dtype=layout.dtype)
 
@@ -213,7 +213,7 @@ class Workspace:
                 self.buffer_updates[row] = self.buffer_updates[source]
 
 
-def _empty(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+def empty_rows(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """Return room for a matrix, in memory or in a file that is mapped into it."""
     count = rows * columns
     if count * dtype.itemsize <= SHARE_OF_MEMORY * psutil.virtual_memory().available:

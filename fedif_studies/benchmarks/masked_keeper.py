@@ -17,8 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedif_consortium.evidence.keys import key_digest
-from fedif_consortium.masking import Keeper, KeeperPolicy, encode_vectors, encode_weights
 from fedif_consortium.masking.boxes import BoxHeader, seal
+from fedif_consortium.masking.keeper import Keeper
+from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_consortium.masking.products import encode_vectors, encode_weights
 
 
 def keep_a_round(members: int, length: int) -> dict[str, float]:
@@ -35,8 +37,7 @@ def keep_a_round(members: int, length: int) -> dict[str, float]:
     keeper = Keeper(KeeperPolicy(), known, own)
     weights, _ = encode_weights(np.ones(members))
     asked: dict[str, Callable[[], object]] = {
-        "opens boxes": lambda: keeper.open_round(1, 1, length, boxes),
-        "sketches": lambda: keeper.sketches(1, 1),
+        "opens boxes, sketches": lambda: keeper.open_round(1, 1, length, boxes),
         "products with 2 vectors": lambda: keeper.products(1, 1, vectors),
         "sum": lambda: keeper.weighted_sum(1, 1, weights),
     }

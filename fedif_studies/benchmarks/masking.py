@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Annotated
 
@@ -21,17 +20,12 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedif_consortium.masking import (
-    KeeperPolicy,
-    SignSketch,
-    encode_vectors,
-    mask_update,
-    products,
-)
 from fedif_consortium.masking.boxes import vector_digest
-from fedif_consortium.masking.masks import mask_blocks
-from fedif_consortium.masking.member import MaskedUpdate
-from fedif_consortium.masking.products import add_weighted_mask, mask_products
+from fedif_consortium.masking.member import MaskedUpdate, mask_update
+from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_consortium.masking.products import encode_vectors, products
+from fedif_consortium.masking.ring import mask_of
+from fedif_consortium.masking.sketches import SignSketch
 from fedif_studies.benchmarks.common import Figure, Timing, report
 
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
@@ -83,13 +77,14 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
         "server's sketch of 256": (lambda: sketch.of(vector), copied, "a copy"),
         "server's product": (lambda: products(vector, encoded), product, "a product"),
         "server's part of the sum": (server_sum, plain_sum, "of the plain sum"),
-        "keeper makes a mask": (
-            lambda: deque(mask_blocks(seed, length), maxlen=0), copied, "a copy"
+        "keeper makes a mask": (lambda: mask_of(seed, length), copied, "a copy"),
+        "keeper's sketch of 256": (lambda: sketch.of(mask_of(seed, length)), copied, "a copy"),
+        "keeper's product": (
+            lambda: products(mask_of(seed, length), encoded), product, "a product"
         ),
-        "keeper's sketch of 256": (lambda: sketch.of_mask(seed), copied, "a copy"),
-        "keeper's product": (lambda: mask_products(seed, encoded), product, "a product"),
         "keeper's part of the sum": (
-            lambda: add_weighted_mask(total, seed, weight), plain_sum, "of the plain sum"
+            lambda: np.add(total, mask_of(seed, length) * weight, out=total),
+            plain_sum, "of the plain sum"
         ),
     }  # fmt: skip
     found = []

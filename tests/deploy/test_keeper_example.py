@@ -3,8 +3,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from fedif_consortium.masking import KeeperPolicy
 from fedif_consortium.masking.keeper_config import KeeperSettings
+from fedif_consortium.masking.policy import KeeperPolicy
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "keeper.toml"
 

@@ -23,11 +23,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from fedif_consortium.masking import Keeper, MaskedUpdate, mask_update
+from fedif_consortium.masking.keeper import Keeper
 from fedif_consortium.masking.keeper_client import HttpKeeper
 from fedif_consortium.masking.keeper_config import KeeperConfig, read_keeper_config
-from fedif_consortium.masking.keeper_service import KeeperService, keeper_server
+from fedif_consortium.masking.keeper_service import keeper_app, keeper_server
 from fedif_consortium.masking.keeper_store import KeeperStore
+from fedif_consortium.masking.member import MaskedUpdate, mask_update
 
 RUN = 2**63 + 5
 
@@ -92,21 +93,14 @@ class Keeping:
 
     def keeper(self) -> Keeper:
         """Return a keeper as the service makes it, with what the folder remembers."""
-        config, store = self.config(), self.store
-        return Keeper(
-            config.policy,
-            config.members,
-            store.key(),
-            state=store.load(),
-            save=store.save,
-            log=store.log(),
-        )
+        config = self.config()
+        return self.store.keeper(config.policy, config.members)
 
     @contextmanager
     def serving(self, keeper: Keeper | None = None) -> Iterator[HttpKeeper]:
         """Serve the keeper in a thread; give a client of it."""
-        service = KeeperService(self.keeper() if keeper is None else keeper)
-        server, listening = keeper_server(service, self.config().settings)
+        app = keeper_app(self.keeper() if keeper is None else keeper)
+        server, listening = keeper_server(app, self.config().settings)
         self.port = listening.getsockname()[1]
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

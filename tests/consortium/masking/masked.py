@@ -11,7 +11,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
-from fedif_consortium.masking import mask_update, read_keeper_key
+from fedif_consortium.masking.boxes import read_keeper_key
+from fedif_consortium.masking.member import mask_update
 from fedif_consortium.masking.terms import (
     BOX,
     LENGTH,

@@ -8,21 +8,18 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedif_consortium.masking import (
-    Keeper,
-    KeeperPolicy,
-    MaskedUpdate,
-    OpenedRound,
-    SignSketch,
-    Sketches,
+from fedif_consortium.masking.interface import OpenedRound
+from fedif_consortium.masking.keeper import Keeper
+from fedif_consortium.masking.member import MaskedUpdate, mask_update
+from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_consortium.masking.products import (
     decode_products,
     decode_step,
     encode_vectors,
     encode_weights,
-    estimated_lengths,
-    mask_update,
     products,
 )
+from fedif_consortium.masking.sketches import SignSketch, estimated_lengths
 
 RUN = 2**63 + 5  # Flower's ids may use all 64 bits.
 # For models of a few parameters, of which a sketch may not take most by default.
@@ -67,12 +64,13 @@ class Server:
 
     keeper: Keeper
     vectors: np.ndarray  # [m, d] uint64
+    opened: OpenedRound
 
-    def lengths(self) -> tuple[np.ndarray, Sketches, SignSketch]:
-        found = self.keeper.sketches(RUN, 1)
-        sketch = SignSketch(found.seed, found.values.shape[1], self.vectors.shape[1])
+    def lengths(self) -> tuple[np.ndarray, SignSketch]:
+        masks = self.opened.sketches
+        sketch = SignSketch(self.opened.seed, masks.shape[1], self.vectors.shape[1])
         own = np.array([sketch.of(vector) for vector in self.vectors])
-        return estimated_lengths(own - found.values), found, sketch
+        return estimated_lengths(own - masks), sketch
 
     def scores(self, directions) -> np.ndarray:
         encoded, exponents = encode_vectors(np.asarray(directions))
@@ -90,4 +88,4 @@ def opened(parties: Parties, updates) -> Server:
     masked = parties.mask_all(updates)
     answer = parties.open(masked)
     assert not answer.refused
-    return Server(parties.keeper, np.array([masked[node].vector for node in answer.nodes]))
+    return Server(parties.keeper, np.array([masked[node].vector for node in answer.nodes]), answer)

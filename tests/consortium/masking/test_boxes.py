@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedif_consortium.evidence.keys import key_digest, public_of, read_private_key, read_public_key
-from fedif_consortium.masking import read_header
 from fedif_consortium.masking.boxes import (
     MOST_BYTES,
     BoxHeader,
     check_signature,
     open_box,
+    read_header,
     seal,
     vector_digest,
 )

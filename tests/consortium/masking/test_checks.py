@@ -5,18 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_consortium.masking import (
-    SignSketch,
+from fedif_consortium.masking.checks import (
     are_lengths_true,
     are_possible,
     check_step,
     check_sum,
-    encode_vectors,
-    encode_weights,
     length_tolerance,
-    products,
 )
-from fedif_consortium.masking.products import rounded
+from fedif_consortium.masking.products import encode_vectors, encode_weights, products, rounded
+from fedif_consortium.masking.sketches import SignSketch
 from fedif_flower.errors import KeeperError, MaskingError
 
 SEED = bytes(range(32))
@@ -58,7 +55,6 @@ def test_a_lie_in_one_place_is_noticed(place, by):
     [
         (lambda said: said | {"total": ~said["total"]}, "sketches"),
         (lambda said: said | {"total": np.zeros_like(said["total"])}, "sketches"),
-        (lambda said: said | {"total": said["total"][:-1]}, "shape"),
         (lambda said: said | {"sketches": said["sketches"] + LIE}, "sketches"),
         (lambda said: said | {"answers": said["answers"] + LIE}, "produ"),
         (lambda said: said | {"weights": said["weights"][::-1]}, "sketches"),

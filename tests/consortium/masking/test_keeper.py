@@ -10,18 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_consortium.evidence.chained_log import ChainedLog, verified
-from fedif_consortium.masking import (
-    UPDATE_BITS,
-    KeeperPolicy,
-    SignSketch,
-    are_lengths_true,
-    are_possible,
-    check_step,
-    decode,
-    encode_vectors,
-    encode_weights,
-)
-from fedif_consortium.masking.boxes import open_box
+from fedif_consortium.masking.checks import are_lengths_true, are_possible, check_step
+from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_consortium.masking.products import encode_vectors
+from fedif_consortium.masking.ring import UPDATE_BITS, decode
+from fedif_consortium.masking.sketches import SignSketch
 from fedif_flower.errors import KeeperError, RefusedByPolicyError, StorageError
 from tests.consortium.masking.parties import OPEN, RUN, Parties, Server, opened
 
@@ -35,7 +28,7 @@ def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
     policy = OPEN.replace(least_members=2, largest_share=1.0, least_effective_members=1.0)
     server = opened(Parties(members, policy), updates)
     norms = np.linalg.norm(updates, axis=1)
-    lengths, _, sketch = server.lengths()
+    lengths, sketch = server.lengths()
     assert np.all(are_lengths_true(norms, lengths, sketch.size))
     directions = rng.normal(size=(2, length))
     scores = server.scores(directions)
@@ -50,29 +43,12 @@ def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
     check_step(step, weights, norms)
 
 
-def test_the_same_request_gets_the_same_answer_and_counts_once():
-    parties = Parties()
-    masked = parties.mask_all(UPDATES)
-    assert parties.open(masked) == parties.open(masked)
-    keeper = parties.keeper
-    one, other = keeper.sketches(RUN, 1), keeper.sketches(RUN, 1)
-    assert one.seed == other.seed
-    assert np.array_equal(one.values, other.values)
-    vectors, _ = encode_vectors(UPDATES[:4])
-    for _ in range(3):
-        assert np.array_equal(keeper.products(RUN, 1, vectors), keeper.products(RUN, 1, vectors))
-    weights, _ = encode_weights(np.ones(5))
-    sums = [keeper.weighted_sum(RUN, 1, weights) for _ in range(2)]
-    assert np.array_equal(*sums)
-
-
 PLACE = np.eye(1, 200, 7)
 LIMITS = KeeperPolicy(largest_known_share=9.0)
 
 
 def _asked_five(server: Server) -> None:
     server.scores(UPDATES[:4])
-    server.scores(UPDATES[:4])  # The same again counts once.
     server.scores(UPDATES[4:])
 
 
@@ -88,7 +64,7 @@ def _beside(size: float):
 
 
 def _sketchs_sum_without_an_entry(server: Server) -> None:
-    sketch = server.lengths()[2]
+    sketch = server.lengths()[1]
     row = np.array([sketch.of(unit)[0] for unit in np.eye(200, dtype=np.uint64)]).view(np.int64)
     row[np.flatnonzero(row)[0]] = 0
     server.scores(row[None].astype(float))
@@ -149,11 +125,10 @@ def test_a_model_trained_again_and_again_gives_no_more_sums_of_an_update():
     parties, places, sums = Parties(3, KeeperPolicy()), [], []
     for server_round in range(1, 21):  # 20 x 12 sums of 200 parameters.
         masked = parties.mask_all(UPDATES[:3], server_round)
-        parties.open(masked, server_round)
-        found = parties.keeper.sketches(RUN, server_round)
+        found = parties.open(masked, server_round)
         sketch = SignSketch(found.seed, 12, 200)
         places += list(np.array([sketch.of(one) for one in np.eye(200, dtype=np.uint64)]).T)
-        sums.append(decode(sketch.of(masked[100].vector) - found.values[0], UPDATE_BITS))
+        sums.append(decode(sketch.of(masked[100].vector) - found.sketches[0], UPDATE_BITS))
     signs = np.array(places).view(np.int64).astype(float)
     guess = np.linalg.lstsq(signs, np.concatenate(sums))[0]
     assert alike(guess, UPDATES[0]) < 0.5
@@ -167,7 +142,6 @@ def test_a_run_asks_for_half_as_many_numbers_as_there_are_parameters_at_most():
         ask = partial(parties.keeper.products, RUN, server_round, vectors)
         if server_round < 23:
             ask()
-            ask()  # The same again counts once.
     with pytest.raises(
         RefusedByPolicyError, match=r"largest-known-share = 0\.5; asked: 104 numbers"
     ):
@@ -193,16 +167,17 @@ def test_nothing_counts_and_nothing_is_answered_where_it_cannot_be_saved():
     disk["full"] = True
     with pytest.raises(StorageError):
         parties.open(masked)
+    vectors, _ = encode_vectors(UPDATES[:1])
+    ask = partial(parties.keeper.products, RUN, 1, vectors)
     with pytest.raises(KeeperError, match="keeps no round"):
-        parties.keeper.sketches(RUN, 1)
+        ask()
     disk["full"] = False
     parties.open(masked)
-    server = Server(parties.keeper, np.array([one.vector for one in masked.values()]))
     disk["full"] = True
     with pytest.raises(StorageError):
-        server.scores(UPDATES[:1])
+        ask()
     disk["full"] = False
-    server.scores(UPDATES[:1])
+    ask()
     assert disk["saved"].vectors == {RUN: 1}
 
 
@@ -222,7 +197,7 @@ def test_a_round_is_opened_once_and_rounds_rise():
             parties.open(parties.mask_all(UPDATES, again), again)
     parties.open(parties.mask_all(UPDATES, 4), 4)
     with pytest.raises(KeeperError, match="keeps no round 3 of run"):
-        parties.keeper.sketches(RUN, 3)
+        parties.keeper.weighted_sum(RUN, 3, np.zeros(5, np.uint64))
 
 
 def test_boxes_that_are_not_this_members_for_this_round_are_refused_and_the_others_opened():
@@ -243,7 +218,6 @@ def test_boxes_that_are_not_this_members_for_this_round_are_refused_and_the_othe
     boxes[109] = sealed_for_another[:-1] + bytes([sealed_for_another[-1] ^ 1])
     found = parties.keeper.open_round(RUN, 1, 200, boxes)
     assert found.nodes == (100, 101, 102)
-    assert found.members == ("member 0", "member 1", "member 2")
     assert found.refused == {
         103: "the box is for round 2, not 1",
         104: f"the box is for run 5, not {RUN}",
@@ -276,7 +250,7 @@ def test_a_wrong_seed_and_wrapped_values_have_lengths_that_nobody_allows():
     vectors = np.array([masked[node].vector for node in answer.nodes])
     vectors[1] = parties.mask(1, UPDATES[1]).vector  # Of another seed.
     vectors[2] += np.uint64(2**62)
-    lengths, _, sketch = Server(parties.keeper, vectors).lengths()
+    lengths, sketch = Server(parties.keeper, vectors, answer).lengths()
     stated = np.linalg.norm(UPDATES, axis=1)
     true = are_lengths_true(stated, lengths, sketch.size)
     assert true.tolist() == [True, False, False, True, True]
@@ -290,7 +264,7 @@ def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
     answer = parties.open(masked)
     vectors = np.array([masked[node].vector for node in answer.nodes])
     vectors[0, :2] += np.uint64(2**63)
-    server = Server(parties.keeper, vectors)
+    server = Server(parties.keeper, vectors, answer)
     assert np.all(server.lengths()[0] <= 3)
     weights = np.array([2**22 + 1, 2**22 - 1, 2**22, 2**22, 0]) / 2**24  # The first is odd.
     step, lengths = server.step(weights), np.full(5, np.sqrt(3.0))
@@ -300,24 +274,18 @@ def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
 
 def test_each_answer_and_refusal_is_a_line_of_the_log():
     parties, lines = Parties(), []
-    parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append), now=lambda: 12.0)
-    masked = parties.mask_all(UPDATES)
-    parties.open(masked)
-    server = Server(parties.keeper, np.array([one.vector for one in masked.values()]))
-    server.lengths()
+    parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append))
+    server = opened(parties, UPDATES)
     server.scores(UPDATES[:1])
     with pytest.raises(RefusedByPolicyError):
         server.step(np.eye(5)[0])
     server.step(np.ones(5))
     head = parties.keeper.close_round(RUN, 1)
-    entries, found = verified(lines, "log")
-    assert found == head
-    asked = [entry["asked"] for entry in entries]
-    assert asked == ["open", "sketches", "products", "sum", "sum", "close"]
-    assert all((entry["run"], entry["round"], entry["time"]) == (RUN, 1, 12.0) for entry in entries)
+    entries = verified(lines, "log")
+    assert entries[-1]["hash"] == head
+    assert [entry["asked"] for entry in entries] == ["open", "products", "sum", "sum", "close"]
+    assert all((entry["run"], entry["round"]) == (RUN, 1) for entry in entries)
     assert entries[0]["members"] == [f"member {i}" for i in range(5)]
-    assert entries[3]["refusal"].startswith("the keeper refuses: least-members = 3")
-    assert "answer" not in entries[3]
-    assert len(entries[4]["answer"]) == len(entries[2]["vectors"][0]) == 64
-    seeds = [open_box(one.box, parties.key).hex() for one in masked.values()]
-    assert not any(seed in line for line in lines for seed in seeds)
+    assert entries[2]["refusal"].startswith("the keeper refuses: least-members = 3")
+    assert "answer" not in entries[2]
+    assert len(entries[3]["answer"]) == len(entries[1]["vectors"][0]) == 64

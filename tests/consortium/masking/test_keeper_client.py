@@ -11,11 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from fedif_consortium.masking import (
-    KeeperPolicy,
-    OpenedRound,
-    Sketches,
-)
+from fedif_consortium.masking.interface import OpenedRound
+from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_flower.errors import KeeperError
 from tests.runtime.keeping import RUN, Keeping
 
@@ -73,7 +70,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
         pytest.param(
             [HEAD + b"transfer-encoding: chunked\r\n\r\n"]
             + [b"100000\r\n" + bytes(2**20) + b"\r\n"] * 20,
-            0.0, "longer than 16777216 bytes", id="no end",
+            0.0, "longer than 1048576 bytes", id="no end",
         ),
     ],
 )  # fmt: skip
@@ -85,27 +82,24 @@ def test_a_keeper_that_answers_badly_costs_a_bounded_time(keeping, pieces, pause
         assert time.monotonic() - before < 30
 
 
+def opened(nodes=(100, 101, 102, 103), sums=100, seed=bytes(32)):
+    packed = bytes(8 * len(nodes) * sums)
+    return OpenedRound.model_construct(nodes=nodes, refused={}, seed=seed, packed=packed)
+
+
 class Lying:
     """Answers what it was made with."""
 
+    length = 100
+
     def __init__(self, **answers):
-        self._answers = answers
-        self.opened = OpenedRound((100, 101, 102, 103), ("a", "b", "c", "d"), {})
+        self._answers = {"open": opened(), **answers}
 
     def policy(self):
         return KeeperPolicy(sketch_share=1.0)
 
-    def shape(self, run, server_round):
-        return 4, 100
-
-    def forget_old(self):
-        pass
-
     def open_round(self, *_):
-        return self._answers.get("open", self.opened)
-
-    def sketches(self, *_):
-        return self._answers["sketches"]
+        return self._answers["open"]
 
     def products(self, *_):
         return self._answers["products"]
@@ -120,11 +114,12 @@ ROWS = np.zeros((4, 100), np.uint64)
 @pytest.mark.parametrize(
     ("answers", "ask", "reason"),
     [
-        ({"open": OpenedRound((100, 101), ("a", "b"), {})}, None, "not about the boxes"),
-        ({"open": OpenedRound((100,) * 4, tuple("abcd"), {})}, None, "not about the boxes"),
-        ({"sketches": Sketches(bytes(32), ROWS[:3])}, lambda k: k.sketches(RUN, 1), "2400 bytes"),
-        ({"products": ROWS[:, :2]}, lambda k: k.products(RUN, 1, ROWS[:1]), "longer than 32 bytes"),
-        ({"sum": ROWS}, lambda k: k.weighted_sum(RUN, 1, ROWS[:, 0]), "longer than 800 bytes"),
+        ({"open": opened((100, 101))}, None, "not about the boxes"),
+        ({"open": opened((100,) * 4)}, None, "not about the boxes"),
+        ({"open": opened(sums=99)}, None, "have 99 sums, not 100"),
+        ({"open": opened(seed=bytes(31))}, None, "not readable"),
+        ({"products": ROWS[:, :2]}, lambda k: k.products(RUN, 1, ROWS[:1]), "has 64 bytes"),
+        ({"sum": np.zeros(2**18, np.uint64)}, lambda k: k.weighted_sum(RUN, 1, ROWS[:, 0]), "long"),
         ({"sum": ROWS[0, 1:]}, lambda k: k.weighted_sum(RUN, 1, ROWS[:, 0]), "has 792 bytes"),
     ],
 )

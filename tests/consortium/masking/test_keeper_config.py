@@ -37,16 +37,11 @@ def test_a_file_is_read_with_paths_beside_it(keeping):
             "least-members = 4",
             "[members] has 3; allowed: at least",
         ),
-        ("member-1.pub", "nobody.pub", "[members] member-1 = 'nobody.pub': No such file"),
+        ("member-1.pub", "nobody.pub", "No such file .*nobody.pub"),
         ("member-1.pub", "keeper.crt", "[members] member-1 = 'keeper.crt' is no public key"),
         ("member-1.pub", "member-0.pub", "[members] member-1 and member-0 have the same key"),
         ('address = "127.0.0.1:0"', "", None),
         ("[policy]\nsketch-share = 0.0625", "", None),
-        (
-            "[members]",
-            'certificate = "none.crt"\n[members]',
-            "certificate = '.*none.crt' is no file",
-        ),
     ],
 )
 def test_what_is_wrong_is_named_with_the_file(keeping, old, new, reason):

@@ -12,21 +12,20 @@ import httpx
 import numpy as np
 import pytest
 
-from fedif_consortium.masking import (
-    SignSketch,
-    check_step,
-    check_sum,
+from fedif_consortium.evidence.chained_log import read_log
+from fedif_consortium.masking.boxes import open_box
+from fedif_consortium.masking.checks import check_step, check_sum
+from fedif_consortium.masking.keeper_client import HttpKeeper
+from fedif_consortium.masking.keeper_service import MOST_BOXES
+from fedif_consortium.masking.products import (
     decode_products,
     decode_step,
     encode_vectors,
     encode_weights,
     products,
 )
-from fedif_consortium.masking.boxes import open_box
-from fedif_consortium.masking.keeper_client import HttpKeeper
-from fedif_consortium.masking.keeper_store import read_log
+from fedif_consortium.masking.sketches import SignSketch
 from fedif_flower.errors import (
-    EvidenceError,
     KeeperError,
     RefusedByPolicyError,
     StorageError,
@@ -56,13 +55,12 @@ def opened(keeping, served):
     masked = keeping.mask_all(UPDATES, server_round)
     answer = served.open_round(RUN, server_round, 1000, boxes(masked))
     assert answer.nodes == tuple(masked)
-    return server_round, np.array([one.vector for one in masked.values()])
+    return server_round, np.array([one.vector for one in masked.values()]), answer
 
 
 def test_a_whole_round(keeping, served, opened):
-    server_round, vectors = opened
-    sketches = served.sketches(RUN, server_round)
-    sketch = SignSketch(sketches.seed, 62, 1000)
+    server_round, vectors, answer = opened
+    sketch = SignSketch(answer.seed, 62, 1000)
     encoded, exponents = encode_vectors(DIRECTIONS[:3])
     answers = served.products(RUN, server_round, encoded)
     own = np.array([products(vector, encoded) for vector in vectors])
@@ -70,18 +68,16 @@ def test_a_whole_round(keeping, served, opened):
     np.testing.assert_allclose(scores, UPDATES @ DIRECTIONS[:3].T, atol=1e-3)
     weights, total = encode_weights(np.arange(1.0, 6.0))
     masks = served.weighted_sum(RUN, server_round, weights)
-    check_sum(masks, weights, sketch, sketches.values, encoded, answers)
+    check_sum(masks, weights, sketch, answer.sketches, encoded, answers)
     step = decode_step(np.sum(weights[:, None] * vectors, axis=0) - masks, total)
     np.testing.assert_allclose(step, np.arange(1.0, 6.0) @ UPDATES, atol=1e-4)
     check_step(step, np.arange(1.0, 6.0), np.linalg.norm(UPDATES, axis=1))
     head = served.close_round(RUN, server_round)
-    entries, last = read_log(keeping.store.folder / "log.txt")
-    assert head == last
-    assert [entry["asked"] for entry in entries[-5:]] == [
-        "open", "sketches", "products", "sum", "close",
-    ]  # fmt: skip
+    entries = read_log(keeping.store.log)
+    assert head == entries[-1]["hash"]
+    assert [entry["asked"] for entry in entries[-4:]] == ["open", "products", "sum", "close"]
     with pytest.raises(KeeperError, match="keeps no round"):
-        served.sketches(RUN, server_round)
+        served.weighted_sum(RUN, server_round, weights)
 
 
 # -- others, and requests that are none -----------------------------------------------------------
@@ -105,33 +101,31 @@ def test_a_keeper_with_another_certificate_is_not_believed(keeping, served):
         keeping.folder / f"{n}" for n in ("stranger.crt", "keeper-client.crt", "keeper-client.key")
     )
     before = time.monotonic()
-    with pytest.raises(KeeperError, match="this is not the keeper"):
+    with pytest.raises(KeeperError, match="certificates is not the one that is expected"):
         HttpKeeper(served.url, *files, seconds=60.0).policy()
     assert time.monotonic() - before < 30
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
+    ("path", "body", "status"),
     [
-        ("GET", "/sum/1/1", b"", 404),
-        ("POST", "/sum/1/1", b"", 409),
-        ("POST", "/open/1/1", b'{"length": 1, "boxes": {"1": "zz"}}', 409),
-        ("POST", "/open/1/1", b"[" * 100_000, 409),
-        ("POST", "/products/ROUND", bytes(8001), 409),
-        ("POST", "/open/1/1", b'{"length": 0, "boxes": {}}', 403),
-        ("POST", "/sum/ROUND", np.array([2**24, 0, 0, 0, 0], "<u8").tobytes(), 403),
-        ("POST", "/sketches/1/1", b"x", 413),
-        ("POST", "/products/ROUND", bytes(32_008), 413),
-        ("POST", "/sum/ROUND", iter([bytes(40)]), 413),  # It states no length.
+        ("/policy", b"", 405),
+        ("/nothing/1/1", b"", 409),
+        ("/sum/1/1", b"", 409),
+        ("/open/1/1", b'{"length": 1, "boxes": {"1": "z!"}}', 409),
+        ("/open/1/1", b"[" * 100_000, 409),
+        ("/products/ROUND", bytes(8001), 409),
+        ("/open/1/1", b'{"length": 0, "boxes": {}}', 403),
+        ("/sum/ROUND", np.array([2**24, 0, 0, 0, 0], "<u8").tobytes(), 403),
+        ("/products/ROUND", bytes(MOST_BOXES + 8), 409),
+        ("/sum/ROUND", iter([bytes(40)]), 409),  # It states no length.
     ],
 )
-def test_what_is_no_request_is_refused_and_the_keeper_goes_on(
-    served, opened, method, path, body, status
-):
+def test_what_is_no_request_is_refused_and_the_keeper_goes_on(served, opened, path, body, status):
     url = served.url + path.replace("ROUND", f"{RUN}/{opened[0]}")
-    answer = served._client.request(method, url, content=body)
+    answer = served._client.post(url, content=body)
     assert answer.status_code == status
-    assert answer.json()["error"]
+    assert answer.text
     assert served.policy()
 
 
@@ -176,23 +170,7 @@ def test_a_keeper_that_dies_in_mid_round_fails_it_and_the_next_one_works(tmp_pat
         keeper.products(RUN, 3, vectors[4:])
 
 
-def test_the_end_of_a_log_that_was_torn_off_is_written_over(tmp_path, caplog):
-    keeping = Keeping(tmp_path)
-    keeper = keeping.keeper()
-    with pytest.raises(RefusedByPolicyError):
-        keeper.open_round(RUN, 1, 1000, {})
-    file = keeping.store.folder / "log.txt"
-    whole = file.read_text()
-    file.write_text(whole + whole[:50])
-    assert keeping.store.log().head == keeper.log.head
-    assert file.read_text() == whole
-    assert "torn off" in caplog.text
-    file.write_text(whole.replace("least", "most"))
-    with pytest.raises(EvidenceError, match="line 1 of the keeper's log"):
-        keeping.store.log()
-
-
-@pytest.mark.parametrize("content", ["", '{"vectors": {"1": []}, "last-rounds": {}}'])
+@pytest.mark.parametrize("content", ["", '{"vectors": {"1": []}, "last_rounds": {}}'])
 def test_a_damaged_state_is_named(tmp_path, content):
     store = Keeping(tmp_path).store
     (store.folder / "state.json").write_text(content)

@@ -12,10 +12,9 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
 from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD
-from fedif_consortium.masking import UPDATE_BITS, decode, read_header
-from fedif_consortium.masking.boxes import check_signature, open_box, vector_digest
+from fedif_consortium.masking.boxes import check_signature, open_box, read_header, vector_digest
 from fedif_consortium.masking.masked_reply import content_hash, member_masking, trained_update
-from fedif_consortium.masking.masks import add_mask
+from fedif_consortium.masking.ring import UPDATE_BITS, decode, mask_of
 from fedif_consortium.masking.terms import BOX, LENGTH, MASK_RECORD, VECTOR, MaskingTerms
 from fedif_consortium.parts import client_parts
 from fedif_flower.client.app import task_app
@@ -91,15 +90,16 @@ def test_the_keeper_of_the_node_config_and_nobody_else_gets_the_seed(member):
     config, key = member
     masking = member_masking(settings(terms()), config, NODE_ID)
     received, trained, model = moved(0.5)
-    sent = masking.masked(sent_with(received), trained, model)
+    update = trained_update(received, trained, model, terms())
+    sent = masking.masked(sent_with(received), update)
     vector, box = sent["arrays"][VECTOR].numpy().copy(), sent[MASK_RECORD][BOX]
     header = read_header(box)
     assert (header.run, header.server_round, header.node, header.length) == (5, 3, NODE_ID, 4)
     assert header.digest == vector_digest(vector)
     assert header.instructions == content_hash(sent_with(received))
     check_signature(box, key.public_key())
-    add_mask(unmask := np.zeros(4, np.uint64), open_box(box, KEEPER))
-    assert decode(vector - unmask, UPDATE_BITS).tolist() == pytest.approx([0.5] * 4)
+    mask = mask_of(open_box(box, KEEPER), 4)
+    assert decode(vector - mask, UPDATE_BITS).tolist() == pytest.approx([0.5] * 4)
     assert sent[MASK_RECORD][LENGTH] == pytest.approx(1.0)
 
 
@@ -152,8 +152,9 @@ def test_the_vector_has_the_models_own_parameters_once_and_in_their_order(model,
 def test_an_update_that_no_mask_fits_is_an_error_that_tells_nothing_of_it(member, by):
     masking = member_masking(settings(terms()), member[0], NODE_ID)
     received, trained, model = moved(by)
+    update = trained_update(received, trained, model, terms())
     with pytest.raises(MaskingError, match=r"^the update is not finite, or not shorter than 1024$"):
-        masking.masked(sent_with(received), trained, model)
+        masking.masked(sent_with(received), update)
 
 
 # -- a server that deviates

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_consortium.masking import KeeperPolicy, encode_weights
+from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_consortium.masking.products import encode_weights
 from fedif_flower.errors import MaskingError, RefusedByPolicyError
 
 POLICY = KeeperPolicy(least_members=3, largest_share=0.5, least_effective_members=2.5)
@@ -70,17 +71,28 @@ def test_weights_are_cut_to_what_is_allowed_where_three_have_any(weights):
         check(found)
 
 
-def test_members_vectors_and_entries():
-    POLICY.check_members(3)
-    POLICY.check_vectors(4)
-    POLICY.check_entry(0.25)
-    for check_one, value, reason in (
-        (POLICY.check_members, 2, "least-members = 3; asked: 2 in the round"),
-        (POLICY.check_vectors, 5, "vectors = 4; asked: 5 vectors in the round"),
-        (POLICY.check_entry, 0.26, "largest-entry = 0.25; asked: .* 0.26 of it in one parameter"),
-    ):
-        with pytest.raises(RefusedByPolicyError, match=reason):
-            check_one(value)
+def share(*vectors) -> float:
+    """Return the share of one parameter that the policy names where it refuses vectors."""
+    numbers = np.array(vectors, float)
+    with pytest.raises(RefusedByPolicyError, match="in one parameter") as caught:
+        KeeperPolicy(largest_entry=1e-9).check_vectors(numbers, np.linalg.norm(numbers, axis=1))
+    return float(re.search(r"with (\S+) of it", str(caught.value))[1])
+
+
+def test_what_a_combination_of_vectors_has_in_one_parameter_by_hand():
+    assert share([3.0, 4.0, 0.0, 0.0]) == 0.64
+    assert share([1.0, 1.0, 1.0, 1.0]) == 0.25
+    assert share([1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]) == 0.5
+    assert share([0.0, 1.0, 0.0]) == 1.0
+
+
+@given(st.integers(1, 4), st.integers(5, 60), st.integers(0, 2**32))
+def test_no_combination_has_more_in_one_parameter(count, length, seed):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(count, length)) * rng.exponential(size=length)
+    # The bound is reached: by the projection of the place onto the span.
+    projector = np.linalg.pinv(vectors) @ vectors
+    assert share(*vectors) == pytest.approx(np.max(np.diag(projector)), rel=0.01)
 
 
 def test_a_sketch_takes_its_share_of_the_parameters_at_most():

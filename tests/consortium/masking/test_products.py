@@ -5,19 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_consortium.masking import (
-    LONGEST,
-    UPDATE_BITS,
+from fedif_consortium.masking.products import (
     decode_products,
     decode_step,
-    encode,
     encode_vectors,
     encode_weights,
     products,
+    rounded,
 )
-from fedif_consortium.masking.masks import add_mask
-from fedif_consortium.masking.products import add_weighted_mask, mask_products, rounded
-from fedif_consortium.masking.ring import BLOCK
+from fedif_consortium.masking.ring import LONGEST, UPDATE_BITS, encode
 from fedif_flower.errors import MaskingError
 
 SEED = bytes(range(32))
@@ -62,17 +58,6 @@ def test_the_largest_product_there_can_be_does_not_wrap():
     for sign in (1, -1):
         ring = products(encode(np.array([sign * longest]), UPDATE_BITS), vectors)
         assert decode_products(ring[None], exponents)[0, 0] == pytest.approx(sign * longest)
-
-
-@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 5])
-def test_a_masks_products_and_sums_are_those_of_its_vector(length):
-    mask = np.zeros(length, np.uint64)
-    add_mask(mask, SEED)
-    others = np.random.default_rng(0).integers(0, 2**64, (3, length), np.uint64)
-    assert np.array_equal(mask_products(SEED, others), products(mask, others))
-    total = others[0].copy()
-    add_weighted_mask(total, SEED, np.uint64(12345))
-    assert np.array_equal(total, others[0] + mask * np.uint64(12345))
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=6).filter(sum))

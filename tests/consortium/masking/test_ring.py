@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedif_consortium.masking.ring import BLOCK, decode, encode
+from fedif_consortium.masking.ring import decode, encode, mask_of, to_bytes
 from fedif_flower.errors import MaskingError
 
 NUMBERS = st.floats(-1000, 1000, width=32)
@@ -35,10 +35,22 @@ def test_sums_are_exact_under_any_mask(one, other, mask):
     assert np.array_equal(decode(a + b, 28), decode(a, 28) + decode(b, 28))
 
 
-@pytest.mark.parametrize("place", [0, 7, BLOCK - 1, BLOCK, BLOCK + 3])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2.0**35, -(2.0**35), 1e300])
-def test_what_does_not_fit_is_named_and_never_wraps(place, value):
-    vector = np.zeros(BLOCK + 4)
-    vector[place] = value
-    with pytest.raises(MaskingError, match=rf"^the update has .* at place {place}; allowed: .*35"):
-        encode(vector, 28, "the update")
+def test_what_does_not_fit_is_named_and_never_wraps(value):
+    with pytest.raises(MaskingError, match=r"^the update has .* at place 2; allowed: .*35"):
+        encode(np.array([1.0, 0.0, value]), 28, "the update")
+
+
+def test_masks_are_chacha20s():
+    # RFC 8439, appendix A.1, test vector 1: key, nonce and counter are zero.
+    known = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
+    assert to_bytes(mask_of(bytes(32), 4)) == known
+
+
+def test_a_mask_is_uniform_and_another_seeds_is_another():
+    length, seed = 100_003, bytes(range(32))
+    mask = mask_of(seed, length)
+    # Each of 64 bits is set in half of the entries, up to 6 standard errors.
+    ones = [int(np.sum((mask >> np.uint64(bit)) & np.uint64(1))) for bit in range(64)]
+    assert max(abs(count - length / 2) for count in ones) < 6 * np.sqrt(length) / 2
+    assert not np.any(mask == mask_of(seed[::-1], length))

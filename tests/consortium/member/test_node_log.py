@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from fedif_consortium.evidence.chained_log import START
-from fedif_consortium.member.node_log import NodeLog, lines_after, read_node_log
+from fedif_consortium.evidence.chained_log import START, lines_after, read_log
+from fedif_consortium.member.node_log import NodeLog
 from fedif_flower.errors import EvidenceError, StorageError
 
 
@@ -23,13 +23,13 @@ def written(folder, lines=12):
     with opened(folder) as log:
         for run in range(lines):
             add(log, run)
-    return read_node_log(folder)[-1]["hash"]
+    return read_log(folder / "log.txt")[-1]["hash"]
 
 
 def test_a_line_says_all_that_was_asked_for(tmp_path):
     with opened(tmp_path) as log:
         add(log, 3, direction="out", decision="refused", reason="no\nsuch", app="ä", epsilon=0.5)
-    (entry,) = read_node_log(tmp_path)
+    (entry,) = read_log(tmp_path / "log.txt")
     assert (tmp_path / "log.txt").read_text().startswith(f"{entry.pop('hash')} ")
     assert datetime.fromisoformat(entry.pop("time")).utcoffset() == timedelta(0)
     assert entry == {
@@ -50,7 +50,7 @@ def test_the_chain_runs_on_over_restarts(tmp_path):
     for run in range(12):
         with opened(tmp_path) as log:
             add(log, run)
-    assert [entry["run"] for entry in read_node_log(tmp_path)] == list(range(12))
+    assert [entry["run"] for entry in read_log(tmp_path / "log.txt")] == list(range(12))
 
 
 def without(path, number):
@@ -78,7 +78,7 @@ def test_what_was_removed_or_changed_is_named_and_no_node_goes_on_it(tmp_path, d
     written(tmp_path)
     damage(tmp_path / "log.txt")
     with pytest.raises(EvidenceError, match=found):
-        read_node_log(tmp_path)
+        read_log(tmp_path / "log.txt")
     if "line 1" in found:
         with pytest.raises(EvidenceError, match=found):
             NodeLog(tmp_path)
@@ -86,15 +86,15 @@ def test_what_was_removed_or_changed_is_named_and_no_node_goes_on_it(tmp_path, d
 
 def test_a_hash_that_was_written_down_shows_a_cut_at_the_end(tmp_path):
     head = written(tmp_path)
-    assert lines_after(read_node_log(tmp_path), head) == 0
-    assert lines_after(read_node_log(tmp_path), START) == 12
+    assert lines_after(read_log(tmp_path / "log.txt"), head) == 0
+    assert lines_after(read_log(tmp_path / "log.txt"), START) == 12
     with opened(tmp_path) as log:
         add(log, 12)
-    assert lines_after(read_node_log(tmp_path), head) == 1
+    assert lines_after(read_log(tmp_path / "log.txt"), head) == 1
     for _ in range(2):
         without(tmp_path / "log.txt", 12)
     with pytest.raises(EvidenceError, match=f"no line has the hash '{head}'"):
-        lines_after(read_node_log(tmp_path), head)  # A shorter log is a log too.
+        lines_after(read_log(tmp_path / "log.txt"), head)  # A shorter log is a log too.
 
 
 def test_half_a_line_of_a_power_cut_is_written_over(tmp_path):
@@ -103,7 +103,7 @@ def test_half_a_line_of_a_power_cut_is_written_over(tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     with opened(tmp_path) as log:
         add(log, 7)
-    assert [entry["run"] for entry in read_node_log(tmp_path)] == [0, 7]
+    assert [entry["run"] for entry in read_log(tmp_path / "log.txt")] == [0, 7]
 
 
 def test_one_process_holds_a_log(tmp_path):

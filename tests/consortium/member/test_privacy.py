@@ -9,7 +9,8 @@ import pytest
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from scipy.stats import norm
 
-from fedif_consortium.member.node_log import NodeLog, read_node_log
+from fedif_consortium.evidence.chained_log import read_log
+from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.member.privacy import PrivacyBudget, add_noise, epsilon_of, secure_normal
 from fedif_flower.errors import RefusedByMemberError, StorageError
@@ -135,7 +136,7 @@ def test_a_reply_leaves_shortened_and_with_noise(log):
     assert values[1:].std() == pytest.approx(1.0, abs=7 / math.sqrt(2 * 999))
     again = policy.check(of(MODEL), of(MODEL + update), run_id=7)
     assert again != found
-    one, two = read_node_log(log.folder)
+    one, two = read_log(log.folder / "log.txt")
     assert (one["kind"], one["run"], one["replies"], two["replies"]) == ("privacy", 7, 1, 2)
     assert one["epsilon"] == pytest.approx(epsilon_of({2.0: 1}, 1e-5))
 
@@ -145,7 +146,7 @@ def test_a_reply_without_an_update_costs_nothing(log):
     policy.check(of(MODEL), RecordDict({"metrics": MetricRecord({"loss": 1.0})}))
     with pytest.raises(RefusedByMemberError):
         policy.check(of(MODEL), RecordDict({**of(MODEL), "x": MetricRecord({"y": 1})}))
-    assert read_node_log(log.folder) == []
+    assert read_log(log.folder / "log.txt") == []
     assert not (log.folder / "privacy.json").exists()
 
 
