@@ -64,7 +64,10 @@ def image_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> 
     DataError, ConfigError
         If the data set cannot be read.
     """
-    return _server_task(settings) if facts is None else _client_task(settings, facts)
+    if facts is not None:
+        return _task(settings, facts)
+    dataset = load_dataset(settings.dataset, settings.data_dir)
+    return _task(settings, _facts(settings, dataset), len(dataset.train), dataset.fingerprint)
 
 
 def task_of_folder(settings: TaskConfig, folder: str) -> Task:
@@ -88,11 +91,6 @@ def task_of_folder(settings: TaskConfig, folder: str) -> Task:
     return _task(settings, _facts(settings, dataset))
 
 
-def _server_task(settings: TaskConfig) -> Task:
-    dataset = load_dataset(settings.dataset, settings.data_dir)
-    return _task(settings, _facts(settings, dataset), len(dataset.train), dataset.fingerprint)
-
-
 def _facts(settings: TaskConfig, dataset: Dataset) -> dict[str, Any]:
     normalization = NORMALIZATIONS[settings.normalization](dataset.mean, dataset.std)
     return {
@@ -101,10 +99,6 @@ def _facts(settings: TaskConfig, dataset: Dataset) -> dict[str, Any]:
         "mean": list(normalization.mean),
         "std": list(normalization.std),
     }
-
-
-def _client_task(settings: TaskConfig, facts: Mapping[str, Any]) -> Task:
-    return _task(settings, facts)
 
 
 def _task(

@@ -75,33 +75,18 @@ def frozen_parameters(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def seeded_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what dropout draws from, on the CPU and on ``device``; both states are restored.
+    """Seed what dropout draws from, on the CPU and on ``device``; restore the CPU's and CUDA's.
 
     Other threads wait until the end: federations side by side build their models as if alone.
     """
-    with _randomness:
-        yield from _seeded(seed, device)
-
-
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    cpu_state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    device_state: Tensor | None = None
-    if device.type == "cuda":
-        device_state = torch.cuda.get_rng_state(device)
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        device_state = torch.mps.get_rng_state()
-        torch.mps.manual_seed(seed)
-    try:
+    with _randomness, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        elif device.type == "mps":
+            torch.mps.manual_seed(seed)
         yield
-    finally:
-        torch.set_rng_state(cpu_state)
-        if device.type == "cuda" and device_state is not None:
-            torch.cuda.set_rng_state(device_state, device)
-        elif device_state is not None:
-            torch.mps.set_rng_state(device_state)
 
 
 def keep_freed_memory() -> None:

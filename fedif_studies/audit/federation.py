@@ -243,7 +243,7 @@ class Trainer:
 
     def __init__(self, task: AuditTask, member: Member, model: nn.Module, seed: int) -> None:
         self._member, self._model, self._seed = member, model, seed
-        self._normalize, classes = task.transformed, task.dataset.num_classes
+        self._normalize, classes = task.transformed, len(task.dataset.classes)
         self._training = task.config.part(TrainingConfig)
         self._memory: dict[str, Tensor] = {}
         acting = member.behaviour

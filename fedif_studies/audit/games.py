@@ -131,7 +131,7 @@ def _mislabelled(build: Callable[[], Behaviour]) -> Callable[..., list[Member]]:
     """Give the players wrong labels alone, and a behaviour."""
 
     def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
-        seed, classes = task.config.seed, task.dataset.num_classes
+        seed, classes = task.config.seed, len(task.dataset.classes)
         wrong = [
             flip_labels(
                 *(member.labels, classes, 1.0),

@@ -1,8 +1,9 @@
 """Data: sets by name in a shared cache, partitions, the server's split, and pixels."""
 
-from fedif_flower.tasks.data.datasets import DATASETS, Dataset, Split, load_dataset
+from fedif_flower.tasks.data.cache import Dataset, Split
+from fedif_flower.tasks.data.datasets import DATASETS, load_dataset
 from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
-from fedif_flower.tasks.data.transforms import NORMALIZATIONS, Normalization, normalize, to_pixels
+from fedif_flower.tasks.data.transforms import NORMALIZATIONS, Normalization, to_pixels
 
 __all__ = [
     "DATASETS",
@@ -12,7 +13,6 @@ __all__ = [
     "Split",
     "dirichlet_partition",
     "load_dataset",
-    "normalize",
     "split_test",
     "to_pixels",
 ]

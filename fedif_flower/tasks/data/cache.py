@@ -15,7 +15,6 @@ import math
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,35 +31,70 @@ from fedif_flower.storage import (
     temporary_sibling,
     temporary_siblings,
 )
-from fedif_flower.tasks.data.sources import RawDataset, RawSplit, Source
+from fedif_flower.tasks.data.sources import RawDataset, Source
 
 FORMAT = 1
-ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 logger = logging.getLogger(__name__)
 
 
-class _DamagedError(Exception):
-    """An entry is not what its meta.json says."""
-
-
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """An open entry.
+class Split:
+    """The images of one split with their labels.
 
     Attributes
     ----------
-    meta : dict
-        What ``meta.json`` says: classes, max_value, mean, std, fingerprint, ...
-    arrays : dict
-        The memory-mapped, read-only array of each name in ``ARRAYS``.
+    images : NDArray[np.uint8]
+        ``[n, c, h, w]``, memory-mapped and read-only.
+    labels : NDArray[np.int64]
+        ``[n]``, in [0, classes), memory-mapped and read-only.
     """
 
-    meta: dict[str, Any]
-    arrays: dict[str, NDArray[Any]]
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.labels)
 
 
-def open_prepared(name: str, source: Source, root: Path, *, verify: bool = False) -> Prepared:
-    """Open a data set's entry; prepare it if it is missing, out of date or damaged.
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set; open it in each process (it is quick) rather than sending it to another.
+
+    Attributes
+    ----------
+    name : str
+        Its name in ``DATASETS``.
+    train, test : Split
+        The images; ``test`` may be empty on a client's own data.
+    classes : tuple of str
+        Name of each label.
+    max_value : int
+        The uint8 value that stands for pixel 1.0: 255, or 16 for digits.
+    mean, std : tuple of float
+        Per channel, of the train split's pixels in [0, 1].
+    fingerprint : str
+        Hex digits that change whenever pixels, labels or any other attribute do.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    max_value: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fingerprint: str
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """``(c, h, w)``."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+def open_prepared(name: str, source: Source, root: Path, *, verify: bool = False) -> Dataset:
+    """Open a data set's entry; prepare it if it is missing or the source has changed.
 
     Of many processes that ask together, one prepares and the others wait.
 
@@ -78,50 +112,48 @@ def open_prepared(name: str, source: Source, root: Path, *, verify: bool = False
     Raises
     ------
     DataError
-        If the source cannot be read or the cache cannot be written.
+        If the source cannot be read, the cache cannot be written, or the entry is damaged.
     """
     entry = root / f"{name}-{content_key([FORMAT, name, source.identity()], digits=16)}"
-    with suppress(OSError, _DamagedError):  # the cause is found and reported below
-        return _read(entry, verify=verify)
-    with cache_errors(root), exclusive_lock(root / f"{entry.name}.lock"):
-        try:
-            return _read(entry, verify=verify)  # another process may have been faster
-        except FileNotFoundError:
-            logger.info("preparing %s in %s, once", name, entry)
-        except _DamagedError as error:
-            logger.warning("%s is damaged (%s): preparing it again", entry, error)
-        for leftover in temporary_siblings(entry):
-            logger.warning("removing %s, left behind by a process that was stopped", leftover)
-            shutil.rmtree(leftover)
-        _prepare(name, source.read(), entry)
-        return _read(entry, verify=False)
-
-
-def _read(entry: Path, *, verify: bool) -> Prepared:
-    """Open an entry; FileNotFoundError if there is none, _DamagedError if it is not whole."""
+    if not entry.is_dir():
+        with cache_errors(root), exclusive_lock(root / f"{entry.name}.lock"):
+            if not entry.is_dir():  # Another process may have been faster.
+                logger.info("preparing %s in %s, once", name, entry)
+                for leftover in temporary_siblings(entry):  # Of a process that was stopped.
+                    shutil.rmtree(leftover)
+                _prepare(name, source.read(), entry)
     try:
-        meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
-        if meta["fingerprint"] != _fingerprint(meta):
-            raise _DamagedError("meta.json has changed")
-        return Prepared(meta, {name: _open_array(entry, name, meta, verify) for name in ARRAYS})
-    except FileNotFoundError as error:
-        if not entry.is_dir():
-            raise
-        raise _DamagedError(f"{Path(error.filename).name} is missing") from error
-    except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise _DamagedError(f"{type(error).__name__}: {error}") from error
+        return _read(entry, verify=verify)
+    except Exception as error:
+        raise DataError(
+            f"{entry} is damaged ({error}); remove that folder to have it prepared again"
+        ) from error
 
 
-def _open_array(entry: Path, name: str, meta: dict[str, Any], verify: bool) -> NDArray[Any]:
-    path, stored = entry / f"{name}.npy", meta["files"][name]
-    if path.stat().st_size != stored["bytes"]:
-        raise _DamagedError(f"{path.name} is not {stored['bytes']} bytes long")
-    if verify and _checksum(path) != stored["sha256"]:
-        raise _DamagedError(f"{path.name} does not match its checksum")
-    array: NDArray[Any] = np.load(path, mmap_mode="r")
-    if list(array.shape) != stored["shape"] or str(array.dtype) != stored["dtype"]:
-        raise _DamagedError(f"{path.name} has shape {array.shape} and dtype {array.dtype}")
-    return array
+def _read(entry: Path, *, verify: bool) -> Dataset:
+    meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
+    if meta["fingerprint"] != _fingerprint(meta):
+        raise ValueError("meta.json has changed")
+
+    def array(name: str) -> NDArray[Any]:
+        path, stored = entry / f"{name}.npy", meta["files"][name]
+        if path.stat().st_size != stored["bytes"]:
+            raise ValueError(f"{path.name} is not {stored['bytes']} bytes long")
+        if verify and _checksum(path) != stored["sha256"]:
+            raise ValueError(f"{path.name} does not match its checksum")
+        loaded: NDArray[Any] = np.load(path, mmap_mode="r")
+        return loaded
+
+    return Dataset(
+        name=meta["name"],
+        train=Split(array("train_images"), array("train_labels")),
+        test=Split(array("test_images"), array("test_labels")),
+        classes=tuple(meta["classes"]),
+        max_value=meta["max_value"],
+        mean=tuple(meta["mean"]),
+        std=tuple(meta["std"]),
+        fingerprint=meta["fingerprint"],
+    )
 
 
 def _fingerprint(meta: dict[str, Any]) -> str:
@@ -141,13 +173,13 @@ def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
     try:
         files = {}
         for split_name, split in (("train", raw.train), ("test", raw.test)):
-            _check_labels(name, split, len(raw.classes))
             shape = (len(split.labels), *raw.image_shape)
-            images, labels = f"{split_name}_images", f"{split_name}_labels"
-            files[images] = _write_array(temporary / f"{images}.npy", shape, "|u1", split.blocks())
-            files[labels] = _write_array(
-                temporary / f"{labels}.npy", shape[:1], "<i8", [split.labels]
-            )
+            for kind, dtype, form, blocks in (
+                ("images", "|u1", shape, split.blocks()),
+                ("labels", "<i8", shape[:1], [split.labels]),
+            ):
+                stem = f"{split_name}_{kind}"
+                files[stem] = _write_array(temporary / f"{stem}.npy", form, dtype, blocks)
         mean, std = raw.mean, raw.std
         if mean is None or std is None:
             train_images = np.load(temporary / "train_images.npy", mmap_mode="r")
@@ -167,21 +199,10 @@ def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         sync_directory(temporary)
-        if entry.exists():  # a damaged one; processes that have it open keep its pages
-            aside = entry.rename(temporary_sibling(entry))
-            temporary.rename(entry)
-            shutil.rmtree(aside)
-        else:
-            temporary.rename(entry)
+        temporary.rename(entry)
         sync_directory(entry.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well
-
-
-def _check_labels(name: str, split: RawSplit, num_classes: int) -> None:
-    labels = split.labels
-    if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
-        raise DataError(f"{name} has labels outside 0..{num_classes - 1}")
 
 
 def _write_array(
@@ -195,8 +216,6 @@ def _write_array(
         header = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
-            if block.dtype != np.dtype(dtype) or block.shape[1:] != shape[1:]:
-                raise DataError(f"{path.stem}: expected {dtype} {shape}, got {block.shape[1:]}")
             file.write(np.ascontiguousarray(block).data)
             rows += len(block)
         file.flush()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.storage import cache_root
-from fedif_flower.tasks.data.cache import open_prepared
+from fedif_flower.tasks.data.cache import Dataset, open_prepared
 from fedif_flower.tasks.data.sources import CIFAR10, Digits, FashionMNIST, ImageFolder, Source
 
 # One line per data set: its name and the class that knows where it comes from.
@@ -24,67 +20,6 @@ DATASETS: Mapping[str, Callable[[str, Path], Source]] = MappingProxyType(
         "image-folder": ImageFolder,
     }
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """The images of one split with their labels.
-
-    Attributes
-    ----------
-    images : NDArray[np.uint8]
-        ``[n, c, h, w]``, memory-mapped and read-only.
-    labels : NDArray[np.int64]
-        ``[n]``, in [0, classes), memory-mapped and read-only.
-    """
-
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        """Return n."""
-        return len(self.labels)
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """A data set; open it in each process (it is quick) rather than sending it to another.
-
-    Attributes
-    ----------
-    name : str
-        Its name in ``DATASETS``.
-    train, test : Split
-        The images; ``test`` may be empty on a client's own data.
-    classes : tuple of str
-        Name of each label.
-    max_value : int
-        The uint8 value that stands for pixel 1.0: 255, or 16 for digits.
-    mean, std : tuple of float
-        Per channel, of the train split's pixels in [0, 1].
-    fingerprint : str
-        Hex digits that change whenever pixels, labels or any other attribute do.
-    """
-
-    name: str
-    train: Split
-    test: Split
-    classes: tuple[str, ...]
-    max_value: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    fingerprint: str
-
-    @property
-    def num_classes(self) -> int:
-        """How many labels there are."""
-        return len(self.classes)
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """``(c, h, w)``."""
-        channels, height, width = self.train.images.shape[1:]
-        return channels, height, width
 
 
 def load_dataset(
@@ -126,15 +61,4 @@ def load_dataset(
     source.fetch()
     if require_test and not source.has_test():
         raise DataError(f"no test images in {Path(data_dir).expanduser().resolve() / 'test'}")
-    prepared = open_prepared(name, source, root, verify=verify)
-    meta, arrays = prepared.meta, prepared.arrays
-    return Dataset(
-        name=name,
-        train=Split(arrays["train_images"], arrays["train_labels"]),
-        test=Split(arrays["test_images"], arrays["test_labels"]),
-        classes=tuple(meta["classes"]),
-        max_value=meta["max_value"],
-        mean=tuple(meta["mean"]),
-        std=tuple(meta["std"]),
-        fingerprint=meta["fingerprint"],
-    )
+    return open_prepared(name, source, root, verify=verify)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedif_flower.tasks.data.datasets import Dataset, Split
+from fedif_flower.tasks.data.cache import Dataset, Split
 
 
 def export_split(dataset: Dataset, split: Split, indices: NDArray[np.int64], folder: Path) -> None:

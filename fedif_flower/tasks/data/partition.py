@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
-import logging
 import math
 import warnings
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +20,7 @@ from fedif_flower.storage import (
     exclusive_lock,
     write_atomically,
 )
-from fedif_flower.tasks.data.datasets import Dataset
-
-logger = logging.getLogger(__name__)
+from fedif_flower.tasks.data.cache import Dataset
 
 
 def dirichlet_partition(
@@ -87,14 +83,15 @@ def dirichlet_partition(
     key = content_key([dataset.fingerprint, num_partitions, alpha, seed, versions], 24)
     root = cache_root(cache_dir)
     path = root / f"partitions-{key}.npz"
-    partitions = _read(path, num_partitions, total, warn=False)  # told below, once
-    if partitions is None:
+    if not path.is_file():
         with cache_errors(root), exclusive_lock(root / "partitions.lock"):
-            partitions = _read(path, num_partitions, total)  # another process may have drawn it
-            if partitions is None:
-                partitions = _draw(dataset.train.labels, num_partitions, alpha, seed)
-                _write(path, partitions)
-    return partitions
+            if not path.is_file():  # Another process may have drawn it.
+                _write(path, _draw(dataset.train.labels, num_partitions, alpha, seed))
+    try:
+        with np.load(path) as stored:  # It checks the CRC of both arrays.
+            return np.split(stored["indices"], np.cumsum(stored["sizes"])[:-1])
+    except Exception as error:
+        raise DataError(f"{path} is damaged ({error}); remove it to have it drawn again") from error
 
 
 def _draw(
@@ -118,7 +115,7 @@ def _draw(
     try:
         with warnings.catch_warnings():  # it warns at each of its eleven attempts
             warnings.simplefilter("ignore")
-            partitions = [
+            return [
                 np.array(partitioner.load_partition(i)[:]["index"], dtype=np.int64)
                 for i in range(num_partitions)
             ]
@@ -128,13 +125,6 @@ def _draw(
             f"{num_partitions} in which each has a train image; allowed: a larger "
             "dirichlet_alpha, or fewer partitions"
         ) from error
-    return partitions
-
-
-def _is_division(partitions: list[NDArray[np.int64]], total: int) -> bool:
-    """Return whether the indices are 0..total-1, each in one partition, and none is empty."""
-    indices = np.sort(np.concatenate(partitions))
-    return all(map(len, partitions)) and np.array_equal(indices, np.arange(total))
 
 
 def _write(path: Path, partitions: list[NDArray[np.int64]]) -> None:
@@ -142,26 +132,6 @@ def _write(path: Path, partitions: list[NDArray[np.int64]]) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, indices=np.concatenate(partitions), sizes=sizes)
     write_atomically(path, buffer.getvalue())
-
-
-def _read(
-    path: Path, num_partitions: int, total: int, *, warn: bool = True
-) -> list[NDArray[np.int64]] | None:
-    """Return the stored partitions; None if there are none, or they are damaged."""
-    try:
-        with np.load(path) as stored:  # checks the CRC of both arrays
-            indices, sizes = stored["indices"], stored["sizes"]
-        partitions = np.split(indices, np.cumsum(sizes)[:-1])
-        if len(partitions) == num_partitions and _is_division(partitions, total):
-            return partitions
-        reason = "not a division of this data set"
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        reason = str(error)
-    if warn:
-        logger.warning("%s is damaged (%s): drawing the partitions again", path, reason)
-    return None
 
 
 def split_test(
@@ -187,11 +157,7 @@ def split_test(
     ------
     DataError
         If there are fewer than two images.
-    ValueError
-        If the fraction is out of range.
     """
-    if not 0 < validation_fraction < 1:
-        raise ValueError(f"validation_fraction = {validation_fraction}; allowed: 0 < fraction < 1")
     if num_test < 2:
         raise DataError(
             f"the test split has {num_test} image(s); allowed: 2 or more, as validation and test "

@@ -5,7 +5,7 @@ They are apart because adversarial examples are made of pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -33,29 +33,9 @@ def to_pixels(images: NDArray[np.uint8], max_value: int) -> Tensor:
     return torch.from_numpy(np.array(images, dtype=np.float32)).div_(max_value)
 
 
-def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Return ``(pixels - mean) / std`` per channel; gradients flow through it.
-
-    Parameters
-    ----------
-    pixels : Tensor
-        ``[..., c, h, w]``.
-    mean, std : sequence of float
-        One of each per channel; std > 0.
-
-    Returns
-    -------
-    Tensor
-        Of the shape, dtype and device of ``pixels``.
-    """
-    shift = torch.tensor(mean, dtype=pixels.dtype, device=pixels.device)[:, None, None]
-    scale = torch.tensor(std, dtype=pixels.dtype, device=pixels.device)[:, None, None]
-    return (pixels - shift) / scale  # [..., c, h, w]
-
-
 @dataclass(frozen=True)
 class Normalization:
-    """:func:`normalize` with its mean and deviation, to pass where a function is wanted.
+    """``(pixels - mean) / std`` per channel; gradients flow through it.
 
     Attributes
     ----------
@@ -66,16 +46,10 @@ class Normalization:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        """Refuse what would silently broadcast or divide by zero."""
-        if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
-            raise ValueError(
-                f"mean = {self.mean}, std = {self.std}; allowed: one of each per channel, std > 0"
-            )
-
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Return ``pixels`` [..., c, h, w] normalised."""
-        return normalize(pixels, self.mean, self.std)
+        """Return ``pixels`` [..., c, h, w] normalised, of their dtype, where they lie."""
+        shift, scale = (pixels.new_tensor(x)[:, None, None] for x in (self.mean, self.std))
+        return (pixels - shift) / scale
 
 
 def unit_range(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalization:

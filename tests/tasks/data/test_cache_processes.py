@@ -44,7 +44,7 @@ class Slow(Source):
 
 def load(root, data_dir=""):
     prepared = open_prepared("tiny", Slow(data_dir, root), root)
-    return int(prepared.arrays["train_images"].sum())
+    return int(prepared.train.images.sum())
 
 def fork(function):
     child = os.fork()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,15 +21,18 @@ class TorchvisionSource(Source):
     Without ``data_dir`` it is downloaded into this package's folder in the user's cache.
     """
 
+    kind: ClassVar[str]  # torchvision's name of it
     title: ClassVar[str]
     folder: ClassVar[str]  # below the root, as torchvision names it
     files: ClassVar[tuple[str, ...]]
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
 
-    @abstractmethod
     def _open(self, *, train: bool, download: bool = False) -> Any:
         """Return torchvision's data set of one split."""
+        from torchvision import datasets  # a second to import, and needed once only
+
+        return getattr(datasets, self.kind)(self.root, train=train, download=download)
 
     @property
     def root(self) -> Path:
@@ -100,6 +102,7 @@ def _raw_split(dataset: Any) -> RawSplit:
 class FashionMNIST(TorchvisionSource):
     """28x28 greyscale photographs of ten kinds of clothes, 60,000 and 10,000 (Zalando, 2017)."""
 
+    kind = "FashionMNIST"
     title = "Fashion-MNIST"
     folder = "FashionMNIST/raw"
     files = (
@@ -111,22 +114,13 @@ class FashionMNIST(TorchvisionSource):
     mean = (0.2860,)
     std = (0.3530,)
 
-    def _open(self, *, train: bool, download: bool = False) -> Any:
-        from torchvision import datasets  # a second to import, and needed once only
-
-        return datasets.FashionMNIST(self.root, train=train, download=download)
-
 
 class CIFAR10(TorchvisionSource):
     """32x32 colour photographs of ten kinds of things, 50,000 and 10,000 (Krizhevsky, 2009)."""
 
+    kind = "CIFAR10"
     title = "CIFAR-10"
     folder = "cifar-10-batches-py"
     files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
     mean = (0.4914, 0.4822, 0.4465)
     std = (0.2470, 0.2435, 0.2616)
-
-    def _open(self, *, train: bool, download: bool = False) -> Any:
-        from torchvision import datasets  # a second to import, and needed once only
-
-        return datasets.CIFAR10(self.root, train=train, download=download)

@@ -93,11 +93,11 @@ def test_no_folder_is_a_config_error() -> None:
         ImageFolder("", Path("unused")).identity()
 
 
-@pytest.mark.parametrize("folder", [".", "train", "train/a"])
-def test_no_images_is_an_error_that_says_what_to_put_where(tmp_path: Path, folder: str) -> None:
-    (tmp_path / "data" / folder).mkdir(parents=True)
-    with pytest.raises(DataError, match=r"no images in .*data/train; expected train/<class>/"):
-        ImageFolder(str(tmp_path / "data"), tmp_path).identity()
+def test_no_images_is_an_error_that_says_what_to_put_where(tmp_path: Path) -> None:
+    for folder in (".", "train/a"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        with pytest.raises(DataError, match=r"no images in .*data/train; expected train/<class>/"):
+            ImageFolder(str(tmp_path / "data"), tmp_path).identity()
 
 
 def test_class_that_only_test_has_is_named(tree: Path) -> None:
@@ -112,18 +112,21 @@ def test_dangling_link_is_named(tree: Path) -> None:
         ImageFolder(str(tree), tree).identity()
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_differing_size_is_named(tree: Path, split: str) -> None:
-    save(tree / split / "cat/odd.png", [[1, 2]])
+@pytest.mark.parametrize(
+    ("split", "pixels", "shape"),
+    [
+        ("train", [[1, 2]], "1, 1, 2"),
+        ("test", [[1, 2]], "1, 1, 2"),
+        ("train", [[[1] * 3]], "3, 1, 1"),
+    ],
+)
+def test_differing_size_or_colour_is_named(
+    tree: Path, split: str, pixels: object, shape: str
+) -> None:
+    save(tree / split / "cat/odd.png", pixels)
     raw = ImageFolder(str(tree), tree).read()
-    with pytest.raises(DataError, match=r"odd\.png has .*\(1, 1, 2\) but .*deep\.PNG"):
+    with pytest.raises(DataError, match=rf"odd\.png has .*\({shape}\) but .*deep\.PNG"):
         images(raw.train if split == "train" else raw.test)
-
-
-def test_differing_mode_is_named(tree: Path) -> None:
-    save(tree / "train/cat/odd.png", [[1, 2, 3]], "RGB")
-    with pytest.raises(DataError, match=r"odd\.png has .*\(3, 1, 3\)"):
-        images(ImageFolder(str(tree), tree).read().train)
 
 
 def test_sixteen_bits_are_refused_not_clipped(tmp_path: Path) -> None:
@@ -133,9 +136,8 @@ def test_sixteen_bits_are_refused_not_clipped(tmp_path: Path) -> None:
         ImageFolder(str(tmp_path), tmp_path).read()
 
 
-@pytest.mark.parametrize("keep", [0, 20, 45])
-def test_damaged_image_is_named(tree: Path, keep: int) -> None:
+def test_damaged_image_is_named(tree: Path) -> None:
     path = tree / "train/cat/0.png"
-    os.truncate(path, keep)
+    os.truncate(path, 45)
     with pytest.raises(DataError, match=rf"cannot read the image {path}"):
         images(ImageFolder(str(tree), tree).read().train)
