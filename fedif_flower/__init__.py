@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedif_flower.apps import client_app, server_app
     from fedif_flower.messages.models import model_arrays
-    from fedif_flower.results import load
+    from fedif_flower.run.results import load
     from fedif_flower.run.round_progress import ShowRounds
     from fedif_flower.run.writer import RunWriter
     from fedif_flower.strategies import (
@@ -102,7 +102,7 @@ _HOMES = {
     "Quarantine": "strategies.quarantine",
     "RunWriter": "run.writer",
     "ShowRounds": "run.round_progress",
-    "load": "results",
+    "load": "run.results",
     "model_arrays": "messages.models",
     "path_attribution": "valuation.path",
 }

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from fedif_flower.run.config import RunConfig
     from fedif_flower.run.part import RunPart
     from fedif_flower.run.resume import Again
-    from fedif_flower.run.rows import RoundRow
     from fedif_flower.settings import Scalar
+    from fedif_flower.strategies.reports import RoundReport
     from fedif_flower.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
     return app
 
 
-def _log_row(row: RoundRow) -> None:
+def _log_row(row: RoundReport) -> None:
     if shown := row.headline:
         logger.info("round %d: %s", row.round, shown)
 

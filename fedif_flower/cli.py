@@ -137,14 +137,13 @@ def show(
 ) -> None:
     """Show a run's figures and its members, complete or not."""
     require_directories([run_dir])
-    from fedif_flower.results import load
     from fedif_flower.run.report import print_summary
-    from fedif_flower.tables import member_table
+    from fedif_flower.run.results import load
 
     found, console = load(run_dir), Console()
     if found.summary:
         print_summary(found.folder.path, console)
-    member_table(found, sort).print(console)
+    found.table(sort).print(console)
     console.print(repr(found), soft_wrap=True, markup=False, highlight=False)
     if picture is not None:
         console.print(f"Picture: {found.plot(picture).absolute()}", soft_wrap=True, highlight=False)

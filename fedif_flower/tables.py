@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.measure import Measurement as Width
 from rich.table import Table
 
-from fedif_flower.results import Member, Run
-
 
 @dataclass(frozen=True)
 class ResultTable:
@@ -41,7 +39,8 @@ class ResultTable:
         numbers = len(self.heading) - self.num_labels
         bars = ["---"] * self.num_labels + ["---:"] * numbers
         rows = [self.heading, bars, *self._shown_lines()]
-        return [f"| {' | '.join(row)} |" for row in rows]
+        cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+        return [f"| {' | '.join(row)} |" for row in cells]
 
     def to_rows(self) -> list[dict[str, str]]:
         """Return a mapping by column for each line, for a CSV file."""
@@ -85,33 +84,6 @@ def plain(text: str) -> str:
     return text.replace("**", "")
 
 
-def member_table(run: Run, by: str = "") -> ResultTable:
-    """Return a run's members as a table, in the order of a column."""
-    members = run.sort(by) if by else run.members
-    attributed = any(member.contribution is not None for member in members)
-    scored = any(member.weight_score is not None for member in members)
-    heading = ["member", *(["contribution", "95 % interval"] if attributed else [])]
-    heading += [*(["weight score"] if scored else []), "weight", "accepted", "refused"]
-    failed = any(member.failed for member in members)
-    heading += [*(["failed"] if failed else []), "away"]
-    lines = []
-    for m in members:
-        line = [m.label + (" (malicious)" if m.malicious else "")]
-        if attributed:
-            line += [shown_number(m.contribution), _interval(m)]
-        line += [shown_number(m.weight_score)] if scored else []
-        counts = (m.accepted, m.refused, *((m.failed,) if failed else ()), m.away)
-        line += [f"{m.weight:.3f}", *map(str, counts)]
-        lines.append(line)
-    return ResultTable(run.title, heading, lines, num_labels=1)
-
-
 def shown_number(value: float | None, form: str = ".4f") -> str:
     """Return a figure as text; a dash where there is none."""
     return "-" if value is None else format(value, form)
-
-
-def _interval(member: Member) -> str:
-    if member.low is None or member.high is None:
-        return "-"
-    return f"{member.low:.4f} to {member.high:.4f}"

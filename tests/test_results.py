@@ -12,10 +12,9 @@ from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.records import read_run
 from fedif_flower import load
 from fedif_flower.errors import ConfigError
-from fedif_flower.results import Run
+from fedif_flower.run.results import Run
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_run import run_locally
-from fedif_flower.tables import member_table
 from fedif_studies.commands import cli
 from fedif_studies.lab.comparison import compare
 from tests.consortium.statement.runs import make_run
@@ -111,7 +110,7 @@ def test_a_run_that_is_not_complete_is_shown_and_not_compared(two, tmp_path):
     (stopped / "summary.json").unlink()
     run = load(stopped)
     assert repr(run).endswith("2 rounds, not complete)")
-    assert len(member_table(run).lines) == 3
+    assert len(run.table().lines) == 3
     with pytest.raises(ConfigError, match="stopped is not complete"):
         compare([run, load(two[1])])
 

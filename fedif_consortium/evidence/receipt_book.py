@@ -79,7 +79,7 @@ class ReceiptBook(Callback, Kept):
             shown.add(node.node_id)
             weight = str(cell(client.weight))
             lines.append(MemberLine(str(node.client_id), update, weight, client.status))
-        self._waiting[report.server_round] = lines
+        self._waiting[report.round] = lines
 
     def attributed(self, found: RoundAttribution) -> None:
         """Add a round, whose contributions are known now."""

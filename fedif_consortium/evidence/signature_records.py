@@ -31,7 +31,7 @@ class SignatureRecords(Callback, Kept):
         """Write the round's signatures."""
         self._add(
             {
-                "round": report.server_round,
+                "round": report.round,
                 "client_id": seen.node.client_id,
                 **seen.signed.cells(),
             }

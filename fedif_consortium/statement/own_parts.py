@@ -91,7 +91,7 @@ class OwnParts(Callback, Kept):
     def on_round(self, report: RoundReport) -> None:
         """Remember the sums after this round, for a checkpoint."""
         self._after = dict(list(self._after.items())[-1:])
-        self._after[report.server_round] = dict(self.sums)
+        self._after[report.round] = dict(self.sums)
 
     def on_end(self) -> None:
         """Write a line for each member."""

@@ -15,9 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.attribution import BLOCKS_KEY
-from fedif_flower.run.completeness import Completeness, completeness, configured_rule
+from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
-from fedif_flower.run.rows import AttendanceRow
+from fedif_flower.strategies.presence import Presence
 from fedif_flower.strategies.scoring import Scoring
 
 MAX_NAME = 80
@@ -98,7 +98,21 @@ class RoundLine:
 
     round: int
     online: int
-    is_failed: bool
+    accepted: int
+    rejected: int
+    failed: int
+    round_failed: bool
+
+
+@dataclass(frozen=True)
+class AttendanceLine:
+    """A line of ``attendance.csv``: what a member is from a round on, until its next line."""
+
+    round: int
+    partition_id: int
+    client_id: int
+    presence: Presence
+    at: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +139,7 @@ class RunRecords:
         Members of rounds that are left out: partition by client id.
     masking : mapping, optional
         Who kept the masks, and the last hash of that keeper's log, if updates were masked.
-    lines, attendance : tuple of RoundLine, of AttendanceRow
+    lines, attendance : tuple of RoundLine, of AttendanceLine
         How many members were there, and who was not.
     completeness : Completeness
         Whether what the whole run asked for came.
@@ -149,15 +163,16 @@ class RunRecords:
     masking: Mapping[str, Any] | None = None
     signed: frozenset[tuple[int, int]] = frozenset()
     lines: tuple[RoundLine, ...] = ()
-    attendance: tuple[AttendanceRow, ...] = ()
+    attendance: tuple[AttendanceLine, ...] = ()
     completeness: Completeness | None = None
     block_weights: tuple[float, ...] = ()
     own_parts: Mapping[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
 
     def judged(self) -> Completeness:
         """Return whether what was asked for in these rounds came."""
-        rule = configured_rule(self.config)
-        return completeness(self.lines, self.replies, self.attendance, self.names, rule)
+        rounds, replies = map(vars, self.lines), map(vars, self.replies)
+        changes = map(vars, self.attendance)
+        return completeness(rounds, replies, changes, self.names, self.config)
 
     @property
     def name(self) -> str:
@@ -278,12 +293,12 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         names=dict(names),
         scoring=_scoring(summary),
         masking=folder.masking.read() if folder.masking.path.is_file() else None,
-        lines=_parse(folder.rounds, RoundLine, _with_failure),
+        lines=_parse(folder.rounds, RoundLine),
         own_parts={
             own.client_id: (own.rounds, own.sketch)
             for own in _parse(folder.own_parts, OwnPart, _with_sketch)
         },
-        attendance=_parse(folder.attendance, AttendanceRow),
+        attendance=_parse(folder.attendance, AttendanceLine),
         signed=frozenset(_parse(folder.signatures, tuple[int, int], _place)),
     )
     return replace(records, completeness=records.judged())
@@ -368,12 +383,6 @@ def _weights(folder: RunFolder, provenance: Mapping[str, Any], parts: Sequence[P
 def _with_sketch(row: Mapping[str, str]) -> object:
     sketch = tuple(value for key, value in row.items() if key.startswith("sketch_"))
     return {**row, "sketch": sketch}
-
-
-def _with_failure(row: Mapping[str, str]) -> object:
-    """Add whether a round failed: it was recorded as such, or most replies were errors."""
-    counts = [int(row[name]) for name in ("accepted", "rejected", "failed")]
-    return {**row, "is_failed": bool(int(row["round_failed"])) or 2 * counts[2] > sum(counts)}
 
 
 def _place(row: Mapping[str, str]) -> object:

@@ -168,7 +168,7 @@ def _copy(vectors: ModelVectors) -> ModelVectors:
 
 def _failed(number: int) -> RoundReport:
     """Return the report of a round that left the model as it was, or took it back."""
-    return RoundReport(number, (), 0, 0, 0, True, 0.0, 0.0, 0)
+    return RoundReport(number, failed=True)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

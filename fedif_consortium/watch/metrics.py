@@ -11,7 +11,6 @@ from fedif_flower.errors import require
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.provenance import package_version
-from fedif_flower.run.rows import RoundRow
 from fedif_flower.strategies.callbacks import Callback, Question
 from fedif_flower.strategies.reports import RoundReport
 
@@ -93,24 +92,23 @@ class RunMetrics(Callback):
         """Take in who is there."""
         self.online.set(len(question.online))
 
-    def row(self, row: RoundRow) -> None:
+    def row(self, row: RoundReport) -> None:
         """Take in a round's line of ``rounds.csv``."""
         self.round.set(row.round)
         self.ended.set_to_current_time()
         if row.round:
-            self.rounds.labels("failed" if row.round_failed else "ok").inc()
+            self.rounds.labels("failed" if row.failed else "ok").inc()
         seconds = row.round_seconds, row.aggregation_seconds, row.evaluation_seconds
         for phase, taken in zip(PHASES, seconds, strict=True):
             self.phases.labels(phase).inc(taken)
         if row.train_seconds is not None:
             self.training.set(row.train_seconds)
-        for split in ("test", "validation"):
-            for name, gauge in self.quality.items():
-                if (value := getattr(row, f"{split}_{name}")) is not None:
-                    gauge.labels(split).set(value)
         for column, value in row.metrics.items():
             split, _, name = column.partition("_")
-            self.figure.labels(name, split).set(value)
+            if name in self.quality:
+                self.quality[name].labels(split).set(value)
+            elif split in ("test", "validation"):
+                self.figure.labels(name, split).set(value)
 
     def on_round(self, report: RoundReport) -> None:
         """Count what became of those that were asked."""

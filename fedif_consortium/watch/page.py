@@ -25,11 +25,11 @@ from fedif_consortium.watch.state import (
     Watched,
     seconds_of,
 )
-from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import plot_progress
-from fedif_flower.run.report import run_title
+from fedif_flower.run.results import run_title
 from fedif_flower.storage import write_atomically
+from fedif_flower.strategies.reports import headline
 
 SECONDS = 5.0  # Between two writings, and two readings.
 HEAD = PAGE_HEAD.replace("style-src", "img-src data:; style-src")
@@ -74,7 +74,7 @@ def render(run: Watched, *, folder: str = "") -> str:
         Where the run's folder is, seen from the page: links begin with it.
     """
     known = {"strategy", "dataset"} <= run.config.keys()
-    title = run_title(run.config, subject_of(run.config)) if known else run.folder.path.name
+    title = run_title(run.config) if known else run.folder.path.name
     members, own = run.members[:MOST_MEMBERS], run.folder
     there = {"Report": own.report, "Statement": own.statement / "statement.html"}
     states = {member.state for member in run.members}
@@ -123,7 +123,9 @@ def _base64(path: Path) -> str:
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     environment = templates().overlay(trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(moment=_moment, lasting=lasting, seconds_of=seconds_of)
+    environment.filters.update(
+        moment=_moment, lasting=lasting, seconds_of=seconds_of, headline=headline
+    )
     return environment
 
 

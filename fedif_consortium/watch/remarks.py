@@ -67,22 +67,22 @@ def _ended(run: Watched) -> Iterator[Remark]:
 
 
 def _rounds(run: Watched) -> Iterator[Remark]:
-    if failed := [row for row in run.rounds if row.round_failed]:
+    if failed := [row for row in run.rounds if row["round_failed"]]:
         last = failed[-1]
         yield Remark(
-            last.round == run.last_round,
+            last["round"] == run.last_round,
             f"Rounds that left the model as it was: {len(failed)}; the last was round "
-            f"{last.round}: {last.reason}",
+            f"{last['round']}: {last['reason']}",
             "A round now and then does no harm. If they follow each other, look at the members "
             "below; the run ends by itself after max-failed-rounds in a row.",
         )
     if run.rounds:
         row = run.rounds[-1]
-        asked = row.accepted + row.rejected + row.failed
-        if 2 * row.accepted < asked:
-            text = f"In round {row.round} only {row.accepted} of {asked} replies counted."
+        accepted, asked = row["accepted"], row["accepted"] + row["rejected"] + row["failed"]
+        if 2 * accepted < asked:
+            text = f"In round {row['round']} only {accepted} of {asked} replies counted."
             yield Remark(True, text, "Look at the members below: the reason of each is said.")
-        losses = [loss for loss in (row.test_loss, row.validation_loss) if loss is not None]
+        losses = (row.get(name) or 0.0 for name in ("test_loss", "validation_loss"))
         if not all(map(math.isfinite, losses)):
             yield Remark(
                 True,

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import called
 from fedif_flower.messages.screening import Status
-from fedif_flower.run.folder import JsonFile, RunFolder
+from fedif_flower.run.folder import MEASURED, JsonFile, RunFolder
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
-from fedif_flower.run.read_tables import read_table
-from fedif_flower.run.rows import RoundRow
+from fedif_flower.run.rows import Line, read_table
+from fedif_flower.strategies.reports import headline
 
 RunState = Literal["running", "finished", "stopped", "failed"]
 # In the order in which a page lists them: who needs a look comes first.
@@ -52,11 +52,10 @@ _CLIENTS = {
     "rejection": pa.string(),
 }
 _SECONDS = ("round_seconds", "aggregation_seconds", "evaluation_seconds")
-_COUNTS = ("accepted", "rejected", "failed", "evaluations")
+_COUNTS = ("round", "accepted", "rejected", "failed", "evaluations")
 _ROUNDS = {
-    **dict.fromkeys((f.name for f in fields(RoundRow) if f.name != "metrics"), pa.float64()),
-    **dict.fromkeys(("round", "round_failed", "late", "online", *_COUNTS), pa.int64()),
-    **dict.fromkeys(("reason", "losses", "status"), pa.string()),
+    **dict.fromkeys((*_SECONDS, "train_seconds", *MEASURED), pa.float64()),
+    **dict.fromkeys((*_COUNTS, "round_failed", "late", "online"), pa.int64()),
 }
 _ATTRIBUTION = {"client_id": pa.uint64(), "contribution": pa.float64()}
 
@@ -131,10 +130,11 @@ class Watched:
         live = _object(folder.live)
         try:
             self.live = Live(**live) if live else None
-            self.rounds = [
-                _round(line)
-                for line in read_table(folder.rounds.path, _ROUNDS, more=True).to_pylist()
-            ]
+            self.rounds: list[dict[str, Any]] = read_table(
+                folder.rounds.path, _ROUNDS, more=True
+            ).to_pylist()
+            for row in self.rounds:
+                row.update((name, 0) for name in _COUNTS if row[name] is None)
         except (ValidationError, KeyError, TypeError, ValueError) as error:
             where = folder.live if isinstance(error, ValidationError) else folder.rounds
             raise ConfigError(f"{where.path} is not what a run writes: {error!r}") from error
@@ -144,7 +144,7 @@ class Watched:
     @property
     def last_round(self) -> int:
         """The last complete round."""
-        return self.rounds[-1].round if self.rounds else 0
+        return self.rounds[-1]["round"] if self.rounds else 0
 
     @property
     def num_rounds(self) -> int:
@@ -177,7 +177,7 @@ class Watched:
     @cached_property
     def seconds_per_round(self) -> float | None:
         """The mean of the last rounds; ``None``: none is over."""
-        found = [seconds_of(row) for row in self.rounds if row.round][-LATEST_ROUNDS:]
+        found = [seconds_of(row) for row in self.rounds if row["round"]][-LATEST_ROUNDS:]
         return statistics.fmean(found) if found else None
 
     @property
@@ -193,7 +193,7 @@ class Watched:
     @property
     def figure(self) -> str:
         """The last figure of the test split, in words."""
-        return next(filter(None, (row.headline for row in reversed(self.rounds))), "")
+        return next(filter(None, map(headline, reversed(self.rounds))), "")
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -283,16 +283,9 @@ class Watched:
         return state or last or "new"
 
 
-def seconds_of(row: RoundRow) -> float:
+def seconds_of(row: Line) -> float:
     """Return how long a whole round took."""
-    return math.fsum(getattr(row, name) or 0.0 for name in _SECONDS)
-
-
-def _round(line: dict[str, Any]) -> RoundRow:
-    """Return a line of ``rounds.csv``; what follows its usual columns are the task's metrics."""
-    usual = {name: line.pop(name) for name in _ROUNDS}
-    usual.update((name, 0) for name in _COUNTS if usual[name] is None)
-    return RoundRow(**usual, metrics={k: v for k, v in line.items() if v is not None})
+    return math.fsum(row.get(name) or 0.0 for name in _SECONDS)
 
 
 def _object(file: JsonFile) -> Mapping[str, Any]:

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Literal
 
 from fedif_flower.messages.client_node import called
-from fedif_flower.messages.screening import Status
-from fedif_flower.run.rows import AttendanceRow
-from fedif_flower.sections import require_fields
-from fedif_flower.settings import Setting
+from fedif_flower.run.rows import Line
 from fedif_flower.strategies.config import ALWAYS
 from fedif_flower.strategies.presence import Presence
 
@@ -43,76 +41,9 @@ LETTERS: Mapping[Outcome | Absence, str] = {
 NOT_ASKED = "."
 _MOST_NAMED = 8
 _MOST_LETTERS = 20_000  # Members times rounds that are drawn.
+_GONE = ("offline", "revoked")
 _RANK: Mapping[Outcome, int] = {"missing": 0, "open": 0, "refused": 1, "late": 2, "answered": 2}
-
-
-class _Reply(Protocol):
-    """A line of ``clients.csv``, as far as it is needed."""
-
-    @property
-    def round(self) -> int: ...
-    @property
-    def partition_id(self) -> int: ...
-    @property
-    def client_id(self) -> int: ...
-    @property
-    def status(self) -> Status: ...
-    @property
-    def asked_in(self) -> int | None: ...
-
-
-class _Round(Protocol):
-    """A line of ``rounds.csv``, as far as it is needed."""
-
-    @property
-    def round(self) -> int: ...
-    @property
-    def online(self) -> int: ...
-    @property
-    def is_failed(self) -> bool: ...
-
-
-@dataclass(frozen=True)
-class CompletenessRule:
-    """When a run counts as complete.
-
-    Parameters
-    ----------
-    least_participation : float
-        A run in which a member took part in less than this share of its turns is incomplete, in
-        [0, 1].
-    late_rounds : int
-        So many rounds after it was made a request may still be answered, >= 0.
-    """
-
-    least_participation: Annotated[
-        float,
-        Setting(
-            "a run in which a member took part in less than this share of its turns is "
-            "`incomplete`: it ends with exit status 3 (`docs/consortium.md`); "
-            "0: none is for that",
-            ge=0,
-            le=1,
-            changes_result=False,
-        ),
-    ] = 0.5
-    late_rounds: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
-
-
-DEFAULT_RULE = CompletenessRule()
-
-
-def configured_rule(settings: Mapping[str, Any]) -> CompletenessRule:
-    """Return the rule that a run's settings name, by their keys."""
-    late = int(settings.get("pace.late-rounds", 0))
-    if not late and settings.get("pace.rounds") == "buffered":
-        late = ALWAYS
-    least = settings.get("least-participation", DEFAULT_RULE.least_participation)
-    return CompletenessRule(float(least), late)
+LEAST_PARTICIPATION = 0.5
 
 
 @dataclass(frozen=True)
@@ -175,7 +106,7 @@ class MemberTurns:
     @property
     def seen(self) -> str:
         """When it was seen last, in words; empty: it was there to the end."""
-        if self.presence not in ("offline", "revoked"):
+        if self.presence not in _GONE:
             return ""
         seen = f"round {self.last_round}" if self.last_round else "never"
         return seen + (f", {self.last_seen} UTC" if self.last_seen else "")
@@ -217,132 +148,135 @@ class Completeness:
         }
 
 
+@dataclass
+class _Recorded:
+    """What the tables say of a member: its requests by round, and when it came and left."""
+
+    partition_id: int
+    requests: dict[int, Outcome] = field(default_factory=dict)
+    changes: list[Line] = field(default_factory=list)
+    delay: int = 0  # The longest of a late reply that counted, in rounds.
+
+    def add(self, reply: Line) -> None:
+        """Take in what became of a request, or of another one made in the same round."""
+        self.partition_id = reply["partition_id"]
+        began, outcome = reply["asked_in"] or reply["round"], _outcome(reply)
+        if outcome == "late":
+            self.delay = max(self.delay, reply["round"] - began)
+        before = self.requests.get(began)
+        if before is None or _RANK[outcome] > _RANK[before]:
+            self.requests[began] = outcome
+        elif before == "open":  # It is known now that no reply will come.
+            self.requests[began] = "missing"
+
+    def settle(self, last: int, late_rounds: int) -> None:
+        """Let requests that are too late for a reply be missing.
+
+        A request is open at the end while its time is not over, if the member did answer others,
+        at most one round less late.
+        """
+        answers = {"answered", "late"} & set(self.requests.values())
+        patience = min(self.delay + 1, late_rounds) if answers and late_rounds else -1
+        for began, outcome in self.requests.items():
+            if outcome == "open" and last - began > patience:
+                self.requests[began] = "missing"
+
+    def absences(self, last: int) -> dict[int, Absence]:
+        """Return the rounds in which it could not be asked, and why."""
+        ends = [*(change["round"] for change in self.changes[1:]), last + 1]
+        return {
+            number: change["presence"]
+            for change, end in zip(self.changes, ends, strict=False)
+            if change["presence"] != "there"
+            for number in range(change["round"], end)
+            if number not in self.requests
+        }
+
+
 def completeness(
-    rounds: Sequence[_Round],
-    replies: Iterable[_Reply],
-    attendance: Iterable[AttendanceRow],
+    rounds: Iterable[Line],
+    replies: Iterable[Line],
+    attendance: Iterable[Line],
     names: Mapping[int, str],
-    rule: CompletenessRule,
+    settings: Mapping[str, Any],
 ) -> Completeness:
     """Return how complete a run is that came to its end.
 
     Parameters
     ----------
-    rounds : sequence of RoundRow
-        The lines of ``rounds.csv``; round 0 is none.
-    replies, attendance : iterable
-        The lines of ``clients.csv`` and ``attendance.csv``.
+    rounds, replies, attendance : iterable of mapping
+        The lines of ``rounds.csv``, of which round 0 is none, ``clients.csv`` and
+        ``attendance.csv``.
     names : mapping of int to str
         What the operator calls members, by client id.
-    rule : CompletenessRule
-        When it counts as complete.
+    settings : mapping
+        The run's, by their keys: ``least-participation``, and for how many rounds a request may
+        still be answered.
     """
-    rounds = [row for row in rounds if row.round]
-    last = max((row.round for row in rounds), default=0)
-    partitions: dict[int, int] = {}
-    asked: dict[int, dict[int, Outcome]] = {}
-    delays: Counter[int] = Counter()
+    rounds = [row for row in rounds if row["round"]]
+    last = max((row["round"] for row in rounds), default=0)
+    late_rounds = int(settings.get("pace.late-rounds", 0))
+    if not late_rounds and settings.get("pace.rounds") == "buffered":
+        late_rounds = ALWAYS
+    found: dict[int, _Recorded] = {}
     for reply in replies:
-        partitions[reply.client_id] = reply.partition_id
-        found = asked.setdefault(reply.client_id, {})
-        began = reply.asked_in or reply.round
-        outcome = _outcome(reply)
-        if outcome == "late":
-            delays[reply.client_id] = max(delays[reply.client_id], reply.round - began)
-        if began not in found or _RANK[outcome] > _RANK[found[began]]:
-            found[began] = outcome
-        elif found[began] == "open":  # It is known now that no reply will come.
-            found[began] = "missing"
-    changes: dict[int, list[AttendanceRow]] = {}
+        found.setdefault(reply["client_id"], _Recorded(-1)).add(reply)
     for change in attendance:
-        partitions.setdefault(change.client_id, change.partition_id)
-        changes.setdefault(change.client_id, []).append(change)
-    requests = Counter(began for found in asked.values() for began in found)
-    average = {row.round: min(requests[row.round] / max(row.online, 1), 1.0) for row in rounds}
-    drawn = len(partitions) * last <= _MOST_LETTERS
-    members = [
-        _member(
-            client_id,
-            partition_id,
-            called(client_id, partition_id, names.get(client_id, "")),
-            _settled(asked.get(client_id, {}), last, delays[client_id], rule.late_rounds),
-            _absences(changes.get(client_id, ()), last),
-            changes.get(client_id, ()),
-            average,
-            last,
-            drawn=drawn,
-        )
-        for client_id, partition_id in partitions.items()
-    ]
+        own = found.setdefault(change["client_id"], _Recorded(change["partition_id"]))
+        own.changes.append(change)
+    requests = Counter(began for own in found.values() for began in own.requests)
+    average = {r["round"]: min(requests[r["round"]] / max(r["online"], 1), 1.0) for r in rounds}
+    drawn = len(found) * last <= _MOST_LETTERS
+    members = []
+    for client_id, own in found.items():
+        own.settle(last, late_rounds)
+        name = called(client_id, own.partition_id, names.get(client_id, ""))
+        members.append(_member(client_id, name, own, average, last, drawn=drawn))
     members.sort(key=lambda m: (2.0 if m.participation is None else m.participation, m.client_id))
-    most = max((row.online for row in rounds), default=0)
-    verdict, reasons = _judged(members, rounds, rule.least_participation, most)
+    least = float(settings.get("least-participation", LEAST_PARTICIPATION))
+    verdict, reasons = _judged(members, rounds, least)
     return Completeness(verdict, tuple(reasons), tuple(members), last)
 
 
-def _outcome(reply: _Reply) -> Outcome:
-    if reply.status == "accepted":
-        return "late" if reply.asked_in else "answered"
-    if reply.status == "refused":
+def is_failed(row: Line) -> bool:
+    """Tell whether a round made no step, or most of its clients failed."""
+    asked = row["accepted"] + row["rejected"] + row["failed"]
+    return bool(row["round_failed"]) or 2 * row["failed"] > asked
+
+
+def _outcome(reply: Line) -> Outcome:
+    if reply["status"] == "accepted":
+        return "late" if reply["asked_in"] else "answered"
+    if reply["status"] == "refused":
         return "refused"
-    return "open" if reply.status == "late" else "missing"
-
-
-def _settled(
-    found: Mapping[int, Outcome], last: int, delay: int, late_rounds: int
-) -> dict[int, Outcome]:
-    """Return a member's requests by round, with those that are too late for a reply as missing.
-
-    A request is open at the end while its time is not over, if the member did answer others, at
-    most one round less late.
-    """
-    answers = any(outcome in ("answered", "late") for outcome in found.values())
-    patience = min(delay + 1, late_rounds) if answers and late_rounds else -1
-    return {
-        began: "missing" if outcome == "open" and last - began > patience else outcome
-        for began, outcome in sorted(found.items())
-    }
-
-
-def _absences(changes: Sequence[AttendanceRow], last: int) -> dict[int, Absence]:
-    """Return a member's rounds in which it could not be asked, and why."""
-    absent: dict[int, Absence] = {}
-    for i, change in enumerate(changes):
-        end = changes[i + 1].round if i + 1 < len(changes) else last + 1
-        if change.presence != "there":
-            absent |= dict.fromkeys(range(change.round, end), change.presence)
-    return absent
+    return "open" if reply["status"] == "late" else "missing"
 
 
 def _member(
     client_id: int,
-    partition_id: int,
     name: str,
-    requests: Mapping[int, Outcome],
-    absences: Mapping[int, Absence],
-    changes: Sequence[AttendanceRow],
+    own: _Recorded,
     average: Mapping[int, float],
     last: int,
     *,
     drawn: bool,
 ) -> MemberTurns:
-    absences = {number: why for number, why in absences.items() if number not in requests}
-    count, away = Counter(requests.values()), Counter(absences.values())
-    num_asked = len(requests) - count["open"]
+    absences = own.absences(last)
+    count, away = Counter(own.requests.values()), Counter(absences.values())
+    num_asked = len(own.requests) - count["open"]
     lost = sum(average.get(t, 0.0) for t, why in absences.items() if why in ("offline", "paused"))
     turns = num_asked + lost
-    presence = changes[-1].presence if changes else "there"
-    gone = presence in ("offline", "revoked")
-    # Before the line that says that it is gone, and says so again.
-    first = next((c for c in _run_of(changes) if gone), None)
-    seen = [*requests, *(c.round for c in changes if c.presence not in ("offline", "revoked"))]
+    # Lines say that it is gone, and say so again.
+    gone = list(takewhile(lambda c: c["presence"] in _GONE, reversed(own.changes)))
+    first = gone[-1] if gone else None
+    was_there = own.requests or len(gone) < len(own.changes)
     letters = ""
     if drawn:
-        of_round = {number: LETTERS[why] for number, why in (*absences.items(), *requests.items())}
+        of_round = {t: LETTERS[why] for t, why in (*absences.items(), *own.requests.items())}
         letters = "".join(of_round.get(number, NOT_ASKED) for number in range(1, last + 1))
     return MemberTurns(
         client_id=client_id,
-        partition_id=partition_id,
+        partition_id=own.partition_id,
         name=name,
         asked=num_asked,
         answered=count["answered"],
@@ -354,28 +288,20 @@ def _member(
         paused=away["paused"],
         not_admitted=away["not admitted"],
         participation=min((count["answered"] + count["late"]) / turns, 1.0) if turns else None,
-        presence=presence,
-        last_seen=first.at if first else "",
-        last_round=(max(first.round - 1, 0) if seen else 0) if first else last,
+        presence=own.changes[-1]["presence"] if own.changes else "there",
+        last_seen=first["at"] or "" if first else "",
+        last_round=(max(first["round"] - 1, 0) if was_there else 0) if first else last,
         rounds=letters,
     )
 
 
-def _run_of(changes: Sequence[AttendanceRow]) -> Sequence[AttendanceRow]:
-    """Return the lines since which a member is gone."""
-    start = len(changes)
-    while start and changes[start - 1].presence in ("offline", "revoked"):
-        start -= 1
-    return changes[start:]
-
-
 def _judged(
-    members: Sequence[MemberTurns], rounds: Sequence[_Round], least: float, most_online: int
+    members: Sequence[MemberTurns], rounds: Sequence[Line], least: float
 ) -> tuple[Verdict, list[str]]:
     """Return a verdict, and what it rests on in sentences."""
     reasons = []
-    failed = [row.round for row in rounds if row.is_failed]
-    ends_badly = bool(rounds) and rounds[-1].is_failed
+    failed = [row for row in rounds if is_failed(row)]
+    ends_badly = bool(rounds) and is_failed(rounds[-1])
     short = [m for m in members if m.participation is not None and m.participation < least]
     if ends_badly:
         reasons.append("The last round failed.")
@@ -386,23 +312,22 @@ def _judged(
         )
     if silent := [m for m in members if m.asked and not m.usable and m not in short]:
         reasons.append(f"Never answered: {_listed(silent)}.")
-    gaps = [m for m in members if m.has_gaps and m not in short and m not in silent]
-    if gaps:
+    if gaps := [m for m in members if m.has_gaps and m not in short and m not in silent]:
         reasons.append(f"{len(gaps)} of {len(members)} members missed turns: {_listed(gaps)}.")
     if failed and not ends_badly:
         reasons.append(f"{len(failed)} of {len(rounds)} rounds failed.")
     verdict: Verdict = "complete with gaps" if reasons else "complete"
-    if ends_badly or short or not any(m.usable for m in members):
-        verdict = "incomplete"
     if not any(m.usable for m in members):
         reasons.append("No reply was usable.")
+        verdict = "incomplete"
+    elif ends_badly or short:
+        verdict = "incomplete"
     elif not reasons:
         reasons.append("Every request was answered.")
     never = [m for m in members if not m.asked and not m.open and not m.has_gaps]
-    unknown = max(most_online - len(members), 0)
-    if never or unknown:
+    unknown = max(max((row["online"] for row in rounds), default=0) - len(members), 0)
+    if count := len(never) + unknown:
         names = f": {_listed(never)}" if never and not unknown else ""
-        count = len(never) + unknown
         reasons.append(f"Never drawn: {count} member{'s' if count > 1 else ''}{names}.")
     return verdict, reasons
 

@@ -20,9 +20,9 @@ from pydantic import PrivateAttr, model_validator
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.registry import Registry
-from fedif_flower.run.completeness import CompletenessRule
+from fedif_flower.run.completeness import LEAST_PARTICIPATION
 from fedif_flower.run.part_settings import OWN_SECTIONS
-from fedif_flower.sections import section_name, setting_of
+from fedif_flower.sections import section_name
 from fedif_flower.settings import (
     AUTO,
     RefusedValueError,
@@ -84,7 +84,15 @@ class RunConfig(ClientConfig, StrategyConfig):
         choices=("nobody", "unfit"),
         changes_result=False,
     )
-    least_participation: float = setting_of(CompletenessRule, "least_participation")
+    least_participation: float = setting(
+        LEAST_PARTICIPATION,
+        "a run in which a member took part in less than this share of its turns is "
+        "`incomplete`: it ends with exit status 3 (`docs/consortium.md`); "
+        "0: none is for that",
+        ge=0,
+        le=1,
+        changes_result=False,
+    )
     checkpoint_every: int = setting(
         10,
         "rounds between checkpoints, the last two of which are kept; 0: none",

@@ -36,13 +36,12 @@ from fedif_flower.run.provenance import RUN_ID, provenance
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
 from fedif_flower.run.resume import Again, ResumableRun, require_space
-from fedif_flower.run.rows import RoundRow
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.strategy import build_strategy, malicious_marker
 from fedif_flower.run.writer import OnRow
-from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -147,7 +146,7 @@ def _run_rounds(
     config, loaded = run.config, run.loaded
     listeners = [told for told in (*(built.on_row for built in run.built), on_row) if told]
 
-    def tell(row: RoundRow) -> None:
+    def tell(row: RoundReport) -> None:
         for listener in listeners:
             listener(row)
 
@@ -161,8 +160,9 @@ def _run_rounds(
         resumed=run.checkpoint is not None,
     )
     arrays = model_arrays(loaded.model)
-    kept = sum(built.copies for built in run.built)
-    require_space(recorder, arrays, copies=4 if config.checkpoint_every else 1, kept=kept)
+    # With checkpoints: two of them, a third while it is written, and model.pt.
+    copies = (4 if config.checkpoint_every else 1) + sum(built.copies for built in run.built)
+    require_space(config, arrays, copies)
     resumable = ResumableRun(
         checkpoints,
         strategy,
@@ -201,8 +201,6 @@ def _run_rounds(
             logger.warning("%s", resumable.farewell(again))
         raise
     final: ArrayRecord = result.arrays if len(result.arrays) else arrays
-    attribution = run.find(PathAttribution)
-    rounds = None if attribution is None else attribution.rounds
-    summary = recorder.finish(final.to_torch_state_dict(), rounds)
+    summary = recorder.finish(final.to_torch_state_dict())
     for what, count in troubles(summary):
         logger.warning("%s: %s", what, count)

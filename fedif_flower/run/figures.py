@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -12,14 +13,15 @@ from typing import Any
 import torch
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION
-from fedif_flower.run.rows import ClientRow, RoundRow
+from fedif_flower.run.completeness import is_failed
+from fedif_flower.run.rows import Line
 from fedif_flower.tasks.task import Metric
 
 
 def summarize(
-    rounds: list[RoundRow], clients: list[ClientRow], metrics: Sequence[Metric] = ()
+    rounds: Sequence[Line], clients: Sequence[Line], metrics: Sequence[Metric] = ()
 ) -> dict[str, Any]:
-    """Return a run's result in a few figures.
+    """Return a run's result in a few figures, from the lines of its tables.
 
     ``malicious_weight_share`` is the share of all aggregation weight that went to malicious
     clients; ``detection_auc`` the area under the ROC curve of "low weight score means malicious"
@@ -29,82 +31,77 @@ def summarize(
     partition they hold. ``metrics`` has the figures of a task's own metrics, and of the loss where
     there is no accuracy.
     """
-    evaluated = [row for row in rounds if row.test_accuracy is not None and row.round > 0]
-    accuracies = [row.test_accuracy for row in evaluated if row.test_accuracy is not None]
-    validated = [row.validation_accuracy for row in rounds if row.validation_accuracy is not None]
-    weighed = [row for row in clients if row.weight is not None]
-    total = sum(row.weight or 0.0 for row in weighed)
-    bad = sum(row.weight or 0.0 for row in weighed if row.malicious)
-    any_malicious = any(row.malicious for row in clients)
-    trained = [row.train_seconds for row in clients if row.train_seconds is not None]
-    last = evaluated[-1] if evaluated else None
+    trained = [row for row in rounds if row["round"]]
+    tested = [row for row in trained if row.get("test_accuracy") is not None]
+    accuracies = [row["test_accuracy"] for row in tested]
+    weight = math.fsum(row["weight"] or 0.0 for row in clients)
+    bad = math.fsum(row["weight"] or 0.0 for row in clients if row["malicious"])
+    any_malicious = any(row["malicious"] for row in clients)
+    seconds = _column(clients, "train_seconds")
+    failed = list(map(is_failed, rounds))
     return {
-        "rounds": max((row.round for row in rounds), default=0),
-        "test_accuracy": last.test_accuracy if last else None,
-        "test_accuracy_last_ten": statistics.fmean(accuracies[-10:]) if accuracies else None,
+        "rounds": max((row["round"] for row in rounds), default=0),
+        "test_accuracy": accuracies[-1] if accuracies else None,
+        "test_accuracy_last_ten": _mean(accuracies[-10:]),
         "test_accuracy_best": max(accuracies, default=None),
-        "validation_accuracy": validated[-1] if validated else None,
-        "attack_success": last.attack_success if last else None,
-        **_metrics(rounds, metrics),
-        "malicious_weight_share": bad / total if total > 0 and any_malicious else None,
+        "validation_accuracy": next(iter(_column(rounds, "validation_accuracy")[::-1]), None),
+        "attack_success": tested[-1].get("attack_success") if tested else None,
+        **_metrics(trained, metrics, with_loss=not _column(rounds, "test_accuracy")),
+        "malicious_weight_share": bad / weight if weight > 0 and any_malicious else None,
         "detection_auc": detection_auc(clients),
-        "train_seconds_per_client": statistics.fmean(trained) if trained else None,
-        "train_seconds_total": sum(trained),
-        "aggregation_seconds_per_round": _mean(
-            row.aggregation_seconds for row in rounds if row.round
-        ),
-        "evaluations_per_round": _mean(row.evaluations for row in rounds if row.round),
-        "accepted": sum(row.accepted for row in rounds),
-        "rejected": sum(row.rejected for row in rounds),
-        "failed": sum(row.failed for row in rounds),
-        "failed_rounds": sum(row.is_failed for row in rounds),
-        "kept_rounds": sum(row.status == "kept" for row in rounds),
-        "last_round_failed": bool(rounds) and rounds[-1].is_failed,
+        "train_seconds_per_client": _mean(seconds),
+        "train_seconds_total": sum(seconds),
+        "aggregation_seconds_per_round": _mean(_column(trained, "aggregation_seconds")),
+        "evaluations_per_round": _mean(_column(trained, "evaluations")),
+        **{name: sum(_column(rounds, name)) for name in ("accepted", "rejected", "failed")},
+        "failed_rounds": sum(failed),
+        "kept_rounds": sum(row["status"] == "kept" for row in rounds),
+        "last_round_failed": bool(failed) and failed[-1],
         "unnamed_members": _count_unnamed(clients),
     }
 
 
-def _count_unnamed(clients: Sequence[ClientRow]) -> int:
+def _column(lines: Sequence[Line], name: str) -> list[Any]:
+    """Return what there is in a column."""
+    return [value for line in lines if (value := line.get(name)) is not None]
+
+
+def _count_unnamed(clients: Sequence[Line]) -> int:
     """Return how many never said which partition they hold; 0 where nobody was asked for it."""
-    unnamed = {row.client_id for row in clients if row.partition_id == UNKNOWN_PARTITION}
-    named = any(row.partition_id != UNKNOWN_PARTITION for row in clients)
+    unnamed = {row["client_id"] for row in clients if row["partition_id"] == UNKNOWN_PARTITION}
+    named = any(row["partition_id"] != UNKNOWN_PARTITION for row in clients)
     return len(unnamed) if named else 0
 
 
-def _metrics(rounds: list[RoundRow], metrics: Sequence[Metric]) -> dict[str, Any]:
+def _metrics(
+    trained: Sequence[Line], metrics: Sequence[Metric], *, with_loss: bool
+) -> dict[str, Any]:
     """Return the figures of a task's metrics by name; nothing where accuracy says it all."""
     wanted = [(metric.name, metric.key, metric.higher_is_better) for metric in metrics]
-    if all(row.test_accuracy is None for row in rounds):
-        wanted.append(("loss", "loss", False))
-    columns = [row.columns() for row in rounds if row.round > 0]
     found = {}
-    for name, key, higher_is_better in wanted:
-        test, validation = (
-            [line[column] for line in columns if line.get(column) is not None]
-            for column in (f"test_{key}", f"validation_{key}")
-        )
+    for name, key, higher_is_better in [*wanted, *[("loss", "loss", False)] * with_loss]:
+        test, validation = (_column(trained, f"{split}_{key}") for split in ("test", "validation"))
         if test and validation:
             found[name] = {
                 "higher_is_better": higher_is_better,
                 "test": test[-1],
-                "test_last_ten": statistics.fmean(test[-10:]),
+                "test_last_ten": _mean(test[-10:]),
                 "test_best": max(test) if higher_is_better else min(test),
                 "validation": validation[-1],
             }
     return {"metrics": found} if found else {}
 
 
-def detection_auc(clients: Iterable[ClientRow]) -> float | None:
+def detection_auc(clients: Iterable[Line]) -> float | None:
     """Return how well low weight scores tell malicious clients from honest ones, in [0, 1]."""
-    scored = {row.client_id: row for row in clients if row.weight_score is not None}
-    last = list(scored.values())  # Each client's latest.
-    if len({row.malicious for row in last}) < 2:
+    scored = {row["client_id"]: row for row in clients if row["weight_score"] is not None}
+    malicious = [bool(row["malicious"]) for row in scored.values()]  # Each client's latest.
+    if len(set(malicious)) < 2:
         return None
     # Imported here: it takes a second, of every client and command line.
     from sklearn.metrics import roc_auc_score
 
-    scores = [-(row.weight_score or 0.0) for row in last]
-    return float(roc_auc_score([row.malicious for row in last], scores))
+    return float(roc_auc_score(malicious, [-row["weight_score"] for row in scored.values()]))
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -121,6 +118,5 @@ def describe_machine(device: str) -> dict[str, Any]:
     }
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return statistics.fmean(listed) if listed else None
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

@@ -15,17 +15,11 @@ import torch
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import parse_json, read_whole
-from fedif_flower.run.rows import (
-    AttendanceRow,
-    ClientRow,
-    RoundRow,
-    csv_text,
-    open_table,
-    read_rows,
-)
+from fedif_flower.run.rows import csv_text, read_rows
 from fedif_flower.storage import set_aside, write_atomically, writing
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.quarantine import Decision
+from fedif_flower.strategies.reports import RoundReport
 
 # What a run writes, and a new run in the same place removes; nothing else there is touched.
 RESULT_FILES = (
@@ -52,7 +46,17 @@ RESULT_FILES = (
     "weight-scores.png",
     "report.md",
 )
-_ATTRIBUTION = ("round", "partition_id", "client_id", "coefficient", "contribution")
+_MEMBER = ("round", "partition_id", "client_id")
+# What a new model is measured by; a task's metrics have columns of their own behind.
+MEASURED = (
+    *("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "attack_success"),
+)
+_CLIENT = (
+    *(*_MEMBER, "malicious", "score", "normalized", "weight_score", "weight"),
+    *("accumulative_influence", "num_examples", "claimed_examples", "train_seconds", "train_loss"),
+    *("status", "rejection", "note", "asked_in"),
+)
+_ATTRIBUTION = (*_MEMBER, "coefficient", "contribution")
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 _SIGNED = ("node_id", "asked_in", "examples", "received", "sent", "head", "key", "signature")
 _LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
@@ -137,20 +141,6 @@ class Table:
         except (csv.Error, OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} cannot be read: {error}") from error
 
-    def cells(self) -> list[list[str]]:
-        """Return header and lines as they stand there.
-
-        Raises
-        ------
-        ConfigError
-            If the file is no CSV file.
-        """
-        try:
-            with open_table(self.path) as file:
-                return list(csv.reader(file)) or [[]]
-        except (csv.Error, OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.path} cannot be read: {error}") from error
-
 
 class RunFolder:
     """The files of one run.
@@ -166,9 +156,10 @@ class RunFolder:
         The settings; hashes of what the result depends on; the result in a few figures. The summary
         comes last: where it is, the run is complete.
     rounds, clients : Table
-        A line for each round (:class:`RoundRow`), and for each client in it (:class:`ClientRow`).
+        A line for each round (:class:`~fedif_flower.strategies.reports.RoundReport`), and for each
+        client in it.
     attendance : Table
-        A line wherever a member came, left or was paused (:class:`AttendanceRow`).
+        A line wherever a member came, left or was paused, what it is until its next line.
     attribution, attributed_rounds : Table
         What each client contributed to each round, and what the round gained.
     quarantine, names : Table
@@ -190,10 +181,9 @@ class RunFolder:
         self.config = JsonFile(self.path / "config.json")
         self.provenance = JsonFile(self.path / "provenance.json")
         self.summary = JsonFile(self.path / "summary.json")
-        of_rounds = [field.name for field in fields(RoundRow) if field.name != "metrics"]
-        self.rounds = Table(self.path / "rounds.csv", of_rounds)
-        self.clients = Table(self.path / "clients.csv", _names(ClientRow))
-        self.attendance = Table(self.path / "attendance.csv", _names(AttendanceRow))
+        self.rounds = Table(self.path / "rounds.csv", (*RoundReport(0).line(), *MEASURED))
+        self.clients = Table(self.path / "clients.csv", _CLIENT)
+        self.attendance = Table(self.path / "attendance.csv", (*_MEMBER, "presence", "at"))
         credit = (*_ATTRIBUTION, *_names(MemberCredit))
         self.attribution = Table(self.path / "attribution.csv", credit)
         self.attributed_rounds = Table(self.path / "attribution_rounds.csv", _ATTRIBUTED_ROUND)

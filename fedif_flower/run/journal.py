@@ -10,21 +10,15 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedif_flower.storage import write_atomically, writing
 
 Lines = Mapping[str, Sequence[Mapping[str, Any]]]  # Of each table, in their order.
 
 
-class JournalError(ValueError):
-    """A journal is not what a checkpoint says."""
-
-
-@dataclass(frozen=True)
-class JournalEnd:
+class JournalEnd(NamedTuple):
     """Where a checkpoint's lines end: its first ``size`` bytes have this SHA-256."""
 
     size: int = 0
@@ -77,7 +71,7 @@ class Journal:
 
         Raises
         ------
-        JournalError
+        ValueError
             If the lines are not there as they were written.
         StorageError
             If they cannot be copied.
@@ -93,7 +87,7 @@ def read_lines(path: Path, end: JournalEnd) -> dict[str, list[dict[str, Any]]]:
 
     Raises
     ------
-    JournalError
+    ValueError
         If they are not there as they were written.
     """
     found: dict[str, list[dict[str, Any]]] = {}
@@ -110,9 +104,9 @@ def _read(path: Path, end: JournalEnd) -> bytes:
         with path.open("rb") as file:
             content = file.read(end.size)
     except OSError as error:
-        raise JournalError(
+        raise ValueError(
             f"its lines cannot be read from {path}, which belongs beside it: {error.strerror}"
         ) from error
     if hashlib.sha256(content).hexdigest() != end.sha256:
-        raise JournalError(f"its lines in {path} are damaged: their SHA-256 differs")
+        raise ValueError(f"its lines in {path} are damaged: their SHA-256 differs")
     return content

@@ -112,7 +112,7 @@ class LiveState(Callback):
 
     def on_round(self, report: RoundReport) -> None:
         """Note that the replies are combined."""
-        self._set("evaluating", round=report.server_round)
+        self._set("evaluating", round=report.round)
 
     def write(self) -> None:
         """Replace the file now; a disk that refuses is told of in the log."""

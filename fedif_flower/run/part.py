@@ -13,10 +13,10 @@ from fedif_flower.run.checkpoint import Checkpoint
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
-from fedif_flower.run.rows import RoundRow
 from fedif_flower.settings import Scalar, Settings
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.reports import RoundReport
 
 Wire = Callable[[Grid], Grid]
 _T = TypeVar("_T")
@@ -81,7 +81,7 @@ class Built:
     callbacks: Sequence[Callback] = ()
     kept: Mapping[str, Kept] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    on_row: Callable[[RoundRow], object] | None = None
+    on_row: Callable[[RoundReport], object] | None = None
     copies: int = 0
 
 

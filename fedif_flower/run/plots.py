@@ -8,14 +8,12 @@ from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
 from threading import Lock
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.rows import ClientRow, RoundRow
+from fedif_flower.run.rows import Line
 from fedif_flower.storage import write_atomically
-from fedif_flower.strategies.attributed import RoundAttribution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,20 +26,22 @@ MAX_NAME = 24  # Characters of a name beside a line.
 _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 
-def plot_progress(rounds: Sequence[RoundRow], folder: RunFolder, title: str) -> Path:
+def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path:
     """Draw test and validation accuracy over the rounds, or what a task has in its place."""
-    has_accuracy = any(
-        value is not None
+    usual = ("accuracy", "loss")
+    named = [
+        name.partition("_")[2]
         for row in rounds
-        for value in (row.test_accuracy, row.validation_accuracy)
-    )
-    own = next((name.partition("_")[2] for row in rounds for name in row.metrics), "loss")
-    key = "accuracy" if has_accuracy else own
+        for name, value in row.items()
+        if value is not None and name.startswith(("test_", "validation_"))
+    ]
+    own = next((key for key in named if key not in usual), "loss")
+    key = "accuracy" if "accuracy" in named else own
     path = folder.accuracy_picture if key == "accuracy" else folder.metric_picture
     figure = new_figure()
     axes = figure.subplots()
     for split, style in (("test", "-"), ("validation", ":")):
-        columns = [(row.round, row.columns().get(f"{split}_{key}")) for row in rounds]
+        columns = [(row["round"], row.get(f"{split}_{key}")) for row in rounds]
         shown = [(number, value) for number, value in columns if value is not None]
         if shown:
             axes.plot(*zip(*shown, strict=True), style, color=HONEST, label=split)
@@ -55,34 +55,30 @@ def plot_progress(rounds: Sequence[RoundRow], folder: RunFolder, title: str) -> 
 
 
 def plot_scores(
-    clients: Sequence[ClientRow],
-    num_rounds: int,
-    path: Path,
-    names: Mapping[int, str] = MappingProxyType({}),
+    clients: Sequence[Line], num_rounds: int, path: Path, names: Mapping[int, str]
 ) -> bool:
     """Draw each client's weight score over the rounds; ``False`` if there are none."""
     series: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for row in clients:
-        if row.weight_score is not None:
-            series[row.client_id].append((row.round, row.weight_score))
+        if row["weight_score"] is not None:
+            series[row["client_id"]].append((row["round"], row["weight_score"]))
     title = "Weight score of each client that took part"
     labels = r"weight score $\Omega$", title
     return _plot_members(series, clients, num_rounds, labels, path, names)
 
 
 def plot_attribution(
-    attributed: Iterable[RoundAttribution],
-    clients: Sequence[ClientRow],
+    attributed: Iterable[Line],
+    clients: Sequence[Line],
     num_rounds: int,
     path: Path,
-    names: Mapping[int, str] = MappingProxyType({}),
+    names: Mapping[int, str],
 ) -> bool:
     """Draw the sum of each client's contributions over the rounds; ``False`` if there are none."""
     series: dict[int, list[tuple[int, float]]] = defaultdict(lambda: [(0, 0.0)])
-    for found in attributed:
-        for client in found.clients:
-            so_far = series[client.client_id]
-            so_far.append((found.server_round, so_far[-1][1] + client.contribution))
+    for row in attributed:
+        so_far = series[row["client_id"]]
+        so_far.append((row["round"], so_far[-1][1] + row["contribution"]))
     title = "Contribution of each client, summed over its rounds"
     labels = "decrease of the validation loss", title
     return _plot_members(series, clients, num_rounds, labels, path, names)
@@ -90,7 +86,7 @@ def plot_attribution(
 
 def _plot_members(
     series: Mapping[int, Sequence[tuple[int, float]]],
-    clients: Iterable[ClientRow],
+    clients: Iterable[Line],
     num_rounds: int,
     labels: tuple[str, str],
     path: Path,
@@ -99,8 +95,8 @@ def _plot_members(
     """Draw a line for each client, coloured by its mark; ``False`` if there are none."""
     if not series:
         return False
-    last = {row.client_id: row for row in clients}
-    malicious = {client_id: last[client_id].malicious for client_id in series}
+    last = {row["client_id"]: row for row in clients}
+    malicious = {client_id: bool(last[client_id]["malicious"]) for client_id in series}
     figure = new_figure()
     axes = figure.subplots()
     for client_id, points in series.items():
@@ -115,8 +111,8 @@ def _plot_members(
     if len(series) <= FEW:
         called = {i: (0, names[i][:MAX_NAME]) for i in series if names.get(i)}
         if not called:
-            known = [i for i in series if last[i].partition_id != UNKNOWN_PARTITION]
-            called = {i: (last[i].partition_id, str(last[i].partition_id)) for i in known}
+            partitions = {i: last[i]["partition_id"] for i in series}
+            called = {i: (p, str(p)) for i, p in partitions.items() if p != UNKNOWN_PARTITION}
         _name_lines(axes, [(series[i][-1][1], name) for i, name in called.items()])
         if called and not any(map(names.get, called)):
             axes.annotate("client", (1.01, 1.02), xycoords="axes fraction")

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 
-import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -33,7 +32,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import RunPart
-from fedif_flower.settings import AUTO, Scalar, alike
+from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.strategies.nodes import (
     NODE_TIMEOUT,
     identify_by_query,
@@ -83,8 +82,7 @@ def read_config(
     # Every other mistake is an error before anyone is waited for.
     wanted = RunConfig.from_run_config({**values, KEY: MOST}, parts)
     if is_simulated(grid):
-        found = len(simulated_nodes(grid))
-        which = "simulated"
+        found, which = len(simulated_nodes(grid)), "simulated"
         more = f'--federation-config "num-supernodes={max(100, 10 * found)}"'
     elif wanted.resume:
         raise ConfigError(
@@ -92,17 +90,13 @@ def read_config(
             "is to go on, since other nodes may be online now"
         )
     else:
-        found = len(wait_for_nodes(grid, _fewest(wanted), NODE_TIMEOUT, KEY))
+        replies = wanted.min_valid_replies
+        enough = 1 if replies == 1 else math.ceil(replies / wanted.fraction_train - 1e-9)
+        found = len(wait_for_nodes(grid, max(2, enough), NODE_TIMEOUT, KEY))
         which, more = "online now", "start SuperNodes before the run"
     config = RunConfig.from_run_config({**values, KEY: found}, parts)
-    logger.info(
-        "%s = %d: the nodes that are %s, %d of them in a round; for more: %s",
-        KEY,
-        found,
-        which,
-        config.clients_per_round,
-        more,
-    )
+    words = (KEY, found, which, config.clients_per_round, more)
+    logger.info("%s = %d: the nodes that are %s, %d of them in a round; for more: %s", *words)
     return config
 
 
@@ -120,12 +114,7 @@ def with_free_folder(config: RunConfig) -> RunConfig:
     if config.resume not in ("", AUTO) and not Path(config.resume).expanduser().is_file():
         raise ConfigError(f"resume = {config.resume!r}: no such file; allowed: 'auto', or a path")
     if config.resume == AUTO and not config.run_dir.exists():
-        there = sorted(p.name for p in config.run_dir.parent.glob("*/") if p.is_dir())
-        near = alike(config.run_dir.name, there)
-        meant = f"; did you mean run-name = {near[0]!r}?" if near else ""
-        logger.warning(
-            "resume = 'auto': %s is not there, so a new run begins%s", config.run_dir, meant
-        )
+        logger.warning("resume = 'auto': %s is not there, so a new run begins", config.run_dir)
     if config.overwrite or config.resume or not (held := _held(config)):
         return config
     if config.run_name != config.auto_name:
@@ -176,20 +165,22 @@ def wait_for_clients(grid: Grid, config: RunConfig) -> None:
 
 
 def try_clients(grid: Grid, loaded: LoadedTask) -> None:
-    """Raise in one sentence what would otherwise be every client's error in every round.
+    """Raise DataError if no client has data: clients are tried until one has.
 
     Real nodes have data of their own, which only they can try.
-
-    Raises
-    ------
-    DataError
-        If no client has data: clients are tried until one has.
-    ConfigError
-        If a client's model would not be the server's.
     """
-    if is_reliable(grid):
-        _try_data(loaded)
-        _try_model(loaded)
+    if not is_reliable(grid):
+        return
+    config, task, error = loaded.config, loaded.task, None
+    parts = config.num_clients
+    for k in range(parts):
+        site = ClientSite(config.seed, config.data_path, partition_id=k, num_partitions=parts)
+        try:
+            if count_examples(task.load("client_data", site)) != 0:
+                return
+        except FedIFError as found:
+            error = error or found
+    raise error or DataError(f"task {task.name!r}: client_data of every client is empty")
 
 
 class Members:
@@ -285,45 +276,3 @@ def _tell(node: ClientNode, found: Sequence[Finding]) -> None:
         if one.status is not Status.OK:
             words = (node.label, one.check, one.status, one.words, ADVICE[one.check])
             logger.warning("%s: %s %s: %s; to do: %s", *words)
-
-
-def _try_data(loaded: LoadedTask) -> None:
-    config, task, error = loaded.config, loaded.task, None
-    for partition_id in range(config.num_clients):
-        site = ClientSite(
-            config.seed,
-            config.data_path,
-            partition_id=partition_id,
-            num_partitions=config.num_clients,
-        )
-        try:
-            if count_examples(task.load("client_data", site)) != 0:
-                return
-        except FedIFError as found:
-            error = error or found
-    raise error or DataError(f"task {task.name!r}: client_data of every client is empty")
-
-
-def _try_model(loaded: LoadedTask) -> None:
-    ours, theirs = _arrays(loaded.model), _arrays(loaded.task.build_model(seed=0))
-    for name in dict.fromkeys([*ours, *theirs]):
-        if ours.get(name) != theirs.get(name):
-            raise ConfigError(
-                f"task {loaded.task.name!r}: model() gives another model each time: {name!r} is "
-                f"{ours.get(name, 'not there')} on the server, {theirs.get(name, 'not there')} on "
-                "a client"
-            )
-
-
-def _arrays(model: torch.nn.Module) -> dict[str, str]:
-    """Return dtype and shape of a model's arrays by name."""
-    state = model.state_dict()
-    return {
-        name: f"{str(a.dtype).removeprefix('torch.')} {list(a.shape)}" for name, a in state.items()
-    }
-
-
-def _fewest(config: RunConfig) -> int:
-    """Return the least number of clients: two, and enough for a round of min-valid-replies."""
-    replies = config.min_valid_replies
-    return 2 if replies == 1 else max(2, math.ceil(replies / config.fraction_train - 1e-9))

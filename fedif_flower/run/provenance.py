@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 RUN_ID = "run_id"  # Drawn for a run, and kept where it is resumed.
 PACKAGE = Path(__file__).resolve().parents[1]
 # What a run's bundle leaves out: a server that got one has the same hash as a checkout.
-_NOT_IN_BUNDLES = (
-    *("cli.py", "listing.py", "run/reference.py", "runtime", "scaffold.py", "tables.py"),
-)
+_NOT_IN_BUNDLES = ("cli.py", "listing.py", "run/reference.py", "runtime", "scaffold.py")
 
 
 def provenance(config: RunConfig, data: str, validation: Iterable[Tensor]) -> dict[str, Any]:

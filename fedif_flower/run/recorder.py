@@ -13,20 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run.completeness import CompletenessRule, configured_rule
+from fedif_flower.run.checkpoint import Checkpoint
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.journal import Lines
-from fedif_flower.run.report import run_title
-from fedif_flower.run.rows import (
-    AttendanceRow,
-    ClientRow,
-    RoundRow,
-    checked_row,
-    rows_between,
-)
+from fedif_flower.run.results import run_title
+from fedif_flower.run.rows import Line
 from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.writer import OnRow, RunWriter
-from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.callbacks import RunningStrategy
 from fedif_flower.tasks.task import Metric
 
@@ -71,7 +63,7 @@ class RunRecorder(RunWriter):
         super().__init__(
             config.run_dir,
             every=config.eval_every,
-            title=run_title(config.to_mapping(), config.subject),
+            title=run_title(config.to_mapping()),
             is_malicious=is_malicious,
             on_row=on_row,
             metrics=metrics,
@@ -82,19 +74,9 @@ class RunRecorder(RunWriter):
     def _place(self) -> str:
         return f"output-dir = {self.config.output_dir!r}:"
 
-    @property
-    def last_round(self) -> int:
-        """The last round there will be."""
-        return self.config.num_server_rounds
-
-    @property
-    def rule(self) -> CompletenessRule:
-        """When the run counts as complete."""
-        return configured_rule(self.config.to_mapping())
-
     def is_due(self, server_round: int) -> bool:
         """Tell whether a round's model is to be evaluated: the last one's always is."""
-        return super().is_due(server_round) or server_round == self.last_round
+        return super().is_due(server_round) or server_round == self.config.num_server_rounds
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Note whose weight scores are written; contributions are a resumed run's, too."""
@@ -105,56 +87,38 @@ class RunRecorder(RunWriter):
 
     def _begin(self) -> None:
         if not self._resumed:
-            self._replace()
+            super()._begin()
+            self.folder.config.write(self.config.to_mapping())
 
-    def _replace(self) -> None:
-        self.folder.begin()
-        self.folder.config.write(self.config.to_mapping())
-        self._write_tables()
-
-    def lines(self, after: int, last_round: int) -> dict[str, list[dict[str, Any]]]:
+    def lines_between(self, after: int, last_round: int) -> dict[str, list[Line]]:
         """Return the lines of the rounds after one, up to another, by table."""
-        rounds = rows_between(self.rounds, after, last_round)
-        clients = rows_between(self.clients, after, last_round)
-        attendance = rows_between(self.attendance, after, last_round)
         return {
-            "rounds": [dict(vars(row)) for row in rounds],
-            "clients": [dict(vars(row)) for row in clients],
-            "attendance": [dict(vars(row)) for row in attendance],
+            table: [line for line in lines if after < line["round"] <= last_round]
+            for table, lines in self.lines.items()
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is not in the lines: the seconds so far, and what members are called."""
         return {"seconds": time.perf_counter() - self._started, "names": dict(self.names)}
 
-    def load_state_dict(self, state: Mapping[str, Any], lines: Lines, last_round: int) -> None:
-        """Take over what :meth:`state_dict` returned and all lines, in place of what is there.
+    def load_state_dict(self, checkpoint: Checkpoint) -> None:
+        """Take over what a checkpoint has of records and lines, in place of what is there.
 
         Raises
         ------
         ValueError, TypeError, KeyError
             If the lines are not those of a run up to this round.
         """
-        rounds = [checked_row(RoundRow, row) for row in lines["rounds"]]
-        clients = [checked_row(ClientRow, row) for row in lines.get("clients", ())]
-        attendance = [checked_row(AttendanceRow, row) for row in lines.get("attendance", ())]
-        if [row.round for row in rounds] != list(range(last_round + 1)):
-            raise ValueError(f"its records are not those of the rounds 0 to {last_round}")
-        of_members = [row.round for row in clients] + [row.round for row in attendance]
-        if not all(1 <= number <= last_round for number in of_members):
-            raise ValueError("its records name clients of rounds that were not run")
-        names = {int(key): str(name) for key, name in state.get("names", {}).items()}
+        state, lines, last = checkpoint.records, checkpoint.lines, checkpoint.server_round
+        if [row["round"] for row in lines["rounds"]] != list(range(last + 1)):
+            raise ValueError(f"its records are not those of the rounds 0 to {last}")
         self._started = time.perf_counter() - float(state["seconds"])
-        self.rounds, self.clients, self.attendance = rounds, clients, attendance
-        self._replace()
-        self._add_names(names)
+        self._resumed = False
+        self._begin()
+        for table in self.lines:
+            self._add(table, lines.get(table, ()))
+        self._add_names({int(key): str(name) for key, name in state["names"].items()})
 
-    def finish(
-        self, state_dict: Mapping[str, Tensor], attributed: Sequence[RoundAttribution] | None = None
-    ) -> dict[str, Any]:
-        """Write model, report and, last of all, ``summary.json``; return the summary.
-
-        ``attributed`` are the run's rounds, where it attributed them.
-        """
-        settings = self.config.to_mapping()
-        return self._conclude(settings, self.config.device, state_dict, attributed)
+    def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Write model, report and, last of all, ``summary.json``; return the summary."""
+        return self._conclude(self.config.to_mapping(), self.config.device, state_dict)

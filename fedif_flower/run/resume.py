@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedif_flower.errors import CheckpointError, ConfigError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import Kept
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.recorder import RunRecorder
@@ -94,8 +95,15 @@ class ResumableRun(Callback):
         Scores stay with a client's lasting id; see
         :class:`~fedif_flower.messages.client_node.ClientNode`.
         """
-        arrays = self._read_arrays(checkpoint, initial)
         with _refusing(checkpoint):
+            if checkpoint.server_round > self.num_rounds:
+                raise ValueError(f"it is to have {self.num_rounds} rounds")
+            arrays = tensor_arrays(checkpoint.arrays)
+            theirs, ours = _shapes(arrays), _shapes(initial)
+            for name in theirs | ours:
+                if theirs.get(name) != ours.get(name):
+                    there, here = theirs.get(name, "no part"), ours.get(name, "no part")
+                    raise ValueError(f"{name!r} is {there} of its model, {here} of this run's")
             self.strategy.load_state_dict(checkpoint.strategy)
         self.strategy.completed_rounds = self._saved = checkpoint.server_round
         if self.rounds_left:
@@ -105,31 +113,9 @@ class ResumableRun(Callback):
                 lines, memory = checkpoint.lines.get(name, ()), checkpoint.records.get(name)
                 part.restore(lines, memory, checkpoint.server_round)
             # Last: from here on, what lies in the folder is replaced.
-            self.recorder.load_state_dict(
-                checkpoint.records, checkpoint.lines, checkpoint.server_round
-            )
+            self.recorder.load_state_dict(checkpoint)
         self.folder.go_on(checkpoint)
         logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
-        return arrays
-
-    def _read_arrays(self, checkpoint: Checkpoint, initial: ArrayRecord) -> ArrayRecord:
-        """Return a checkpoint's model if it is one of this run."""
-        if checkpoint.server_round > self.num_rounds:
-            raise CheckpointError(
-                f"the checkpoint of round {checkpoint.server_round} does not fit this run of "
-                f"{self.num_rounds} rounds"
-            )
-        with _refusing(checkpoint):
-            arrays = tensor_arrays(checkpoint.arrays)
-            if arrays.keys() != initial.keys():
-                raise ValueError(f"its model has {sorted(arrays)}, not {sorted(initial)}")
-            for name, array in initial.items():
-                found = arrays[name]
-                if (found.shape, found.dtype) != (array.shape, array.dtype):
-                    raise ValueError(
-                        f"{name!r} is {found.dtype} {tuple(found.shape)}, not {array.dtype} "
-                        f"{tuple(array.shape)}"
-                    )
         return arrays
 
     def on_round_end(self, server_round: int) -> None:
@@ -155,21 +141,14 @@ class ResumableRun(Callback):
         assert self._last is not None  # callers have made sure
         server_round, arrays, strategy = self._last
         records = self.recorder.state_dict()
-        lines = self.recorder.lines(self._saved, server_round)
+        lines: dict[str, Any] = self.recorder.lines_between(self._saved, server_round)
         records[RUN_ID] = self.run_id
         for name, part in self.kept.items():
             lines[name] = part.lines(self._saved, server_round)
             records[name] = part.memory(server_round)
-        self.folder.save(
-            Checkpoint(
-                server_round=server_round,
-                settings=self.folder.settings,
-                arrays=arrays.to_torch_state_dict(),
-                strategy=strategy,
-                records=records,
-                lines=lines,
-            )
-        )
+        model = arrays.to_torch_state_dict()
+        settings = self.folder.settings
+        self.folder.save(Checkpoint(server_round, settings, model, strategy, records, lines))
         self._saved = server_round
 
     def _meet_nodes(self, grid: Grid) -> None:
@@ -206,6 +185,10 @@ def farewell(run_name: str, last: int, num_rounds: int, saved: int, again: Again
     return f"{said}; go on at round {saved + 1} with: {command}"
 
 
+def _shapes(arrays: ArrayRecord) -> dict[str, str]:
+    return {name: f"{array.dtype} {tuple(array.shape)}" for name, array in arrays.items()}
+
+
 @contextlib.contextmanager
 def _refusing(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn whatever is wrong with a checkpoint's content into one sentence."""
@@ -218,30 +201,12 @@ def _refusing(checkpoint: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def require_space(
-    recorder: RunRecorder, arrays: ArrayRecord, *, copies: int, kept: int = 0
-) -> None:
-    """Raise ConfigError if the disk cannot hold so many copies of the model; say what is kept.
-
-    There are four with checkpoints: two of them, a third while it is written, and ``model.pt``.
-    ``kept`` are those of ``updates.keep``.
-    """
-    size = sum(len(array.data) for array in arrays.values())
-    needed = (copies + kept) * size + 2**20
-    free = shutil.disk_usage(recorder.run_dir).free
-    if kept:
-        logger.info(
-            "what is kept of rounds will take up to %.1f MiB of the %.1f MiB that are free",
-            kept * size / 2**20,
-            free / 2**20,
-        )
+def require_space(config: RunConfig, arrays: ArrayRecord, copies: int) -> None:
+    """Raise ConfigError if the disk cannot hold so many copies of the model."""
+    needed = copies * sum(len(array.data) for array in arrays.values()) + 2**20
+    free = shutil.disk_usage(config.run_dir).free
     if free < needed:
-        what = (
-            "the model, its checkpoints and what is kept of rounds"
-            if kept
-            else "the model and its checkpoints"
-        )
         raise ConfigError(
-            f"output-dir = {recorder.config.output_dir!r}: {free / 2**20:.1f} MiB free, but "
-            f"{what} need {needed / 2**20:.1f} MiB"
+            f"output-dir = {config.output_dir!r}: {free / 2**20:.1f} MiB free, but the model, its "
+            f"checkpoints and what is kept of rounds need {needed / 2**20:.1f} MiB"
         )

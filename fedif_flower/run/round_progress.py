@@ -91,7 +91,7 @@ class ShowRounds(Callback):
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Print the round's line where it is due."""
         report = self._report
-        if server_round % self._every or report is None or report.server_round != server_round:
+        if server_round % self._every or report is None or report.round != server_round:
             return
         asked = report.num_accepted + report.num_rejected + report.num_failed
         parts = [f"{report.num_accepted} of {asked} replies"]

@@ -72,7 +72,11 @@ class ServerEvaluation:
             metrics: dict[str, float] = {}
             for split, judge in self._splits.items():
                 found = judge.measure(vectors.params, buffers) if judge else {}
-                metrics |= {metric_name(split, k): found[k] for k in self._keys if k in found}
+                metrics |= {
+                    f"{split}-{key.replace('_', '-')}": found[key]
+                    for key in self._keys
+                    if key in found
+                }
             if self._triggered:
                 metrics["attack-success"] = self._triggered.accuracy(vectors.params, buffers)
             return metrics
@@ -86,8 +90,3 @@ class ServerEvaluation:
             logger.error("round %d: %s", server_round, reason)
             return Evaluated(reason=reason)
         return Evaluated(metrics, time.perf_counter() - started)
-
-
-def metric_name(split: str, key: str) -> str:
-    """Return what a metric of a split is called among a round's metrics."""
-    return f"{split}-{key.replace('_', '-')}"

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,23 @@ from torch import Tensor
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run.completeness import (
-    DEFAULT_RULE,
-    Completeness,
-    CompletenessRule,
-    completeness,
-)
 from fedif_flower.run.figures import describe_machine, summarize
-from fedif_flower.run.folder import RunFolder, write_tensors
+from fedif_flower.run.folder import MEASURED, RunFolder, write_tensors
 from fedif_flower.run.provenance import origin
-from fedif_flower.run.report import ReportedRun, write_report
-from fedif_flower.run.rows import AttendanceRow, ClientRow, RoundRow
-from fedif_flower.run.server_evaluation import Evaluated, ServerEvaluation, metric_name
-from fedif_flower.strategies.attributed import RoundAttribution
+from fedif_flower.run.report import write_report
+from fedif_flower.run.results import Run
+from fedif_flower.run.rows import Line
+from fedif_flower.run.server_evaluation import Evaluated, ServerEvaluation
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
-from fedif_flower.strategies.reports import RoundReport, client_line, round_line
-from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.tasks.batches import tensors_of
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 
-OnRow = Callable[[RoundRow], None]
+OnRow = Callable[[RoundReport], None]
 _BOUNDS = ("length", "borrowed", "weight")  # Of credit.
 
 
@@ -71,7 +64,7 @@ class RunWriter(Callback):
     is_malicious : callable, optional
         Tells which clients are known to misbehave, to mark them.
     on_row : callable, optional
-        Called with each line of ``rounds.csv``.
+        Called with each round, once its line is written.
     metrics : sequence of Metric
         What is evaluated beside loss and accuracy: a column each for test and validation.
 
@@ -79,12 +72,8 @@ class RunWriter(Callback):
     ----------
     folder : RunFolder
         Its files.
-    rounds : list of RoundRow
-        The lines of ``rounds.csv``.
-    clients : list of ClientRow
-        The lines of ``clients.csv``.
-    attendance : list of AttendanceRow
-        The lines of ``attendance.csv``.
+    lines : dict of str to list of dict
+        The lines of ``rounds.csv``, ``clients.csv`` and ``attendance.csv`` so far, by table.
     names : dict of int to str
         What the operator calls members, by client id.
 
@@ -110,18 +99,17 @@ class RunWriter(Callback):
         self.title = title
         self.metrics = metrics
         self.evaluation = ServerEvaluation(validation, test, metrics)
+        self.lines: dict[str, list[Line]] = {"rounds": [], "clients": [], "attendance": []}
+        self.names: dict[int, str] = {}
+        self._own = [f"{s}_{metric.key}" for metric in metrics for s in ("test", "validation")]
         self._strategy: RunningStrategy | None = None
         self._attribution: PathAttribution | None = None
         self._every = every
         self._is_malicious = is_malicious or (lambda _: False)
         self._on_row = on_row
         self._started = time.perf_counter()
-        self._report: RoundReport | None = None
+        self._report = RoundReport(0)
         self._evaluated = Evaluated()
-        self.rounds: list[RoundRow] = []
-        self.clients: list[ClientRow] = []
-        self.attendance: list[AttendanceRow] = []
-        self.names: dict[int, str] = {}
         try:
             self._begin()
         except (OSError, StorageError) as error:
@@ -137,42 +125,9 @@ class RunWriter(Callback):
         """Name the directory for errors."""
         return f"directory = {str(self.run_dir)!r}:"
 
-    @property
-    def last_round(self) -> int:
-        """The last round there will be, as far as is known."""
-        return self.rounds[-1].round if self.rounds else 0
-
     def is_due(self, server_round: int) -> bool:
         """Tell whether a round's model is to be evaluated."""
         return server_round % self._every == 0
-
-    @property
-    def scoring(self) -> Scoring | None:
-        """How the strategy's weight scores come about, as far as that is known."""
-        return None if self._strategy is None else self._strategy.scoring
-
-    @property
-    def rule(self) -> CompletenessRule:
-        """When the run counts as complete."""
-        return DEFAULT_RULE
-
-    @property
-    def completeness(self) -> Completeness:
-        """Whether what was asked for so far came."""
-        return completeness(self.rounds, self.clients, self.attendance, self.names, self.rule)
-
-    @property
-    def reported(self) -> ReportedRun:
-        """What the report tells of the rounds so far."""
-        return ReportedRun(
-            self.title,
-            self.rounds,
-            self.clients,
-            self.last_round,
-            self.completeness,
-            self.names,
-            self.scoring,
-        )
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Note whose weight scores and contributions are written."""
@@ -206,20 +161,17 @@ class RunWriter(Callback):
     def on_round(self, report: RoundReport) -> None:
         """Take in a strategy's report of a round, and write its clients' lines."""
         self._report = report
-        rows = [
-            ClientRow(
-                **client_line(report.server_round, client),
-                malicious=self._is_malicious(client.node),
-            )
-            for client in report.clients
-        ]
-        self.clients.extend(rows)
-        self.folder.clients.append(map(vars, rows))
-        if changes := [AttendanceRow.of(report.server_round, c) for c in report.changes]:
-            self.attendance.extend(changes)
-            self.folder.attendance.append(map(vars, changes))
-            self._add_names({c.node.client_id: c.node.name for c in report.changes if c.node.name})
-        self._add_names({c.node.client_id: c.node.name for c in report.clients if c.node.name})
+        self._add(
+            "clients",
+            [
+                {**client.line(report.round), "malicious": self._is_malicious(client.node)}
+                for client in report.clients
+            ],
+        )
+        if report.changes:
+            self._add("attendance", [change.line(report.round) for change in report.changes])
+        nodes = [*(c.node for c in report.changes), *(c.node for c in report.clients)]
+        self._add_names({node.client_id: node.name for node in nodes if node.name})
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
         """Return the metrics of a round's model, where it is to be evaluated."""
@@ -230,89 +182,78 @@ class RunWriter(Callback):
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Write a round's line, with the metrics of its model."""
         evaluated, self._evaluated = self._evaluated, Evaluated()
-        report = self._report
-        if report is None or report.server_round != server_round:
-            report = RoundReport(server_round, (), 0, 0, 0, False, 0.0, 0.0, 0)
-        line = round_line(report)
-        line["reason"] = "; ".join(filter(None, (report.reason, evaluated.reason)))
-        # An ``evaluate_fn`` may give lists as well.
-        found = {name: v for name, v in metrics.items() if isinstance(v, int | float)}
-        own = {
-            f"{split}_{metric.key}": found[name]
-            for metric in self.metrics
-            for split in ("test", "validation")
-            if (name := metric_name(split, metric.key)) in found
-        }
-        row = RoundRow(
-            **line,
-            test_accuracy=_defined(found.get("test-accuracy")),
-            test_loss=found.get("test-loss"),
-            validation_accuracy=_defined(found.get("validation-accuracy")),
-            validation_loss=found.get("validation-loss"),
+        is_told = self._report.round == server_round
+        report = self._report if is_told else RoundReport(server_round)
+        found = {name.replace("-", "_"): value for name, value in metrics.items()}
+        report = replace(
+            report,
+            reason="; ".join(filter(None, (report.reason, evaluated.reason))),
             evaluation_seconds=evaluated.seconds,
-            attack_success=found.get("attack-success"),
-            losses=" ".join(f"{loss:.6g}" for loss in report.losses),
-            metrics=own,
+            metrics={
+                name: value
+                for name in (*MEASURED, *self._own)
+                # An ``evaluate_fn`` may give lists; an accuracy that is not defined is none.
+                if isinstance(value := found.get(name), int | float)
+                and not (name.endswith("_accuracy") and math.isnan(value))
+            },
         )
-        self.rounds.append(row)
-        self.folder.rounds.append([row.columns()])
+        self._add("rounds", [report.line()])
         if self._on_row is not None:
-            self._on_row(row)
+            self._on_row(report)
 
     def on_end(self) -> None:
         """Write the report; and the summary, if it is the run's good end."""
         if self._attribution is None or sys.exception() is not None:
-            summary = summarize(self.rounds, self.clients, self.metrics)
-            write_report(self.folder, self.reported, summary)
+            self._write_report()
             return
         assert self._strategy is not None  # on_start
         self._attribution.settle()
         state_dict = self._strategy.model.record.to_torch_state_dict()
-        device = str(self._attribution.validation.device)
-        settings = {**self._settings(self._attribution), "num-server-rounds": self.last_round}
-        self._conclude(settings, device, state_dict, self._attribution.rounds)
+        last = self.lines["rounds"][-1]["round"] if self.lines["rounds"] else 0
+        settings = {**self._settings(self._attribution), "num-server-rounds": last}
+        self._conclude(settings, str(self._attribution.validation.device), state_dict)
 
     def _conclude(
-        self,
-        settings: Mapping[str, Any],
-        device: str,
-        state_dict: Mapping[str, Tensor],
-        attributed: Sequence[RoundAttribution] | None,
+        self, settings: Mapping[str, Any], device: str, state_dict: Mapping[str, Tensor]
     ) -> dict[str, Any]:
         """Write model, report and, last of all, ``summary.json``; return the summary."""
         write_tensors(self.folder.model, state_dict)
-        reported = replace(self.reported, attributed=attributed or ())
-        summary = {
+        summary = self._write_report()
+        summary |= {
             "config": settings,
-            **summarize(self.rounds, self.clients, self.metrics),
-            "scoring": self.scoring.to_record() if self.scoring else None,
-            "completeness": reported.completeness.to_record(),
             "seconds": round(time.perf_counter() - self._started, 3),
             "machine": describe_machine(device),
         }
-        if attributed is not None:
-            summary["attribution"] = {
-                name: math.fsum(getattr(found, name) for found in attributed)
-                for name in ("decrease", "attributed", "remainder")
-            }
-        write_report(self.folder, reported, summary)
         self.folder.summary.write(summary)
         return summary
 
-    def _begin(self) -> None:
-        """Replace the files of an earlier run."""
-        self.folder.begin()
-        self._write_tables()
+    def _write_report(self) -> dict[str, Any]:
+        """Write the report; return what it is made of."""
+        run = Run(self.run_dir)
+        scoring = self._strategy and self._strategy.scoring
+        summary = {
+            **summarize(self.lines["rounds"], self.lines["clients"], self.metrics),
+            "scoring": scoring.to_record() if scoring else None,
+            "completeness": run.completeness.to_record(),
+        }
+        if rounds := run.attributed[0]:
+            names = ("decrease", "attributed", "remainder")
+            summary["attribution"] = {n: math.fsum(row[n] for row in rounds) for n in names}
+        write_report(run, summary, self.title)
+        return summary
 
-    def _write_tables(self) -> None:
-        """Write both tables, as far as they go."""
-        splits = ("test", "validation")
-        self.folder.rounds.begin(f"{s}_{metric.key}" for metric in self.metrics for s in splits)
-        self.folder.rounds.append(row.columns() for row in self.rounds)
+    def _begin(self) -> None:
+        """Replace the files of an earlier run by the lines so far."""
+        self.folder.begin()
+        self.folder.rounds.begin(self._own)
         self.folder.clients.begin()
-        self.folder.clients.append(map(vars, self.clients))
         self.folder.attendance.begin()
-        self.folder.attendance.append(map(vars, self.attendance))
+
+    def _add(self, table: str, lines: Iterable[Line]) -> None:
+        """Write lines of a table."""
+        new = list(lines)
+        self.lines[table] += new
+        getattr(self.folder, table).append(new)
 
     def _add_names(self, names: Mapping[int, str]) -> None:
         """Write what members are called, where that is new."""
@@ -322,8 +263,3 @@ class RunWriter(Callback):
         self.folder.names.replace(
             {"client_id": key, "name": name} for key, name in sorted(self.names.items())
         )
-
-
-def _defined(value: float | None) -> float | None:
-    """Return ``None`` for NaN: what is not defined is not written."""
-    return None if value is None or math.isnan(value) else value

@@ -246,7 +246,7 @@ class PathAttribution(Callback):
         """Take note of a round without a step; its model may have been taken back."""
         if report.status != "advanced":
             assert self._sent is not None  # on_replies
-            self._attribute(report.server_round, self._sent, self._model.vectors)
+            self._attribute(report.round, self._sent, self._model.vectors)
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Remember what is carried into the next round, for a checkpoint."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedif_flower.errors import require
-from fedif_flower.strategies.reports import RoundReport, client_line, round_line
+from fedif_flower.strategies.reports import RoundReport
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -57,12 +57,12 @@ class History:
         """
         require(table in TABLES, "table", table, " or ".join(map(repr, TABLES)))
         if table == "clients":
-            return [client_line(r.server_round, c) for r in self.rounds for c in r.clients]
+            return [client.line(r.round) for r in self.rounds for client in r.clients]
         by_round: dict[int, dict[str, Any]] = {
             number: {"round": number, **metrics} for number, metrics in self.metrics.items()
         }
         for report in self.rounds:
-            by_round.setdefault(report.server_round, {}).update(round_line(report))
+            by_round.setdefault(report.round, {}).update(report.line())
         return [by_round[number] for number in sorted(by_round)]
 
     def to_pandas(self, table: Table = "clients") -> DataFrame:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 from flwr.serverapp import Grid
 
@@ -31,6 +32,12 @@ class Change:
     node: ClientNode
     presence: Presence
     at: float | None
+
+    def line(self, server_round: int) -> dict[str, Any]:
+        """Return its line of ``attendance.csv``, by column; ``at`` is in UTC, or empty."""
+        ids = {"partition_id": self.node.partition_id, "client_id": self.node.client_id}
+        at = "" if self.at is None else f"{datetime.fromtimestamp(self.at, UTC):%F %T}"
+        return {"round": server_round, **ids, "presence": self.presence, "at": at}
 
 
 class RollCall:

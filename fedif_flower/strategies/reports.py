@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -50,6 +50,13 @@ class ClientReport:
     claimed_examples: float | None = None
     asked_in: int | None = None
 
+    def line(self, server_round: int) -> dict[str, Any]:
+        """Return its line of ``clients.csv``, by column."""
+        values = dict(vars(self))
+        node = values.pop("node")
+        ids = {"partition_id": node.partition_id, "client_id": node.client_id}
+        return {"round": server_round, **ids, **values}
+
 
 @dataclass(frozen=True)
 class RoundReport:
@@ -59,57 +66,74 @@ class RoundReport:
 
     ``num_late`` counts those whose replies may come in a later round, ``num_online`` all that were
     there when it began; ``changes`` say of whom that is news. ``losses`` are the validation losses
-    at the start of a descent and after each step taken.
+    at the start of a descent and after each step taken. ``metrics`` are those of the new model, by
+    column of ``rounds.csv``, once it was evaluated: ``test_accuracy`` ...
     """
 
-    server_round: int
-    clients: tuple[ClientReport, ...]
-    num_accepted: int
-    num_rejected: int
-    num_failed: int
-    failed: bool
-    round_seconds: float
-    aggregation_seconds: float
-    evaluations: int
+    round: int
+    clients: tuple[ClientReport, ...] = ()
+    num_accepted: int = 0
+    num_rejected: int = 0
+    num_failed: int = 0
+    failed: bool = False
+    round_seconds: float = 0.0
+    aggregation_seconds: float = 0.0
+    evaluations: int = 0
     reason: str = ""
     losses: tuple[float, ...] = ()
     num_late: int = 0
     num_online: int = 0
     changes: tuple[Change, ...] = ()
     kept: bool = False
+    evaluation_seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def status(self) -> RoundStatus:
         """What became of the model, in a word."""
         return "failed" if self.failed else "kept" if self.kept else "advanced"
 
+    @property
+    def train_seconds(self) -> float | None:
+        """The mean of its clients, where they say."""
+        seconds = [c.train_seconds for c in self.clients if c.train_seconds]
+        return statistics.fmean(seconds) if seconds else None
 
-def client_line(server_round: int, client: ClientReport) -> dict[str, Any]:
-    """Return a client's line of a round's table, by column."""
-    values = dict(vars(client))
-    node = values.pop("node")
-    ids = {"partition_id": node.partition_id, "client_id": node.client_id}
-    return {"round": server_round, **ids, **values}
+    @property
+    def headline(self) -> str:
+        """What progress shows of it, in a few words; empty where nothing was evaluated."""
+        return headline(self.metrics)
+
+    def line(self) -> dict[str, Any]:
+        """Return its line of ``rounds.csv``, by column."""
+        return {
+            "round": self.round,
+            "round_seconds": self.round_seconds,
+            "train_seconds": self.train_seconds,
+            "aggregation_seconds": self.aggregation_seconds,
+            "evaluation_seconds": self.evaluation_seconds,
+            "accepted": self.num_accepted,
+            "rejected": self.num_rejected,
+            "failed": self.num_failed,
+            "late": self.num_late,
+            "online": self.num_online,
+            "evaluations": self.evaluations,
+            "status": self.status,
+            "round_failed": self.failed,
+            "reason": self.reason,
+            "losses": " ".join(f"{loss:.6g}" for loss in self.losses),
+            **self.metrics,
+        }
 
 
-def round_line(report: RoundReport) -> dict[str, Any]:
-    """Return a round's line of the table of rounds, by column."""
-    seconds = [c.train_seconds for c in report.clients if c.train_seconds]
-    return {
-        "round": report.server_round,
-        "round_seconds": report.round_seconds,
-        "train_seconds": statistics.fmean(seconds) if seconds else None,
-        "aggregation_seconds": report.aggregation_seconds,
-        "accepted": report.num_accepted,
-        "rejected": report.num_rejected,
-        "failed": report.num_failed,
-        "late": report.num_late,
-        "online": report.num_online,
-        "evaluations": report.evaluations,
-        "status": report.status,
-        "round_failed": report.failed,
-        "reason": report.reason,
-    }
+def headline(columns: Mapping[str, Any]) -> str:
+    """Return the first figure of the test split that a line of ``rounds.csv`` has, in words."""
+    found = {name: value for name, value in columns.items() if value not in (None, "")}
+    if "test_accuracy" in found:
+        return f"test accuracy {float(found['test_accuracy']):.1%}"
+    named = [name for name in found if name.startswith("test_") and name != "test_loss"]
+    name = next(iter(named), "test_loss")
+    return f"{name.replace('_', ' ')} {float(found[name]):.4g}" if name in found else ""
 
 
 def round_report(
@@ -141,7 +165,7 @@ def round_report(
         for remark in filter(None, (client.rejection, client.note)):
             logger.warning("round %d: %s: %s", server_round, client.node.label, remark)
     return RoundReport(
-        server_round=server_round,
+        round=server_round,
         clients=tuple(clients),
         num_accepted=len(screening.accepted),
         num_rejected=len(screening.refused) - screening.num_failed - screening.num_late,

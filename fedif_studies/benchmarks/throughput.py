@@ -45,12 +45,12 @@ class Pace:
 def run_ours(strategy: str, workload: Workload) -> None:
     """Simulate in this process and print the clock."""
     from client_app import app
-    from fedif_flower.run.rows import RoundRow
     from fedif_flower.runtime.simulation import simulate
+    from fedif_flower.strategies.reports import RoundReport
 
     clock = RoundClock()
 
-    def on_row(row: RoundRow) -> None:
+    def on_row(row: RoundReport) -> None:
         if row.round == 0:
             clock.start()
         else:

@@ -52,7 +52,7 @@ def compare(
 ) -> None:
     """Put runs beside each other: what differs in their settings, and what came of it."""
     require_directories(run_dirs)
-    from fedif_flower.results import load
+    from fedif_flower.run.results import load
     from fedif_studies.lab.comparison import compare as beside
     from fedif_studies.lab.curves import plot_curves
     from fedif_studies.lab.measurements import read_measurement

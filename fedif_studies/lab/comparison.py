@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.results import Run
+from fedif_flower.run.results import Run
 from fedif_flower.strategies.config import configured_bounds, default_clipping
 from fedif_flower.tables import ResultTable, shown_number
 from fedif_studies.lab.measurements import ACCURACY, read_measurement

@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 from fedif_flower.devices import fix_threads, torch_threads
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.logs import about
-from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted, SharedGrid
+from fedif_flower.strategies.reports import RoundReport
 from fedif_studies.lab.cells import Cell
 
 
@@ -53,7 +53,7 @@ class Listener(Protocol):
     def on_start(self, cell: Cell) -> None:
         """Hear that a cell begins."""
 
-    def on_row(self, cell: Cell, row: RoundRow) -> None:
+    def on_row(self, cell: Cell, row: RoundReport) -> None:
         """Hear that a cell finished a round."""
 
     def on_end(self, outcome: Outcome) -> None:
@@ -66,8 +66,8 @@ class _TrainingClock:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def add(self, row: RoundRow) -> None:
-        self.seconds += (row.train_seconds or 0.0) * row.accepted
+    def add(self, row: RoundReport) -> None:
+        self.seconds += (row.train_seconds or 0.0) * row.num_accepted
 
 
 def run_grid(
@@ -113,7 +113,7 @@ def run_grid(
 def _run_cell(shared: SharedGrid, cell: Cell, listener: Listener) -> Outcome:
     clock, labelled = _TrainingClock(), False
 
-    def on_row(row: RoundRow) -> None:
+    def on_row(row: RoundReport) -> None:
         nonlocal labelled
         if not labelled:
             cell.label()

@@ -9,8 +9,8 @@ from threading import Lock
 from rich.console import Console
 
 from fedif_flower.run.round_progress import RoundProgress
-from fedif_flower.run.rows import RoundRow
 from fedif_flower.runtime.shared_grid import GridInterrupted
+from fedif_flower.strategies.reports import RoundReport
 from fedif_studies.lab.cells import Cell
 from fedif_studies.lab.federations import Outcome
 
@@ -45,7 +45,7 @@ class GridProgress(RoundProgress):
         """Take the time at which a cell begins."""
         self._started[cell.digest] = time.monotonic()
 
-    def on_row(self, cell: Cell, row: RoundRow) -> None:
+    def on_row(self, cell: Cell, row: RoundReport) -> None:
         """Show a cell's last accuracy."""
         with self._lock:
             self._ran += row.round > 0  # a resumed cell begins later: only these took time here

@@ -42,28 +42,18 @@ def crafted(run_dir: Path, change) -> RunConfig:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda c: c.update(server_round=99), "round 99 does not fit this run of 3 rounds"),
-        (lambda c: c.update(server_round="2"), "server_round is of type str, not int"),
-        (lambda c: c.update(server_round=-1), "server_round = -1"),
-        (lambda c: c.update(lines=[]), "lines is of type list, not dict"),
+        (lambda c: c.update(server_round=99), "does not fit this run: it is to have 3 rounds"),
         (lambda c: c.update(lines={"size": 5, "sha256": "0"}), "SHA-256 differs"),
-        (lambda c: c.pop("strategy"), "it must hold server_round, settings, arrays"),
-        (lambda c: c["arrays"].update({"hidden.weight": 5}), "no tensor"),
-        (lambda c: c["arrays"].update(new=torch.zeros(1)), "its model has"),
-        (
-            lambda c: c.update(arrays={k: v[:1] for k, v in c["arrays"].items()}),
-            r"is float32 \(1,.*not float32",
-        ),
+        (lambda c: c.update(lines=[]), "or of another version"),
+        (lambda c: c.pop("strategy"), "or of another version: .*strategy"),
+        (lambda c: c["arrays"].update(new=torch.zeros(1)), "'new' is .* of its model, no part"),
         (
             lambda c: c.update(arrays={k: v.double() for k, v in c["arrays"].items()}),
-            "is float64 .*not float32",
+            "is float64 .* of its model, float32",
         ),
         (lambda c: c.update(strategy={}), "does not fit this run: KeyError"),
         (lambda c: c["lines"].update(rounds=[5]), "does not fit this run: TypeError"),
         (lambda c: c["lines"]["rounds"].pop(), "records are not those of the rounds 0 to 2"),
-        (lambda c: c["lines"]["rounds"][1].update(round="1"), "records have round = '1'"),
-        (lambda c: c["lines"]["clients"][0].update(weight="all"), "records have weight = 'all'"),
-        (lambda c: c["lines"]["clients"][0].update(round=7), "rounds that were not run"),
     ],
 )
 def test_a_crafted_checkpoint_is_refused_with_a_sentence(killed_in_round_three, change, reason):

@@ -34,7 +34,7 @@ def test_it_says_who_was_asked_and_who_answered(tmp_path):
     expected |= {"num_online": 3, "online": [70, 71, 72], "paused": [8, 9]}
     expected |= {"answered": [70], "failed": [71]}
     assert {key: said[key] for key in expected} == expected
-    live.on_round(RoundReport(4, (), 1, 0, 1, False, 1.0, 1.0, 0))
+    live.on_round(RoundReport(4))
     live.on_asked(QUESTION)
     live.write()
     said = RunFolder(tmp_path).live.read()

@@ -38,12 +38,10 @@ def report(server_round: int, contributions: dict[int, float], rejected: str = "
     if rejected:
         clients.append(ClientReport(ClientNode(9, 109), "refused", rejected))
     return RoundReport(
-        server_round=server_round,
+        round=server_round,
         clients=tuple(clients),
         num_accepted=len(contributions),
         num_rejected=bool(rejected),
-        num_failed=0,
-        failed=False,
         round_seconds=2.0,
         aggregation_seconds=0.25,
         evaluations=1,
@@ -86,7 +84,7 @@ def test_lines_are_written_as_the_run_goes(tmp_path):
 
 def test_summary_by_hand(tmp_path):
     recorder = recorded(tmp_path)
-    summary = summarize(recorder.rounds, recorder.clients)
+    summary = summarize(recorder.lines["rounds"], recorder.lines["clients"])
     assert summary["test_accuracy"] == 0.8
     assert summary["test_accuracy_last_ten"] == pytest.approx(0.7)
     assert summary["test_accuracy_best"] == 0.8
@@ -122,7 +120,7 @@ def test_a_cell_that_a_spreadsheet_would_execute_is_quoted(tmp_path, start):
         ClientReport(ClientNode(0, 100), score=-0.5, weight=-0.25, note=formula),
         ClientReport(ClientNode(1, 101), "refused", formula),
     )
-    recorder.on_round(RoundReport(1, clients, 1, 1, 0, False, 1.0, 0.1, 0))
+    recorder.on_round(RoundReport(1, clients, 1, 1))
     accepted, refused = read_rows(recorder.run_dir / "clients.csv")
     assert accepted["note"] == refused["rejection"] == "'" + formula
     assert (accepted["score"], accepted["weight"]) == ("-0.5", "-0.25")  # numbers stay numbers

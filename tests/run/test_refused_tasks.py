@@ -15,14 +15,6 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.task import Metric, Site
 from tests.run.points import absolute_error, line, regression, run
 
-SIZES = iter([4, 5, 5])
-
-
-def growing() -> nn.Module:
-    """Return a model that is another one at every call."""
-    hidden = next(SIZES)
-    return nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-
 
 def failing(site: Site):
     raise FileNotFoundError("no such file: 'test.csv'")
@@ -55,12 +47,6 @@ def failing(site: Site):
             regression(client_data=lambda site: line(0, 0)),
             DataError,
             "task 'line': client_data of every client is empty",
-        ),
-        (
-            regression(model=lambda: growing()),
-            ConfigError,
-            r"gives another model each time: '0.weight' is float32 \[4, 2\] on the server,"
-            r" float32 \[5, 2\] on a client",
         ),
     ],
 )

@@ -1,81 +1,52 @@
-from __future__ import annotations
+"""``report.md``, from a run's tables alone."""
 
-from dataclasses import replace
+from __future__ import annotations
 
 import pytest
 
-from fedif_consortium.statement.records import RoundLine
-from fedif_flower.run.completeness import CompletenessRule, completeness
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.figures import summarize
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.report import ReportedRun, member_table, write_report
-from fedif_flower.run.rows import ClientRow
+from fedif_flower.run.report import write_report
+from fedif_flower.run.results import Run
 from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
+from fedif_flower.strategies.reports import ClientReport, RoundReport
 
 
-def row(partition_id: int, client_id: int, weight_score: float = 0.25) -> ClientRow:
-    return ClientRow(
-        round=1,
-        partition_id=partition_id,
-        client_id=client_id,
-        malicious=False,
-        score=None,
-        normalized=None,
-        weight_score=weight_score,
-        weight=0.5,
-        accumulative_influence=None,
-        num_examples=10,
-        claimed_examples=None,
-        train_seconds=0.1,
-        train_loss=1.0,
-        status="accepted",
-        rejection="",
-    )
+def reported(folder: RunFolder, **sums) -> str:
+    """Return the report of a run of three members in two rounds."""
+    folder.begin()
+    statuses = {1: ("accepted", "accepted", "refused"), 2: ("accepted", "away", "revoked")}
+    reports = [RoundReport(0)]
+    for number, told in statuses.items():
+        nodes = (ClientNode(p, 1000 + p) for p in range(3))
+        clients = (ClientReport(n, s, weight_score=0.25) for n, s in zip(nodes, told, strict=True))
+        reports.append(RoundReport(number, tuple(clients), num_online=3))
+    folder.rounds.begin()
+    folder.rounds.append(report.line() for report in reports)
+    folder.clients.begin()
+    lines = [client.line(report.round) for report in reports for client in report.clients]
+    folder.clients.append(lines)
+    folder.begin_attribution(0)
+    parts = tuple(ClientAttribution(i - 1000, i, 0.5, x) for i, x in ((1000, -0.5), (1001, 1.5)))
+    folder.add_attribution(RoundAttribution(1, 2.0, 1.0, parts))
+    summary = summarize([r.line() for r in reports], [{**x, "malicious": False} for x in lines])
+    write_report(Run(folder.path), {**summary, **sums}, "A | run")
+    return folder.report.read_text()
 
 
-def reported(*rows: ClientRow, contributed=None, names=None, **rule) -> ReportedRun:
-    """Return a run with these lines of ``clients.csv``."""
-    names = names or {}
-    last = max(row.round for row in rows)
-    rounds = [RoundLine(t, len(rows), False) for t in range(last + 1)]
-    found = completeness(rounds, rows, (), names, CompletenessRule(**rule))
-    parts = [
-        ClientAttribution(-1, client_id, 0.5, value)
-        for client_id, value in (contributed or {}).items()
+def test_members_are_listed_by_what_they_contributed(tmp_path):
+    text = reported(RunFolder(tmp_path))
+    assert text.startswith("# A | run\n")
+    table = [line for line in text.splitlines() if line.startswith("| client")]
+    assert table[:3] == [
+        "| client 1 | 1.5000 | 0.2500 | 0.000 | 1 | 0 | 1 |",
+        "| client 0 | -0.5000 | 0.2500 | 0.000 | 2 | 0 | 0 |",
+        "| client 2 | - | 0.2500 | 0.000 | 0 | 1 | 0 |",
     ]
-    attributed = [RoundAttribution(1, 1.0, 0.5, tuple(parts))] if parts else []
-    return ReportedRun("A run", [], rows, last, found, names=names, attributed=attributed)
-
-
-def table(*rows: ClientRow, **options) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and the cells of each line."""
-    lines = [line for line in member_table(reported(*rows, **options)) if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return cells[0], cells[2:]
-
-
-def test_the_largest_contribution_comes_first():
-    rows = row(0, 1000), row(1, 1001), replace(row(1, 1001), round=2)
-    columns, lines = table(*rows, contributed={1000: -0.5, 1001: 1.5})
-    shown = [dict(zip(columns, line, strict=True)) for line in lines]
-    assert [(s["member"], s["node"], s["asked"], s["contributed"]) for s in shown] == [
-        ("client 1", "1001", "2", "1.5000"),
-        ("client 0", "1000", "1", "-0.5000"),
-    ]
-
-
-def test_who_was_away_is_not_refused():
-    away = replace(row(1, 1001), round=2, status="away", rejection="no reply before the deadline")
-    ended = replace(row(2, 1002), status="revoked", rejection="the operator ended its registration")
-    refused = replace(row(0, 1000), status="refused", rejection="array 'w' is not finite")
-    columns, lines = table(refused, row(1, 1001), away, ended)
-    shown = {s["node"]: s for line in lines if (s := dict(zip(columns, line, strict=True)))}
-    assert {key: (s["asked"], s["refused"], s["missing"]) for key, s in shown.items()} == {
-        "1000": ("1", "1", ""),
-        "1001": ("2", "0", "1"),
-        "1002": ("1", "0", "1; revoked"),
-    }
-    assert "missing" not in table(refused)[0]
+    assert "client 1 (50 %)" in " ".join(text.split())
+    for absent in ("malicious", "AUC", "accuracy", "add up to"):
+        assert absent not in text
 
 
 @pytest.mark.parametrize(
@@ -87,12 +58,6 @@ def test_who_was_away_is_not_refused():
 )
 def test_the_remainder_is_told_in_words(tmp_path, remainder, in_the_table, in_words):
     sums = {"decrease": 3.6003, "attributed": 3.6003 - remainder, "remainder": remainder}
-    folder = RunFolder(tmp_path)
-    summary = summarize([], [row(0, 1000)]) | {"attribution": sums}
-    write_report(folder, reported(row(0, 1000)), summary)
-    text = " ".join(folder.report.read_text().split())
+    text = " ".join(reported(RunFolder(tmp_path), attribution=sums).split())
     assert f"| {in_the_table} |" in text
     assert f"add up to {in_words} validation loss fell by. This remainder is nobody's" in text
-    assert "malicious" not in text
-    assert "AUC" not in text
-    assert "accuracy" not in text

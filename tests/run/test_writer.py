@@ -45,7 +45,7 @@ def test_rounds_clients_and_a_report(tmp_path, pictures):
     assert [row["malicious"] for row in clients] == ["0", "1", "0"] * 3
     report = (writer.run_dir / "report.md").read_text()
     assert report.startswith("# Three members\n")
-    assert "malicious |" in report
+    assert "(malicious) |" in report
     for picture in ("accuracy.png", "weight-scores.png"):
         assert (writer.run_dir / picture).stat().st_size > 1000
         assert f"({picture})" in report
@@ -81,8 +81,7 @@ def test_beside_an_attribution_it_leaves_what_a_statement_needs(tmp_path):
     assert set(attribution.contributions) == set(strategy.weight_scores) == names
     assert "node 1002" in (folder / "statement.html").read_text()
     report = (tmp_path / "report.md").read_text()
-    assert "| node 1002 | 1002 | 2 |" in report
-    assert report.count("1002") == 2  # name and id in one table
+    assert report.count("1002") == 1
     assert [w for w in open_games(read_run(tmp_path).config) if "credit.w" in w] == [
         "credit.weight = 0: members are credited for any weight that they get or claim"
     ]
@@ -90,7 +89,7 @@ def test_beside_an_attribution_it_leaves_what_a_statement_needs(tmp_path):
 
 def test_a_run_that_an_error_ended_is_not_complete(tmp_path):
     def fail(report):
-        if report.server_round == 2:
+        if report.round == 2:
             raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):

@@ -36,7 +36,7 @@ class Watching(Callback):
         self.seen: list[object] = []
 
     def on_round(self, report):
-        self.seen.append(("round", report.server_round))
+        self.seen.append(("round", report.round))
 
     def on_model(self, server_round, model):
         self.seen.append(("model", server_round, value(model.record)))
@@ -79,7 +79,7 @@ def test_a_callback_may_end_the_run_in_good_order():
 
     reports = []
     result = start(OnRound(reports.append), Patience(), rounds=9)
-    assert [report.server_round for report in reports] == [1, 2]
+    assert [report.round for report in reports] == [1, 2]
     assert value(result.arrays) == 2.0
 
 

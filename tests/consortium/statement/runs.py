@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from fedif_consortium.statement.records import USUAL
-from fedif_flower.run.rows import AttendanceRow
+from fedif_consortium.statement.records import USUAL, AttendanceLine
 
 CLIENT_COLUMNS = (
     "round",
@@ -118,7 +117,7 @@ def make_run(
     counts = dict.fromkeys(("accepted", "rejected", "failed", "round_failed", "online"), 0)
     lines = [{"round": 0}, *({"round": row["round"], "online": 0} for row in rounds)]
     write_rows(run_dir / "rounds.csv", ["round", *counts], [counts | line for line in lines])
-    write_rows(run_dir / "attendance.csv", [f.name for f in fields(AttendanceRow)], attendance)
+    write_rows(run_dir / "attendance.csv", [f.name for f in fields(AttendanceLine)], attendance)
     config = {"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"}
     (run_dir / "config.json").write_text(json.dumps(config))
     (run_dir / "summary.json").write_text(json.dumps({"scoring": scoring}))

@@ -11,24 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import called
+from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
-from fedif_flower.run.read_tables import read_table
-from fedif_flower.run.report import run_title
+from fedif_flower.run.rows import Line, read_table
+from fedif_flower.tables import ResultTable, shown_number
 from fedif_flower.valuation.intervals import intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-TABLES = ("members", "rounds", "clients", "attribution")
+TABLES = ("members", "rounds", "clients", "attendance", "attribution")
 _MOST_BARS = 40  # Members that a picture has room for.
-Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -112,35 +111,37 @@ class Run:
     @property
     def title(self) -> str:
         """Strategy, data and attack; the folder's name where there is no run config."""
-        return run_title(self.config, subject_of(self.config)) if self.config else self.name
+        return run_title(self.config) if self.config else self.name
 
     def __repr__(self) -> str:
         """Say how far it came."""
-        last = max((line["round"] for line in self.lines("rounds")), default=0)
         state = "complete" if self.summary else "not complete"
-        return f"Run({str(self.folder.path)!r}: {self.title}, {last} rounds, {state})"
+        where = repr(str(self.folder.path))
+        return f"Run({where}: {self.title}, {self.last_round} rounds, {state})"
+
+    @property
+    def last_round(self) -> int:
+        """How far it came."""
+        return max((line["round"] for line in self.lines("rounds")), default=0)
 
     def lines(self, table: str = "members") -> list[Line]:
         """Return a table's lines by column, in numbers where they are numbers.
 
         Parameters
         ----------
-        table : {"members", "rounds", "clients", "attribution"}
-            A line for each member; for each round; for each client in a round; for what each
-            contributed to a round.
+        table : {"members", "rounds", "clients", "attendance", "attribution"}
+            A line for each member; for each round; for each client in a round; wherever a member
+            came or left; for what each contributed to a round.
 
         Raises
         ------
         ConfigError
             If there is no such table.
         """
-        if table not in TABLES:
-            raise ConfigError(f"table = {table!r}; allowed: {', '.join(TABLES)}")
+        require(table in TABLES, "table", table, ", ".join(TABLES))
         if table == "members":
             return [vars(member) for member in self.members]
-        ids = {} if table == "rounds" else {"client_id": pa.uint64()}
-        path = getattr(self.folder, table).path
-        found: list[Line] = read_table(path, ids, more=True).to_pylist()
+        found: list[Line] = read_table(getattr(self.folder, table).path, more=True).to_pylist()
         return found
 
     def to_pandas(self, table: str = "members") -> DataFrame:
@@ -158,23 +159,32 @@ class Run:
         return DataFrame(self.lines(table))
 
     @cached_property
+    def names(self) -> dict[int, str]:
+        """What the operator calls members, by client id."""
+        lines = read_table(self.folder.names.path, more=True).to_pylist()
+        return {line["client_id"]: line["name"] for line in lines}
+
+    @cached_property
+    def completeness(self) -> Completeness:
+        """Whether what it asked for came."""
+        rounds, clients, changes = map(self.lines, ("rounds", "clients", "attendance"))
+        return completeness(rounds, clients, changes, self.names, self.config)
+
+    @cached_property
     def members(self) -> tuple[Member, ...]:
         """Everybody who was asked, the largest contribution first, else the largest score."""
         with refused_as(ConfigError, f"the tables of {self.folder.path} cannot be read"):
-            return self._members()
+            found: dict[int, list[Line]] = {}
+            for line in self.lines("clients"):
+                found.setdefault(line["client_id"], []).append(line)
+            contributed = self._contributions()
+            members = [
+                _member(i, lines, self.names.get(i, ""), contributed.get(i))
+                for i, lines in found.items()
+            ]
+            return _sorted(members, "contribution" if contributed else "weight_score")
 
-    def _members(self) -> tuple[Member, ...]:
-        found: dict[int, list[Line]] = {}
-        for line in self.lines("clients"):
-            found.setdefault(line["client_id"], []).append(line)
-        names = {int(row["client_id"]): row["name"] for row in self.folder.names.read()}
-        contributed = self._contributions()
-        return self.sort(
-            "contribution" if contributed else "weight_score",
-            [_member(i, lines, names.get(i, ""), contributed.get(i)) for i, lines in found.items()],
-        )
-
-    def sort(self, by: str, members: Sequence[Member] | None = None) -> tuple[Member, ...]:
+    def sort(self, by: str) -> tuple[Member, ...]:
         """Return the members in the order of a column, the largest first; texts from A on.
 
         Raises
@@ -183,17 +193,30 @@ class Run:
             If there is no such column.
         """
         columns = [field.name for field in fields(Member)]
-        if by not in columns:
-            raise ConfigError(f"sort = {by!r}; allowed: {', '.join(columns)}")
-        ordered = sorted(self.members if members is None else members, key=lambda m: m.client_id)
-        if by == "name":
-            return tuple(sorted(ordered, key=lambda member: member.label))
+        require(by in columns, "sort", by, ", ".join(columns))
+        return _sorted(self.members, by)
 
-        def size(member: Member) -> float:
-            value = getattr(member, by)
-            return math.inf if value is None else -value
-
-        return tuple(sorted(ordered, key=size))
+    def table(self, by: str = "") -> ResultTable:
+        """Return the members as a table, in the order of a column; what nobody has is left out."""
+        members = self.sort(by) if by else self.members
+        lines = [
+            {
+                "member": m.label + (" (malicious)" if m.malicious else ""),
+                "contribution": shown_number(m.contribution),
+                "95 % interval": "-" if m.low is None else f"{m.low:.4f} to {m.high:.4f}",
+                "weight score": shown_number(m.weight_score),
+                "weight": f"{m.weight:.3f}",
+                "accepted": str(m.accepted),
+                "refused": str(m.refused),
+                "failed": str(m.failed or "-"),
+                "away": str(m.away),
+            }
+            for m in members
+        ]
+        shown = [
+            name for name in (lines[0] if lines else ()) if {line[name] for line in lines} != {"-"}
+        ]
+        return ResultTable(self.title, shown, [[line[n] for n in shown] for line in lines], 1)
 
     def plot(self, path: str | Path) -> Path:
         """Draw what each member contributed, with its interval; else its weight score.
@@ -210,16 +233,13 @@ class Run:
             raise ConfigError(f"{self.name}: neither contributions nor weight scores to draw")
         figure = new_figure(height=1.2 + 0.25 * len(shown))
         axes = figure.subplots()
-        values = [getattr(member, by) for member in shown]
+        values = np.array([getattr(member, by) for member in shown])
         colours = ["C1" if member.malicious else "C0" for member in shown]
         ends: Any = None
-        if all(member.low is not None and member.high is not None for member in shown):
-            lows, highs = ([getattr(m, end) for m in shown] for end in ("low", "high"))
+        if all(member.low is not None for member in shown):
+            lows, highs = (np.array([getattr(m, end) for m in shown]) for end in ("low", "high"))
             # A sum may lie outside of the quantiles of its resamples.
-            ends = [
-                [max(v - low, 0.0) for v, low in zip(values, lows, strict=True)],
-                [max(high - v, 0.0) for v, high in zip(values, highs, strict=True)],
-            ]
+            ends = np.maximum([values - lows, highs - values], 0.0)
         axes.barh(range(len(shown)), values, xerr=ends, color=colours)
         axes.set_yticks(range(len(shown)), [member.label for member in shown])
         what = "decrease of the validation loss" if attributed else "weight score"
@@ -228,24 +248,30 @@ class Run:
         save_figure(figure, Path(path))
         return Path(path)
 
+    @cached_property
+    def attributed(self) -> tuple[list[Line], list[Line]]:
+        """What each round gained, and each client's part of it; rounds that are complete."""
+        rounds = read_table(self.folder.attributed_rounds.path, more=True).to_pylist()
+        numbers = {row["round"] for row in rounds}  # Where its own line is, its clients' are.
+        columns = {"round": "int64", "client_id": "uint64", "contribution": "double"}
+        parts = read_table(self.folder.attribution.path, columns).to_pylist()
+        return rounds, [row for row in parts if row["round"] in numbers]
+
     def _contributions(self) -> dict[int, tuple[float, float | None, float | None]]:
         """Return each member's contribution over the run, and the ends of its interval."""
-        rows = self.lines("attribution")
-        # Where a round's own line is, its clients' are complete.
-        rounds = [int(row["round"]) for row in self.folder.attributed_rounds.read()]
-        ids = sorted({row["client_id"] for row in rows})
-        per_round = np.zeros((len(rounds), len(ids)))  # [T, n]
-        index = {number: t for t, number in enumerate(rounds)}
-        for row in rows:
-            if row["round"] in index:
-                per_round[index[row["round"]], ids.index(row["client_id"])] = row["contribution"]
+        rounds, parts = self.attributed
+        times = {row["round"]: t for t, row in enumerate(rounds)}
+        places = {i: k for k, i in enumerate(sorted({row["client_id"] for row in parts}))}
+        per_round = np.zeros((len(times), len(places)))  # [T, n]
+        for row in parts:
+            per_round[times[row["round"]], places[row["client_id"]]] = row["contribution"]
         ends = intervals(per_round)
         return {
-            client_id: (
-                math.fsum(per_round[:, i]),
-                *((None, None) if ends is None else (float(ends[i, 0]), float(ends[i, 1]))),
+            i: (
+                math.fsum(per_round[:, k]),
+                *((None, None) if ends is None else map(float, ends[k])),
             )
-            for i, client_id in enumerate(ids)
+            for i, k in places.items()
         }
 
 
@@ -263,6 +289,23 @@ def load(path: str | Path) -> Run:
         If there is no run.
     """
     return Run(path)
+
+
+def run_title(settings: Mapping[str, Any]) -> str:
+    """Return what a run is called."""
+    named = settings.get("attack", "none")  # A RunWriter knows of none.
+    attack = "" if named == "none" else f", attack: {named}"
+    return f"{settings['strategy']} on {subject_of(settings)}{attack}"
+
+
+def _sorted(members: Sequence[Member], by: str) -> tuple[Member, ...]:
+    def place(member: Member) -> tuple[Any, int]:
+        if by == "name":
+            return member.label, member.client_id
+        value = getattr(member, by)
+        return math.inf if value is None else -value, member.client_id
+
+    return tuple(sorted(members, key=place))
 
 
 def _member(
