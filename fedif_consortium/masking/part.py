@@ -114,7 +114,7 @@ class KeeperRecord(Callback):
 
     def on_round(self, report: RoundReport) -> None:
         """Remember which round there was last."""
-        self._last_round = report.server_round
+        self._last_round = report.round
 
     def on_end(self) -> None:
         """Let the keeper forget the last round, and write down its log's last hash."""
