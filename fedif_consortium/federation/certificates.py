@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
 import re
 import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
+import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,7 +18,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, read_key_file
-from fedif_consortium.federation.documents import split_address
 from fedif_flower.errors import ConfigError, FedIFError
 
 AUTHORITY_DAYS = 3650
@@ -120,36 +120,47 @@ def certificate_fingerprint(certificate: x509.Certificate) -> str:
     return content_fingerprint(certificate.public_bytes(Encoding.DER))
 
 
-def reach(address: str, authority: Path) -> x509.Certificate:
-    """Return the certificate of a SuperLink that is well, reached as a member reaches it.
+class Reached(NamedTuple):
+    """A server as this host sees it: its certificate, its status, and the date that it tells."""
+
+    certificate: x509.Certificate
+    status: int
+    date: str
+
+
+def shake_hands(address: str, authority: Path) -> Reached:
+    """Connect to a SuperLink as a member does.
 
     Raises
     ------
     UnreachableError
         Naming the address, and what is wrong.
     """
-    host, port = split_address(address)
     try:
         context = ssl.create_default_context(cafile=authority)
-        connection = http.client.HTTPSConnection(host, port, timeout=SECONDS, context=context)
-        try:
-            connection.connect()
-            shown = connection.sock.getpeercert(binary_form=True) or b""
-            connection.request("GET", "/health")
-            # A proxy tells other hosts only that it is there.
-            status = connection.getresponse().status
-        finally:
-            connection.close()
-    except ssl.SSLCertVerificationError as error:
+        url = f"https://{address}/health"
+        with httpx.stream("GET", url, verify=context, timeout=SECONDS, trust_env=False) as answer:
+            connection = answer.extensions["network_stream"].get_extra_info("socket")
+            shown = x509.load_der_x509_certificate(connection.getpeercert(binary_form=True))
+            return Reached(shown, answer.status_code, answer.headers.get("date", ""))
+    except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnreachableError(
-            f"the server at {address} is not the one of {authority}: {error.verify_message}"
+            f"no server that is known by {authority} answers at {address}: {error}"
         ) from error
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or error or type(error).__name__
-        raise UnreachableError(f"nobody answers at {address}: {reason}") from error
-    if status not in (200, 403):
-        raise UnreachableError(f"the server at {address} is not well: status {status}")
-    return x509.load_der_x509_certificate(shown)
+
+
+def reach(address: str, authority: Path) -> x509.Certificate:
+    """Return the certificate of a SuperLink that is well.
+
+    Raises
+    ------
+    UnreachableError
+        Naming the address, and what is wrong.
+    """
+    found = shake_hands(address, authority)
+    if found.status not in (200, 403):  # A proxy tells other hosts only that it is there.
+        raise UnreachableError(f"the server at {address} is not well: status {found.status}")
+    return found.certificate
 
 
 def _named(name: str) -> x509.Name:

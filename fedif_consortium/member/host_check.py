@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import ssl
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
-import httpx
-from cryptography import x509
 from flwr.app import ConfigRecord
 
 from fedif_consortium.evidence.client_part import SIGNATURES_KEY, TakenReceipts
 from fedif_consortium.evidence.keys import read_key_file
+from fedif_consortium.federation.certificates import Reached, read_certificate, shake_hands
 from fedif_consortium.masking.client_part import MASKING_KEY, MaskedReplies
 from fedif_consortium.member.policy import read_member_policy
 from fedif_flower.client.preflight import check_member, tried
@@ -30,7 +26,6 @@ from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
 
 SOON = timedelta(days=30)  # A certificate that ends by then is told.
-_CONNECT_SECONDS = 10.0
 
 
 def own_findings(config: ClientConfig, node: NodeConfig, masking: str) -> list[Finding]:
@@ -111,39 +106,18 @@ def check_server(address: str, ca: Path) -> list[Finding]:
     ca : Path
         The federation's certificate, which alone is trusted.
     """
-    dates: list[str] = []
+    seen: list[Reached] = []
 
     def certificate() -> str | Finding:
-        if not re.fullmatch(r"\S+:\d{1,5}", address):
-            raise ConfigError(f"server = {address!r}; allowed: HOST:PORT")
-        try:
-            trusted = x509.load_pem_x509_certificates(ca.read_bytes())
-            context = ssl.create_default_context(cafile=str(ca))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"ca = {str(ca)!r} is no certificate: {error}") from error
-        options: dict[str, Any] = {
-            "verify": context,
-            "timeout": _CONNECT_SECONDS,
-            "trust_env": False,
-        }
-        try:
-            with httpx.stream("HEAD", f"https://{address}", **options) as response:
-                connection = response.extensions["network_stream"].get_extra_info("socket")
-                shown = connection.getpeercert(binary_form=True)
-                dates.append(response.headers.get("date", ""))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ConfigError(f"{address} cannot be reached: {error}") from error
-        trusted.append(x509.load_der_x509_certificate(shown))
-        end = min(one.not_valid_after_utc for one in trusted)
-        soon = end < datetime.now(UTC) + SOON
-        return Finding(
-            "certificate", Status.WARNING if soon else Status.OK, f"valid until {end:%Y-%m-%d}"
-        )
+        seen.append(shake_hands(address, ca))
+        end = min(c.not_valid_after_utc for c in (seen[0].certificate, read_certificate(ca)))
+        status = Status.WARNING if end < datetime.now(UTC) + SOON else Status.OK
+        return Finding("certificate", status, f"valid until {end:%Y-%m-%d}")
 
     def clock() -> str | Finding:
         try:
-            ahead = datetime.now(UTC) - parsedate_to_datetime("".join(dates))
-        except ValueError:
+            ahead = datetime.now(UTC) - parsedate_to_datetime(seen[0].date)
+        except (ValueError, IndexError):
             return Finding("clock", Status.WARNING, "the server told no time")
         return clock_finding(ahead.total_seconds())
 

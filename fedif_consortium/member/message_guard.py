@@ -12,7 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
-from flwr.common.constant import FAB_HASH_TRUNCATION, ErrorCode
+from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
@@ -41,7 +41,7 @@ from fedif_consortium.member.outgoing import OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies
 from fedif_consortium.member.policy import MemberPolicy
 from fedif_consortium.member.round_counts import RoundCounts
-from fedif_flower.errors import RefusedByMemberError, StorageError
+from fedif_flower.errors import FedIFError, RefusedByMemberError, StorageError
 from fedif_flower.messages.instructions import CONFIG_KEY, told_config
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import Scalar
@@ -69,9 +69,8 @@ class Connection(NamedTuple):
     confirm_message_received: Callable[[int, str], None]
 
 
-@dataclass
-class AdmittedRun:
-    """A run that the member takes part in, and its run config; its bundle until Flower has it."""
+class AdmittedRun(NamedTuple):
+    """A run that the member takes part in, its run config, and its bundle."""
 
     run: Any
     config: Mapping[str, Scalar]
@@ -135,7 +134,7 @@ class MessageGuard:
             receive=self.receive,
             send=self.send,
             get_run=lambda run_id: self._runs[run_id].run,
-            get_fab=self._hand_on_fab,
+            get_fab=lambda _, run_id: self._runs[run_id].fab,
             pull_object=lambda _, object_id: self._pulled[object_id],
             confirm_message_received=self._confirm,
         )
@@ -188,12 +187,6 @@ class MessageGuard:
             get = partial(self._connection.get_fab, run.fab_hash, run_id)
             apps.keep_refused(run.fab_hash, lambda: get().content)
             raise
-        others = {earlier.run.fab_hash for earlier in self._runs.values()} - {run.fab_hash}
-        if run.fab_hash[:FAB_HASH_TRUNCATION] in {one[:FAB_HASH_TRUNCATION] for one in others}:
-            # Flower would take the earlier app's folder for this one's.
-            raise RefusedByMemberError(
-                "another app whose digest begins alike ran here: start the node again"
-            )
         fab = self._connection.get_fab(run.fab_hash, run_id)
         if not fab.hash_str == run.fab_hash == bundle_digest(fab.content):
             raise RefusedByMemberError("the server sent another app than it announced")
@@ -217,11 +210,6 @@ class MessageGuard:
             if CONFIG_KEY in record:
                 told = told_config(record)
                 self._policy.runs.check_told(told, self._runs[run_id].config)
-
-    def _hand_on_fab(self, _: str, run_id: int) -> Any:
-        """Return the bundle that was checked, which Flower keeps from then on."""
-        fab, self._runs[run_id].fab = self._runs[run_id].fab, None
-        return fab
 
     def _confirm(self, run_id: int, message_id: str) -> None:
         """Let go of a message's objects, all of which Flower has now."""
@@ -293,15 +281,12 @@ class MessageGuard:
     def _refuse(self, direction: Direction, asked: Message, error: Exception) -> None:
         """Answer a message with an error that says why, and with nothing else."""
         # The server is told nothing that an app wrote, and no path.
+        told = f"the {'message' if direction == 'in' else 'reply of the app'} cannot be read"
         if isinstance(error, RefusedByMemberError):
-            told, reason = error.told, str(error)
+            told = error.told
         elif isinstance(error, StorageError):
             told = "this member cannot write what its policy asks it to keep; is its disk full?"
-            reason = str(error)
-        else:
-            what = "message" if direction == "in" else "app's reply"
-            told, reason = f"the {what} cannot be read", repr(error)
-        reason = printable(reason, 1000)
+        reason = printable(str(error) if isinstance(error, FedIFError) else repr(error), 1000)
         logger.warning("run %d: refused: %s", asked.metadata.run_id, reason)
         try:
             self._note(direction, asked, asked.metadata.message_id, 0, reason)

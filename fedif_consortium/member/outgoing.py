@@ -7,8 +7,7 @@ names, the order of things, a header's padding or the low bits of a figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, NoReturn, Self
 
@@ -28,7 +27,6 @@ from fedif_flower.settings import RefusedValueError, Settings, setting
 
 Values = NDArray[np.generic]
 _MODEL = "arrays"  # The record that is the model, in messages and replies.
-_BLOCK = 1 << 20
 _LARGEST_INTEGER = 2**63 - 1
 _COUNTS = 10**7  # Whole numbers below leave as they are: examples, for a weighted mean.
 _KINDS: Mapping[str, type | UnionType] = {"number": int | float, "text": str, "bytes": bytes}
@@ -156,33 +154,34 @@ class OutgoingPolicy:
             _refuse("no bound on the update's length holds for a vector beside it", VECTOR_RECORD)
         is_answer = kind.partition(".")[0] == MessageType.QUERY
         leaving: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
-        arrays: dict[str, _Returned] = {}
-        for name in sorted(reply):
+        # The model comes last: a reply that may not leave costs nothing of the budget.
+        for name in sorted(reply, key=lambda name: (name == _MODEL, name)):
             record = reply[name]
             if not len(record):
                 continue  # Its name would be text that is on no list.
             if isinstance(record, ArrayRecord):
-                arrays[name] = self._arrays(name, received.get(_MODEL), record)
+                sent = received.get(_MODEL) if name == _MODEL else None
+                leaving[name] = self._arrays(name, sent, record, run_id)
             elif isinstance(record, MetricRecord):
                 leaving[name] = MetricRecord(dict(self._metrics(name, record)))
             else:
                 leaving[name] = ConfigRecord(dict(self._config(name, record, is_answer)))
-        # All else may leave by now: a reply that does not costs nothing of the budget.
-        leaving |= {name: self._packed(one, run_id) for name, one in arrays.items()}
         return RecordDict(leaving)
 
-    def _arrays(self, record: str, sent: object, returned: ArrayRecord) -> _Returned:
+    def _arrays(self, record: str, sent: object, returned: ArrayRecord, run_id: int) -> ArrayRecord:
+        """Return a record as it may leave: its update shortened, and with noise."""
         model: Mapping[str, Values] = {}
-        if record == _MODEL and isinstance(sent, ArrayRecord):
+        if isinstance(sent, ArrayRecord):
             model = _views(sent, "the model that came cannot be read")
         values = _views(returned, "an array cannot be read")
         if not values.keys().isdisjoint(model) and (missing := model.keys() - values.keys()):
             _refuse("an array of the model is missing", f"{record}.{min(missing)}")
-        moved = []
         # The app's own order would be text.
         order = [*(n for n in model if n in values), *sorted(values.keys() - model.keys())]
-        for name in order:
-            path, own, came = f"{record}.{name}", values[name], model.get(name)
+        leaving = {name: values[name] for name in order}
+        updates: dict[str, Floats] = {}  # Of what training may change.
+        for name, own in leaving.items():
+            path, came = f"{record}.{name}", model.get(name)
             if came is None:
                 if path not in self._rows:
                     _refuse("an array is neither the model's nor on the list", path)
@@ -194,31 +193,29 @@ class OutgoingPolicy:
                     f"{path} {own.dtype}{own.shape}, not {came.dtype}{came.shape}",
                 )
             elif came.dtype.kind == "f" and not is_statistic(name) and np.isfinite(came).all():
-                moved.append(name)  # What training may change.
+                with np.errstate(invalid="ignore", over="ignore"):  # refused by its length
+                    updates[name] = own.astype(np.float64) - came.astype(np.float64)
             elif own.tobytes() != came.tobytes():
                 if not self.settings.buffers:
                     _refuse("an array that is no parameter has changed", f"{path}; see buffers")
                 if own.dtype.kind == "f" and not np.isfinite(own).all():
                     _refuse("an array is not finite", path)
-        return _Returned(model, {name: values[name] for name in order}, moved)
-
-    def _packed(self, arrays: _Returned, run_id: int) -> ArrayRecord:
-        """Return a record with its update shortened, and with noise, as the policy says."""
-        limit, length = self.settings.clip_length, arrays.length()
+        with np.errstate(over="ignore"):
+            length = math.sqrt(sum(float(np.sum(update**2)) for update in updates.values()))
         if not math.isfinite(length):
             _refuse("the update is not finite")
-        factor = limit / length if 0 < limit < length else 1.0
-        std = self.settings.noise_multiplier * limit
-        if self._budget is not None and self._log is not None and arrays.moved:
+        limit = self.settings.clip_length
+        factor, std = min(1.0, limit / length) if limit and length else 1.0, 0.0
+        if self._budget is not None and self._log is not None and updates:
             spent = self._budget.charge()
             self._log.append(direction="out", run=run_id, kind=PRIVACY, **spent._asdict())
-        changed = arrays.moved if std or factor < 1 else ()
-        return ArrayRecord(
-            {
-                name: pack_array(arrays.leaving(name, factor, std) if name in changed else own)
-                for name, own in arrays.returned.items()
-            }
-        )
+            std = self.settings.noise_multiplier * limit
+        for name, update in updates.items() if std or factor < 1 else ():
+            came = model[name]
+            moved = factor * update
+            moved = came.astype(np.float64) + (add_noise(moved, std) if std else moved)
+            leaving[name] = moved.astype(came.dtype)
+        return ArrayRecord({name: pack_array(own) for name, own in leaving.items()})
 
     def _metrics(self, record: str, metrics: MetricRecord) -> Iterator[tuple[str, float]]:
         for name in sorted(metrics):
@@ -253,38 +250,6 @@ class OutgoingPolicy:
             if isinstance(held, bytes) and len(held) > int(most):
                 _refuse("a value of a ConfigRecord is too long", f"{path}, of {len(held)} bytes")
             yield name, value
-
-
-@dataclass(frozen=True)
-class _Returned:
-    """A record's arrays as they came and as the app returns them; ``moved``: the parameters."""
-
-    sent: Mapping[str, Values]
-    returned: Mapping[str, Values]
-    moved: Collection[str]
-
-    def length(self) -> float:
-        """Return the update's, in L2."""
-        updates = (update for name in self.moved for _, _, update in self._blocks(name))
-        return math.sqrt(sum(float(np.vdot(update, update)) for update in updates))
-
-    def leaving(self, name: str, factor: float, std: float) -> Values:
-        """Return a parameter as it came, with its shortened update and noise."""
-        came = self.sent[name]
-        moved = np.empty(came.size, came.dtype)
-        for where, before, update in self._blocks(name):
-            shortened = factor * update
-            moved[where] = before + (add_noise(shortened, std) if std else shortened)
-        return moved.reshape(came.shape)
-
-    def _blocks(self, name: str) -> Iterator[tuple[slice, Floats, Floats]]:
-        """Yield pieces of a parameter: where, as it came, and its update."""
-        came, returned = self.sent[name].reshape(-1), self.returned[name].reshape(-1)
-        for start in range(0, came.size, _BLOCK):
-            where = slice(start, start + _BLOCK)
-            before = came[where].astype(np.float64)
-            with np.errstate(invalid="ignore", over="ignore"):  # refused by its length
-                yield where, before, returned[where].astype(np.float64) - before
 
 
 def rounded(value: float, digits: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fedif_consortium.member.app_rules import AppRules, MemberApps
 from fedif_consortium.member.outgoing import LeavesSettings
-from fedif_consortium.member.run_rules import Accepted, RunRules
+from fedif_consortium.member.run_rules import RunRules
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Settings, setting, take_section, unknown_key
@@ -81,8 +81,6 @@ def read_member_policy(path: Path) -> MemberPolicy:
     beside = path.parent.absolute()
     try:
         apps, runs, leaves = (take_section(content, name) for name in SECTIONS)
-        listed = take_section(runs, "config", "runs.config")
-        runs["config"] = {key: Accepted.from_toml(key, value) for key, value in listed.items()}
         for key in content:
             if key not in PolicySettings.key_names():
                 raise ConfigError(unknown_key(key, [*PolicySettings.key_names(), *SECTIONS]))

@@ -3,76 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import date
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from annotated_types import MinLen
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.errors import RefusedByMemberError
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import AUTO, RefusedValueError, Scalar, Settings, setting
 
 _DAY = "a date, such as 2026-01-31"
 
 
-@dataclass(frozen=True)
-class Accepted:
-    """The values of a run-config key that a member accepts.
+class Range(BaseModel):
+    """Numbers that a member accepts for a run-config key, both ends included."""
 
-    Attributes
-    ----------
-    values : tuple of bool, int, float or str
-        One of these; empty: a number within the range.
-    least, most : float, optional
-        The range, both ends included.
-    """
-
-    values: tuple[Scalar, ...] = ()
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     least: float | None = None
     most: float | None = None
 
-    @classmethod
-    def from_toml(cls, key: str, value: object) -> Accepted:
-        """Read one line of ``[runs.config]``: a value, a list of values, or a range.
-
-        Raises
-        ------
-        ConfigError
-            Naming the key and what is allowed.
-        """
-        if isinstance(value, Scalar):
-            return cls((value,))
-        if isinstance(value, list) and value and all(isinstance(v, Scalar) for v in value):
-            return cls(tuple(value))
-        if (
-            isinstance(value, dict)
-            and {"least", "most"} >= value.keys() > set()
-            and all(map(_is_number, value.values()))
-        ):
-            return cls((), **value)
-        raise ConfigError(
-            f"[runs.config] {key} = {value!r}; allowed: a value, a list of values, or a range such "
-            "as {least = 1, most = 100}"
-        )
-
-    def allows(self, value: object) -> bool:
-        """Return whether a run may have this value."""
-        if self.values:
-            # True == 1 in Python, but not in a run config.
-            return any(value == v and _is_number(value) == _is_number(v) for v in self.values)
-        return (
-            isinstance(value, int | float)
-            and _is_number(value)
-            and (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-        )
+    @model_validator(mode="after")
+    def _has_an_end(self) -> Self:
+        if self.least is None and self.most is None:
+            raise ValueError("a range has an end")
+        return self
 
     def __str__(self) -> str:
-        if self.values:
-            return " or ".join(repr(value) for value in self.values)
         ends = [("at least", self.least), ("at most", self.most)]
         return " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
+
+
+Accepted = Scalar | Annotated[list[Scalar], MinLen(1)] | Range
+
+
+def accepts(accepted: Accepted, value: object) -> bool:
+    """Return whether a run-config key may have a value."""
+    if isinstance(accepted, Range):
+        least, most = accepted.least, accepted.most
+        return (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and (least is None or value >= least)
+            and (most is None or value <= most)
+        )
+    # True == 1 in Python, but not in a run config.
+    values = accepted if isinstance(accepted, list) else [accepted]
+    return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)
+
+
+def _words(accepted: Accepted) -> str:
+    return " or ".join(map(repr, accepted)) if isinstance(accepted, list) else str(accepted)
 
 
 class RunRules(Settings):
@@ -129,7 +110,7 @@ class RunRules(Settings):
             )
         for key, value in config.items():
             if key in self.config:
-                is_allowed, allowed = self.config[key].allows(value), str(self.config[key])
+                is_allowed, allowed = accepts(self.config[key], value), _words(self.config[key])
             else:
                 is_allowed = self.unknown_keys or value == own[key]
                 allowed = "the app's own value only"
@@ -149,6 +130,11 @@ class RunRules(Settings):
             The run config. Where it says ``"auto"``, the server decides. What ``[runs.config]``
             does not list is as here, or else the default.
         """
+        # Imported here: a guard needs PyTorch for apps of this project alone.
+        from fedif_flower.messages.client_config import ClientConfig
+        from fedif_flower.tasks.config import OWN
+
+        defaults = ClientConfig.defaults()
         for key, value in told.items():
             own = config.get(key)
             if key in self.config:
@@ -156,11 +142,12 @@ class RunRules(Settings):
             elif self.unknown_keys:
                 continue
             else:
-                own = _default(key) if own is None else own
-                allowed = Accepted((own,))
-            if not (own == AUTO or allowed.allows(value) or _is_own_task(key, value)):
+                own = allowed = defaults.get(key, "") if own is None else own
+            # A task may be one that the approved app itself brings along.
+            is_own_task = key == "task" and str(value).startswith(OWN)
+            if not (own == AUTO or accepts(allowed, value) or is_own_task):
                 raise RefusedByMemberError(
-                    f"the message says {key} = {value!r}; this member accepts {allowed}"
+                    f"the message says {key} = {value!r}; this member accepts {_words(allowed)}"
                 )
 
     def check_day(self, today: date) -> None:
@@ -169,24 +156,3 @@ class RunRules(Settings):
             raise RefusedByMemberError(f"this member takes part from {self.first_day} on")
         if self.last_day and today > self.last_day:
             raise RefusedByMemberError(f"this member took part until {self.last_day}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _default(key: str) -> Scalar:
-    """Return what clients are told of a key that the app's own run config leaves out."""
-    # Imported here: a guard needs PyTorch for such apps alone.
-    from fedif_flower.messages.client_config import ClientConfig
-
-    return ClientConfig.defaults().get(key, "")
-
-
-def _is_own_task(key: str, value: object) -> bool:
-    """Return whether a message names the task that the approved app itself brings along."""
-    if key != "task":
-        return False
-    from fedif_flower.tasks.config import OWN
-
-    return str(value).startswith(OWN)

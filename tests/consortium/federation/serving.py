@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 from fedif_consortium.federation.documents import to_toml
 from fedif_consortium.federation.folder import FederationFolder
@@ -24,20 +25,26 @@ class _Health(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: FederationFolder, status: int = 200) -> Iterator[str]:
-    """Serve on a free port; yield the federation's settings with that port."""
+def https(certificate: Path, key: Path, status: int = 200) -> Iterator[str]:
+    """Serve on a free port of this host; yield its address."""
     handler = type("Health", (_Health,), {"status": status})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder.certificate, folder.server_key)
+    context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        address = f"127.0.0.1:{server.server_port}"
-        changed = folder.settings().replace(listen=address, superlink=address)
-        yield to_toml("", changed.to_mapping())
+        yield f"127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def serving(folder: FederationFolder, status: int = 200) -> Iterator[str]:
+    """Serve on a free port; yield the federation's settings with that port."""
+    with https(folder.certificate, folder.server_key, status) as address:
+        changed = folder.settings().replace(listen=address, superlink=address)
+        yield to_toml("", changed.to_mapping())

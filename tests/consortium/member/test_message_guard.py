@@ -28,7 +28,6 @@ from flwr.supernode.runtime.run_clientapp import push_message
 from flwr.supernode.servicer.runtime import runtime_handlers
 from httpx import HTTPStatusError, Request, Response
 
-from fedif_consortium.member import message_guard
 from fedif_consortium.member.app_bundle import bundle_digest, read_bundle
 from fedif_consortium.member.message_guard import REFUSED, Connection, MessageGuard
 from fedif_consortium.member.outgoing import OutgoingPolicy
@@ -345,7 +344,7 @@ def test_the_guard_s_own_error_lets_nothing_out_and_does_not_say_what_is_inside(
     member = start()
     monkeypatch.setattr(OutgoingPolicy, "check", Mock(side_effect=RuntimeError("secret data")))
     member.answer(Message(UPDATE, reply_to=member.ask()))
-    assert member.error == "refused by the member: the app's reply cannot be read"
+    assert member.error == "refused by the member: the reply of the app cannot be read"
 
 
 def test_with_a_full_disk_nothing_comes_in_or_leaves(start, caplog):
@@ -379,14 +378,3 @@ def test_a_reply_that_is_not_all_there_does_not_wait_forever(start, monkeypatch)
     monkeypatch.setattr(runtime_handlers, "push_object", lambda *_: SimpleNamespace(stored=True))
     member.answer(Message(UPDATE, reply_to=asked))
     assert "did not send all of its reply" in member.error
-
-
-def test_an_app_that_would_run_from_another_one_s_folder_is_refused(start, monkeypatch):
-    member = start()
-    assert member.ask() is not None
-    other = bundle("x = 2\n")
-    member.policy.apps.approve(read_bundle(other, "other"))
-    member.serve(other)
-    monkeypatch.setattr(message_guard, "FAB_HASH_TRUNCATION", 0)  # all digests begin alike
-    assert member.ask(run_id=RUN + 1) is None
-    assert "another app whose digest begins alike ran here" in member.log.lines[-1]["reason"]

@@ -34,8 +34,7 @@ def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
     assert str(policy.counts) == "/var/lib/it/round-counts.json"
     assert policy.apps.approved == tmp_path / "here"
     assert (policy.runs.names, policy.runs.first_day) == (["a/b"], date(2026, 1, 31))
-    assert policy.runs.config["rate"].allows(0.5)
-    assert not policy.runs.config["rate"].allows(0.6)
+    assert policy.runs.config["rate"].most == 0.5
 
 
 def test_a_folder_stands_for_its_file_or_for_the_defaults(write, tmp_path):
@@ -62,13 +61,10 @@ def test_a_folder_stands_for_its_file_or_for_the_defaults(write, tmp_path):
             "[runs]\nfirst-day = 2026-01-02\nlast-day = 2026-01-01",
             "[runs] last-day = datetime.date(2026, 1, 1); allowed: from first-day",
         ),
-        ("[runs]\nconfig = 3", "runs.config = 3; allowed: a section, [runs.config]"),
-        ("[runs.config]\nkey = []", "[runs.config] key = []; allowed: a value, a list"),
-        ("[runs.config]\nkey = [[1]]", "[runs.config] key = [[1]]; allowed"),
-        ("[runs.config]\nkey = {}", "[runs.config] key = {}; allowed"),
-        ("[runs.config]\nkey = {leest = 1}", "[runs.config] key = {'leest': 1}; allowed"),
-        ("[runs.config]\nkey = {most = true}", "[runs.config] key = {'most': True}; allowed"),
-        ("[runs.config]\nkey = 2026-01-01", "[runs.config] key = datetime.date(2026, 1, 1); all"),
+        ("[runs]\nconfig = 3", "[runs] config = 3; allowed: for each key a value, a list"),
+        ("[runs.config]\nkey = []", "[runs] config = []; allowed: for each key"),
+        ("[runs.config]\nkey = {leest = 1}", "[runs] config = {'leest': 1}; allowed"),
+        ("[runs.config]\nkey = {most = true}", "[runs] config = {'most': True}; allowed"),
         ("[leaves]\nmetric-digit = 3", "[leaves] unknown key 'metric-digit'; did you mean metric-"),
         ("[leaves]\nmetrics = 'a'", "[leaves] metrics = 'a'; allowed: a list of names"),
         ("[leaves]\narrays = ['a.b']", "[leaves] arrays = 'a.b'; allowed: a list such as"),
