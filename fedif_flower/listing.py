@@ -14,7 +14,7 @@ from fedif_flower.local_methods import LOCAL_METHODS
 from fedif_flower.registry import Found, Registry
 from fedif_flower.strategies.config import SCREENS
 from fedif_flower.strategies.registry import STRATEGIES
-from fedif_flower.tasks.registry import TASKS
+from fedif_flower.tasks.config import TASKS
 
 _SIGNS = {
     **{"mu": "μ", "sigma": "\u03c3", "gamma": "\u03b3", "epsilon": "ε", "Delta": "Δ"},

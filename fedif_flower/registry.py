@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
@@ -39,19 +38,17 @@ def parts_named(name: str) -> Sequence[Any] | None:
     ImportError, AttributeError
         Whatever else is wrong with it.
     """
-    module_name, _, function = name.partition(":")
-    package = module_name.partition(".")[0]
+    package = package_of(name)
     if not name:
         return None
     try:
-        module: Any = import_module(module_name)
+        function: Callable[[], Sequence[Any]] = EntryPoint("", name, "").load()
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
         logger.info("%s is not installed: there are the library's own parts alone", package)
         return None
-    found: Sequence[Any] = getattr(module, function)()
-    return found
+    return function()
 
 
 @dataclass(frozen=True)
@@ -75,13 +72,15 @@ class Registry(Mapping[str, Callable[..., Any]]):
         The field, ``"attack"``, whose key has hyphens; packages install theirs in the group
         ``fedif_flower.attacks``.
     built_in : mapping
-        Makers by name.
+        Makers by name, or where they are to be imported from.
     offered : collection of str
         Names of the arguments that every maker can have beside its settings (see
         :mod:`fedif_flower.sections`).
     auto : mapping
         What ``"auto"`` stands for, by key, such as ``"fedif.gamma"``, where that is a run config's
         default of a setting.
+    brought : str
+        What the names of those begin with that an app brings along; empty: none does.
     """
 
     also = "module:object"  # For lists of what is allowed.
@@ -89,9 +88,10 @@ class Registry(Mapping[str, Callable[..., Any]]):
     def __init__(
         self,
         kind: str,
-        built_in: Mapping[str, Callable[..., Any]],
+        built_in: Mapping[str, Callable[..., Any] | str],
         offered: Collection[str] = (),
         auto: Mapping[str, str] = MappingProxyType({}),
+        brought: str = "",
     ) -> None:
         self.kind = kind
         self.key = kind.replace("_", "-")
@@ -99,9 +99,13 @@ class Registry(Mapping[str, Callable[..., Any]]):
         self.built_in = built_in
         self.offered = frozenset(offered)
         self.auto = auto
+        self.brought = brought
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        return self.built_in[name] if name in self.built_in else self.load(name)
+        own = self.built_in.get(name)
+        if isinstance(own, str):
+            own = _load(name, own)
+        return own or self.load(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*self.built_in, *_installed(self.group)]))
@@ -110,11 +114,12 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.built_in or name in _installed(self.group) or is_import(name)
+        brought = bool(self.brought) and str(name).startswith(self.brought)
+        return name in self.built_in or self.is_own(name) or brought
 
-    def is_own(self, name: str) -> bool:
+    def is_own(self, name: object) -> bool:
         """Return whether a name stands for something of another package."""
-        return name in self and name not in self.built_in
+        return name not in self.built_in and (name in _installed(self.group) or is_import(name))
 
     def load(self, name: str) -> Callable[..., Any]:
         """Return what a name outside of this package stands for; an object as what returns it.
@@ -128,7 +133,12 @@ class Registry(Mapping[str, Callable[..., Any]]):
         if name in installed:
             found = _load(f"{self.key} = {name!r}", installed[name].value)
         elif is_import(name):
-            _require_importable(self.key, name)
+            allowed, package = _IMPORTABLE.get(), package_of(name)
+            if allowed is not None and package not in allowed:
+                raise ConfigError(
+                    f"{self.key} = {name!r} imports {name.split(':')[0]!r}, which runs its code "
+                    f"here: --import-from {package} allows it"
+                )
             found = _load(f"{self.key} = {name!r}", name)
         else:
             raise ConfigError(
@@ -157,15 +167,6 @@ def importing_only(packages: Collection[str]) -> Iterator[None]:
         _IMPORTABLE.reset(token)
 
 
-def _require_importable(key: str, name: str) -> None:
-    allowed, package = _IMPORTABLE.get(), package_of(name)
-    if allowed is not None and package not in allowed:
-        raise ConfigError(
-            f"{key} = {name!r} imports {name.split(':')[0]!r}, which runs its code here: "
-            f"--import-from {package} allows it"
-        )
-
-
 def package_of(name: str) -> str:
     """Return from which package ``module:object`` imports."""
     return name.split(":")[0].split(".")[0]
@@ -189,16 +190,10 @@ def _origin(point: EntryPoint) -> str:
 
 def _load(what: str, path: str) -> Any:
     """Import ``module:object``; whatever goes wrong is one sentence."""
-    module_name, _, attributes = path.partition(":")
     try:
-        found: Any = import_module(module_name)
+        return EntryPoint("", path, "").load()
     except Exception as error:
         raise ConfigError(
-            f"{what}: cannot import {module_name!r}: {type(error).__name__}: {error}; is its "
-            "package installed here?"
+            f"{what}: cannot import {path!r}: {type(error).__name__}: {error}; is its package "
+            "installed here?"
         ) from error
-    for attribute in attributes.split("."):
-        if not hasattr(found, attribute):
-            raise ConfigError(f"{what}: {module_name!r} is there, but has no {attributes!r}")
-        found = getattr(found, attribute)
-    return found

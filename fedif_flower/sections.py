@@ -12,34 +12,26 @@ setting.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_type_hints
 
-from pydantic import PrivateAttr, create_model
+from pydantic import Field, PrivateAttr, create_model
+from pydantic.fields import FieldInfo
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
-from fedif_flower.settings import AUTO, Scalar, Setting, Settings, unknown_key
+from fedif_flower.settings import AUTO, Scalar, Setting, Settings, extra_of, in_section, unknown_key
 
 Maker = Callable[..., Any]
 _T = TypeVar("_T")
 _Part = TypeVar("_Part", bound=Settings)
-_PLAIN = (bool, int, float, str)
 
 
-class Argument(NamedTuple):
-    """An argument that is a setting: its type, its default, and how it is declared."""
-
-    kind: Any
-    default: Any
-    setting: Setting
-
-
-def arguments(maker: Maker, offered: frozenset[str] = frozenset()) -> Mapping[str, Argument]:
-    """Return those arguments of a class or function, by name, that are settings.
+def arguments(maker: Maker, offered: frozenset[str] = frozenset()) -> dict[str, tuple[Any, Any]]:
+    """Return type and default of those arguments of a class or function that are settings.
 
     Parameters
     ----------
@@ -50,7 +42,7 @@ def arguments(maker: Maker, offered: frozenset[str] = frozenset()) -> Mapping[st
     """
     function, bound = _unbound(maker)
     parts = _made_of(function)
-    found = dict(_arguments(function, offered))
+    found = _own_arguments(function, offered)
     for part in parts.values():
         found |= {} if part is None else arguments(part, offered)
     left_out = offered | bound | parts.keys()
@@ -71,7 +63,7 @@ def require_settings(maker: Maker, values: Mapping[str, Any]) -> None:
     given = {
         name: value.item() if hasattr(value, "item") else value
         for name, value in values.items()
-        if name in declared and not (value is None and declared[name].default is None)
+        if name in declared and not (value is None and declared[name][1] is None)
     }
     _checks(maker)(**given)
 
@@ -83,8 +75,7 @@ def require_fields(made: Any) -> None:
 
 def setting_of(maker: Maker, argument: str) -> Any:
     """Return a constructor's argument as a field of a :class:`Settings` class."""
-    found = _declared(maker)[argument]
-    return found.setting.field(found.default)
+    return FieldInfo.from_annotated_attribute(*_declared(maker)[argument])
 
 
 def section_name(name: str) -> str:
@@ -97,8 +88,19 @@ def section(registry: Registry, name: str) -> type[Settings]:
 
     What is not built in is imported.
     """
-    auto = tuple((k, words) for k, words in registry.auto.items() if k.startswith(f"{name}."))
-    return _settings(registry[name], f"{section_name(name)}.", registry.offered, auto)
+    return _section(registry[name], name, registry.offered, tuple(registry.auto.items()))
+
+
+@cache
+def _section(
+    maker: Maker, name: str, offered: frozenset[str], auto: tuple[tuple[str, str], ...]
+) -> type[Settings]:
+    fields = arguments(maker, offered)
+    for key, words in auto:
+        if (own := key.removeprefix(f"{name}.")) in fields:
+            kind, default = fields[own]
+            fields[own] = Annotated[kind, Field(json_schema_extra={"auto": words})], default
+    return _model(fields, in_section(section_name(name)))
 
 
 def make(
@@ -131,7 +133,7 @@ def make(
     function, bound = _unbound(maker)
     parts, known = _made_of(function), {**offered, **rest}
     parameters = inspect.signature(function).parameters.values()
-    own = _arguments(function, frozenset(known))
+    own = _own_arguments(function, frozenset(known))
     given: dict[str, Any] = {}
     for parameter in parameters:
         name = parameter.name
@@ -157,18 +159,30 @@ class SectionedSettings(Settings):
     ``flwr run`` sends every key that it knows along.
     """
 
-    # By the key that names an entry.
+    # By the field that names an entry: its choices.
     registries: ClassVar[Mapping[str, Registry]] = MappingProxyType({})
     # By such a key: the name with which the choice is left to others, and all sections count.
     undecided: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    _own: dict[str, Scalar] = PrivateAttr(default_factory=dict)
+    _more: tuple[type[Settings], ...] = PrivateAttr(default=())  # Sections that nothing names.
+    _own: dict[str, Scalar] = PrivateAttr(default_factory=dict)  # By key, what is no default.
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        known = {k: v for base in cls.__bases__ for k, v in getattr(base, "registries", {}).items()}
+        choices = {name: extra_of(field, "choices") for name, field in cls.model_fields.items()}
+        cls.registries = known | {k: v for k, v in choices.items() if isinstance(v, Registry)}
 
     if not TYPE_CHECKING:
 
-        def __init__(self, **values: Any) -> None:
-            own = {key: values.pop(key) for key in list(values) if "." in key}
+        def __init__(self, *, sections: Sequence[type[Settings]] = (), **values: Any) -> None:
+            own: dict[str, dict[str, Scalar]] = {}
+            for key in [key for key in values if "." in key]:
+                own.setdefault(key.partition(".")[0], {})[key] = values.pop(key)
             super().__init__(**values)
-            self._own = self._checked(own)
+            self._more = tuple(sections)
+            for name, given in own.items():
+                self._own |= self._checked(name, given)
 
     def settings_of(self, key: str) -> dict[str, Any]:
         """Return what the chosen entry is set to, by the names of its constructor's arguments.
@@ -185,9 +199,33 @@ class SectionedSettings(Settings):
         """
         registry, name = self.registries[key], getattr(self, key)
         given = {k: v for k, v in self._own.items() if k.startswith(f"{section_name(name)}.")}
-        if not given:
-            return {}
-        return section(registry, name)(**given).model_dump(exclude_unset=True)
+        return section(registry, name)(**given).model_dump(exclude_unset=True) if given else {}
+
+    def build(self, key: str, kind: type[_T], offered: Mapping[str, Any]) -> _T:
+        """Return what the chosen entry makes.
+
+        Parameters
+        ----------
+        key : str
+            That which names the entry: ``"attack"``.
+        kind : type
+            Of what it has to make.
+        offered : mapping
+            As :func:`make` takes it.
+
+        Raises
+        ------
+        ConfigError
+            If it makes something else, needs more, or has no such setting.
+        """
+        registry, name = self.registries[key], getattr(self, key)
+        made = make(f"{registry.key} {name!r}", registry[name], offered, self.settings_of(key))
+        if not isinstance(made, kind):
+            raise ConfigError(
+                f"{registry.key} = {name!r} is of type {type(made).__name__}; allowed: a "
+                f"{kind.__module__}.{kind.__name__}, or a function that returns one"
+            )
+        return made
 
     def replace(self, **changes: Scalar) -> Self:
         """Return a copy with other values, checked; sections that are no longer chosen go."""
@@ -197,9 +235,8 @@ class SectionedSettings(Settings):
             if (field := self._field_of(key)) not in changes
             or section_name(str(changes[field])) == key.partition(".")[0]
         }
-        return type(self)(
-            **{**self.model_dump(exclude_unset=True), **own, **self._beside(), **changes}
-        )
+        values: dict[str, Any] = {**self.model_dump(exclude_unset=True), **own, **changes}
+        return type(self)(sections=self._more, **values)  # type: ignore[call-arg]
 
     def part(self, wanted: type[_Part]) -> _Part:
         """Return those of the values that ``wanted``, another class of settings, declares."""
@@ -209,17 +246,24 @@ class SectionedSettings(Settings):
             values |= {k: v for k, v in self._own.items() if self._field_of(k) in kept}
         return wanted(**values)
 
+    def section(self, kind: type[_Part]) -> _Part:
+        """Return a section that nothing names; its defaults where there is none."""
+        return kind(**{k: v for k, v in self._own.items() if k in kind.key_names()})
+
     def to_mapping(self) -> dict[str, Scalar]:
         """Return the values by run-config key, with those of the chosen sections."""
-        chosen: dict[str, Scalar] = {}
-        for key, registry in self.registries.items():
-            if (name := getattr(self, key)) in registry.built_in:
-                chosen |= section(registry, name)().to_mapping()
-        return {**super().to_mapping(), **chosen, **self._own}
+        chosen = [
+            section(registry, name)
+            for key, registry in self.registries.items()
+            if (name := getattr(self, key)) in registry.built_in
+        ]
+        usual = {k: v for kind in (*chosen, *self._more) for k, v in kind().to_mapping().items()}
+        return {**super().to_mapping(), **usual, **self._own}
 
     def identity(self) -> dict[str, Scalar]:
         """Return the values by key on which a result depends; of sections, what is no default."""
-        return {**super().identity(), **self._own}
+        quiet = {k for kind in self._more for k in kind().to_mapping().keys() - kind().identity()}
+        return {**super().identity(), **{k: v for k, v in self._own.items() if k not in quiet}}
 
     @classmethod
     def defaults(cls) -> dict[str, Scalar]:
@@ -241,10 +285,6 @@ class SectionedSettings(Settings):
         """Raise ConfigError for a key of a section that nothing has."""
         raise ConfigError(unknown_key(key, list(self.defaults())))
 
-    def _beside(self) -> dict[str, Any]:
-        """Return what a copy is made with beside the values of fields and of chosen names."""
-        return {}
-
     def _field_of(self, key: str) -> str | None:
         """Return which key names the entry that a section's key belongs to."""
         name = key.partition(".")[0]
@@ -255,27 +295,27 @@ class SectionedSettings(Settings):
                 return field
         return None
 
-    def _checked(self, own: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Return the keys of sections that are not their defaults, or raise ConfigError."""
-        kept: dict[str, Scalar] = {}
-        for key, value in own.items():
-            name, field = key.partition(".")[0], self._field_of(key)
-            if field is None:
+    def _checked(self, name: str, given: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+        """Return those keys of a section that are not their defaults, or raise ConfigError."""
+        keys = next((kind for kind in self._more if kind.section_name() == name), None)
+        field = None if keys else self._field_of(name)
+        if field is None and keys is None:
+            for key, value in given.items():
                 self._refuse_unknown(key, value)
-                continue
-            registry, chosen = self.registries[field], getattr(self, field)
-            if name not in registry.built_in:
-                kept[key] = value  # Nothing is imported before it is made.
-                continue
-            is_chosen, keys = name == chosen, section(registry, name)
-            if value == keys.defaults().get(key) == AUTO:
-                continue
-            given = keys(**{key: value}).to_mapping()
-            if given == keys().to_mapping():
-                continue
-            if not is_chosen and chosen != self.undecided.get(field):
-                raise ConfigError(f"{key} = {value!r}; allowed: only with {registry.key} {name!r}")
-            kept[key] = given[key]
+            return {}
+        if keys is None and field is not None:
+            if name not in self.registries[field].built_in:
+                return given  # Nothing is imported before it is made.
+            keys = section(self.registries[field], name)
+        assert keys is not None
+        automatic = {key for key, value in keys.defaults().items() if value == AUTO}
+        values = {k: v for k, v in given.items() if k not in automatic or v != AUTO}
+        usual = keys().to_mapping()
+        kept = {k: v for k, v in keys(**values).to_mapping().items() if v != usual[k]}
+        if kept and field and getattr(self, field) not in (name, self.undecided.get(field)):
+            key, value = next(iter(kept.items()))
+            only = f"only with {self.registries[field].key} {name!r}"
+            raise ConfigError(f"{key} = {value!r}; allowed: {only}")
         return kept
 
 
@@ -294,28 +334,29 @@ def _made_of(maker: Maker) -> Mapping[str, Maker | None]:
 
 
 @cache
-def _declared(maker: Maker) -> Mapping[str, Argument]:
+def _declared(maker: Maker) -> Mapping[str, tuple[Any, Any]]:
     """Return the arguments that are declared settings."""
-    found: dict[str, Argument] = {}
-    for name, hint in _hints(maker).items():
-        settings = [
-            extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Setting)
-        ]
-        parameter = inspect.signature(maker).parameters.get(name)
-        if settings and parameter is not None:
-            found[name] = Argument(get_args(hint)[0], parameter.default, settings[0])
-    return found
-
-
-def _arguments(maker: Maker, offered: frozenset[str]) -> Mapping[str, Argument]:
-    """Return the declared settings; where there are none, the plain values that are not offered."""
-    if declared := _declared(maker):
-        return declared
+    parameters = inspect.signature(maker).parameters
     return {
-        name: Argument(type(parameter.default), parameter.default, Setting(""))
-        for name, parameter in inspect.signature(maker).parameters.items()
-        if name not in offered and type(parameter.default) in _PLAIN
+        name: (hint, _default(parameters[name]))
+        for name, hint in _hints(maker).items()
+        if name in parameters
+        and any(isinstance(extra, FieldInfo) for extra in getattr(hint, "__metadata__", ()))
     }
+
+
+def _own_arguments(maker: Maker, offered: frozenset[str]) -> dict[str, tuple[Any, Any]]:
+    """Return the declared settings; where there are none, the plain values that are not offered."""
+    plain = {
+        name: (Annotated[type(parameter.default), Setting("")], parameter.default)
+        for name, parameter in inspect.signature(maker).parameters.items()
+        if name not in offered and isinstance(parameter.default, Scalar)
+    }
+    return dict(_declared(maker) or plain)
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    return ... if parameter.default is parameter.empty else parameter.default
 
 
 def _hints(maker: Maker) -> dict[str, Any]:
@@ -332,23 +373,10 @@ def _hints(maker: Maker) -> dict[str, Any]:
 @cache
 def _checks(maker: Maker) -> type[Settings]:
     """Return a class of settings that checks what a constructor is called with."""
-    fields: dict[str, Any] = {
-        name: (kind, setting.field(None, name))
-        for name, (kind, _, setting) in _declared(maker).items()
-    }
-    return create_model("Settings", __base__=Settings, **fields)
+    return _model({name: (hint, None) for name, (hint, _) in _declared(maker).items()}, str)
 
 
-@cache
-def _settings(
-    maker: Maker, prefix: str, offered: frozenset[str], auto: tuple[tuple[str, str], ...] = ()
-) -> type[Settings]:
-    """Return a class of settings whose fields are a constructor's arguments."""
-    fields: dict[str, Any] = {}
-    for name, (kind, default, declared) in arguments(maker, offered).items():
-        key = prefix + name.replace("_", "-")
-        if words := dict(auto).get(key):
-            declared = replace(declared, auto=words)
-        given = ... if default is inspect.Parameter.empty else default
-        fields[name] = (kind, declared.field(given, key))
-    return create_model("Settings", __base__=Settings, **fields)
+def _model(fields: Mapping[str, tuple[Any, Any]], alias: Callable[[str], str]) -> type[Settings]:
+    own: Any = dict(fields)
+    named = {"alias_generator": alias}
+    return create_model("Settings", __base__=Settings, __cls_kwargs__=named, **own)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
-import annotated_types
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
@@ -23,12 +21,20 @@ Scalar = bool | int | float | str
 AUTO = "auto"
 _ALIKE = 0.75  # Of 1: what may have been a slip of the finger.
 _MOST_LISTED = 40  # Keys in an error.
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _Part = TypeVar("_Part", bound="Settings")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Range and words of a setting, where it is declared.
+def Setting(  # noqa: N802 (like pydantic's Field)
+    words: str,
+    *,
+    choices: Collection[str] = (),
+    allowed: str = "",
+    auto: str = "",
+    changes_result: bool = True,
+    **field: Any,
+) -> Any:
+    """Return the range and words of a setting, as pydantic's ``Field``.
 
     A constructor declares its argument so, and checks it by :func:`require_settings`::
 
@@ -38,12 +44,8 @@ class Setting:
     ----------
     words : str
         What it means, for the documentation.
-    ge, gt, le, lt : float, optional
-        Limits: at least, more than, at most, less than.
     choices : collection of str
         The allowed names, read when a value is checked: a registry may grow. Empty: any.
-    pattern : str, optional
-        A regular expression that a text must match.
     allowed : str
         What is allowed, where that does not follow from type, limits and choices.
     auto : str
@@ -51,37 +53,20 @@ class Setting:
         is not allowed.
     changes_result : bool
         ``False`` for settings that say where or when something is written, or how long to wait.
+    **field
+        Limits ``ge``, ``gt``, ``le``, ``lt``, and ``pattern``, as ``Field`` takes them.
     """
-
-    words: str
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    lt: float | None = None
-    choices: Collection[str] = ()
-    pattern: str | None = None
-    allowed: str = ""
-    auto: str = ""
-    changes_result: bool = True
-
-    def field(self, default: Any, alias: str | None = None) -> Any:
-        """Return it as a field of a :class:`Settings` class; ``...``: without a default."""
-        told = ("choices", "allowed", "auto", "changes_result")
-        limits: dict[str, Any] = {
-            name: getattr(self, name) for name in ("ge", "gt", "le", "lt", "pattern")
-        }
-        extra: dict[str, Any] = {name: getattr(self, name) for name in told}
-        return Field(
-            default, alias=alias, description=self.words, json_schema_extra=extra, **limits
-        )
-
-
-MaliciousFraction = Annotated[float, Setting("assumed share of malicious clients", ge=0, le=1)]
+    told: Any = {"choices": choices, "allowed": allowed, "auto": auto}
+    told["changes_result"] = changes_result
+    return Field(description=words, json_schema_extra=told, **field)
 
 
 def setting(default: Any, words: str, **declared: Any) -> Any:
-    """Declare a setting of a :class:`Settings` class: its default, and a :class:`Setting`."""
-    return Setting(words, **declared).field(default)
+    """Declare a setting of a :class:`Settings` class: its default, and a :func:`Setting`."""
+    return Setting(words, default=default, **declared)
+
+
+MaliciousFraction = Annotated[float, Setting("assumed share of malicious clients", ge=0, le=1)]
 
 
 class RefusedValueError(ValueError):
@@ -133,7 +118,7 @@ class Settings(BaseModel):
     @field_validator("*")
     @classmethod
     def _among_choices(cls, value: object, info: ValidationInfo) -> object:
-        choices = _extra(cls.model_fields[info.field_name or ""], "choices")
+        choices = extra_of(cls.model_fields[info.field_name or ""], "choices")
         if choices and value not in choices:
             raise ValueError
         return value
@@ -171,7 +156,7 @@ class Settings(BaseModel):
         return {
             key: value
             for key, value in self.model_dump(by_alias=True).items()
-            if _extra(fields[key], "changes_result")
+            if extra_of(fields[key], "changes_result")
         }
 
     @classmethod
@@ -284,7 +269,7 @@ def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, ob
     field = cls.model_fields[name]
     if first["type"] == "missing":
         return spell(f"{name} is missing; allowed: {_allowed(field)}")
-    choices = [str(choice) for choice in _extra(field, "choices") or ()]
+    choices = [str(choice) for choice in extra_of(field, "choices") or ()]
     near = alike(str(first["input"]), choices)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
     return spell(f"{name} = {first['input']!r}; allowed: {_allowed(field)}") + meant
@@ -292,47 +277,40 @@ def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, ob
 
 def _default(field: FieldInfo) -> Any:
     """Return a setting's default in a run config; ``None``: it has none."""
-    if _extra(field, "auto"):
+    if extra_of(field, "auto"):
         return AUTO
     return None if field.is_required() else field.get_default()
 
 
 def _allowed(field: FieldInfo) -> str:
     """Return what a setting may be: ``a number > 0 and <= 1 or 'auto'``."""
-    if allowed := _extra(field, "allowed"):
+    if allowed := extra_of(field, "allowed"):
         return str(allowed)
-    choices = list(_extra(field, "choices"))
+    choices = list(extra_of(field, "choices"))
     if not choices and get_origin(field.annotation) is Literal:
         choices = list(get_args(field.annotation))
     if choices:
-        also = getattr(_extra(field, "choices"), "also", None)  # A registry has more than it lists.
+        # A registry has more than it lists.
+        also = getattr(extra_of(field, "choices"), "also", None)
         return ", ".join([*choices, *([also] if also else [])])
     kinds: dict[Any, str] = {bool: "true, false", int: "an integer", float: "a number"}
-    kind = next(
-        (kinds[k] for k in (field.annotation, *get_args(field.annotation)) if k in kinds),
-        "a string",
-    )
-    signs = {
-        annotated_types.Gt: (">", "gt"),
-        annotated_types.Ge: (">=", "ge"),
-        annotated_types.Lt: ("<", "lt"),
-        annotated_types.Le: ("<=", "le"),
-    }
+    known = (kinds.get(kind) for kind in (field.annotation, *get_args(field.annotation)))
     limits = [
-        f"{sign} {getattr(limit, attribute):g}"
-        for wanted, (sign, attribute) in signs.items()
+        f"{sign} {getattr(limit, name):g}"
+        for name, sign in _SIGNS.items()
         for limit in field.metadata
-        if isinstance(limit, wanted)
+        if hasattr(limit, name)
     ]
-    auto = " or 'auto'" if _extra(field, "auto") else ""
-    return f"{kind} {' and '.join(limits)}".rstrip() + auto
+    auto = " or 'auto'" if extra_of(field, "auto") else ""
+    return f"{next(filter(None, known), 'a string')} {' and '.join(limits)}".rstrip() + auto
 
 
 def _words(field: FieldInfo) -> str:
     """Return what a setting means, with what ``"auto"`` stands for."""
-    auto = _extra(field, "auto")
+    auto = extra_of(field, "auto")
     return f"{field.description}; `auto`: {auto}" if auto else str(field.description)
 
 
-def _extra(field: FieldInfo, name: str) -> Any:
+def extra_of(field: FieldInfo, name: str) -> Any:
+    """Return what a :func:`Setting` says beside its limits, by the argument's name."""
     return (field.json_schema_extra or {}).get(name)  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from fedif_flower.local_methods import LOCAL_METHODS
 from fedif_flower.registry import Found
 from fedif_flower.strategies.config import SCREENS
 from fedif_flower.strategies.registry import STRATEGIES
-from fedif_flower.tasks.registry import TASKS
+from fedif_flower.tasks.config import TASKS
 
 
 @pytest.mark.parametrize("registry", [TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES])
@@ -39,7 +39,7 @@ def test_what_another_package_brings_is_described_and_an_error_hides_nothing():
     brought = Found("strategy", "tests.test_listing:Nearest", "installed")
     assert line_of(STRATEGIES, brought) == "Take the nearest"
     gone = Found("strategy", "tests.nowhere:Nearest", "installed")
-    assert "cannot import 'tests.nowhere'" in line_of(STRATEGIES, gone)
+    assert "cannot import 'tests.nowhere:Nearest'" in line_of(STRATEGIES, gone)
 
 
 class Nearest:

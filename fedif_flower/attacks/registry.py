@@ -35,7 +35,7 @@ from fedif_flower.attacks.sign_flip import SignFlip
 from fedif_flower.attacks.sybils import Sybils
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
-from fedif_flower.sections import SectionedSettings, make
+from fedif_flower.sections import SectionedSettings
 from fedif_flower.settings import RefusedValueError, setting
 from fedif_flower.tasks.task import Task
 
@@ -78,7 +78,6 @@ ATTACKS = Registry("attack", _BUILT_IN, offered=("ratio", "malicious_fraction", 
 class AttackConfig(SectionedSettings):
     """How malicious clients behave, and how many there are."""
 
-    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType({"attack": ATTACKS})
     undecided: ClassVar[Mapping[str, str]] = MappingProxyType({"attack": "none"})  # Nodes may.
 
     attack: str = setting("none", "what malicious clients do", choices=ATTACKS)
@@ -122,14 +121,7 @@ def build_behaviour(config: AttackConfig, *, partition_id: int, seed: int) -> Be
     """
     ratio = poison_ratio(config.poison_ratio_min, config.poison_ratio_max, seed, partition_id)
     offered = {"ratio": ratio, "malicious_fraction": config.malicious_fraction, "config": config}
-    name = config.attack
-    made = make(f"attack {name!r}", ATTACKS[name], offered, config.settings_of("attack"))
-    if not isinstance(made, Behaviour):
-        raise ConfigError(
-            f"attack = {name!r} is of type {type(made).__name__}; allowed: a subclass of "
-            "fedif_flower.attacks.Behaviour, or a function that returns one"
-        )
-    return made
+    return config.build("attack", Behaviour, offered)
 
 
 def needs_collusion(config: AttackConfig, seed: int) -> bool:

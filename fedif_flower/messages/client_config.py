@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import Self
 
 from fedif_flower.attacks import AttackConfig
 from fedif_flower.local_methods import LocalMethodConfig
-from fedif_flower.registry import Registry
 from fedif_flower.settings import setting
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig
 
@@ -18,14 +15,6 @@ DEVICES = r"^(auto|cpu|cuda(:\d+)?|mps)$"
 
 class ClientConfig(TaskConfig, TrainingConfig, AttackConfig, LocalMethodConfig):
     """What a client is told of a run: its task, its training, who misbehaves, and the seed."""
-
-    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
-        {
-            **TaskConfig.registries,
-            **AttackConfig.registries,
-            **LocalMethodConfig.registries,
-        }
-    )
 
     num_clients: int = setting(
         100,

@@ -12,14 +12,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from pydantic import PrivateAttr, model_validator
+from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.registry import Registry
 from fedif_flower.run.completeness import LEAST_PARTICIPATION
 from fedif_flower.run.part_settings import OWN_SECTIONS
 from fedif_flower.sections import section_name
@@ -33,15 +31,13 @@ from fedif_flower.settings import (
     unknown_key,
 )
 from fedif_flower.strategies.config import PaceSettings, StrategyConfig, default_clipping
-from fedif_flower.tasks.config import IMAGES, OWN
-from fedif_flower.tasks.registry import TASKS
+from fedif_flower.tasks.config import IMAGES
 
 # Settings of the built-in task, which another task does not read.
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
 _OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
-_Section = TypeVar("_Section", bound=Settings)
 
 
 class Part(Protocol):
@@ -60,10 +56,6 @@ class Part(Protocol):
 
 class RunConfig(ClientConfig, StrategyConfig):
     """Every setting of one federation; ``docs/configuration.md`` describes each key."""
-
-    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
-        {**ClientConfig.registries, **StrategyConfig.registries}
-    )
 
     num_server_rounds: int = setting(100, "rounds T", ge=1)
     eval_every: int = setting(1, "evaluate every so many rounds, and after the last", ge=1)
@@ -111,19 +103,13 @@ class RunConfig(ClientConfig, StrategyConfig):
         "a run of the same `run-name` is replaced, whatever it came to; else it is refused",
         changes_result=False,
     )
-    _of_parts: tuple[Settings, ...] = PrivateAttr(default=())
 
     if not TYPE_CHECKING:
 
         def __init__(
-            self, *, sections: Sequence[type[Settings]] | None = None, **values: Any
+            self, *, sections: Sequence[type[Settings]] = OWN_SECTIONS, **values: Any
         ) -> None:
-            sections = _sections(None) if sections is None else sections
-            own = {kind.section_name(): {} for kind in sections}
-            for key in [key for key in values if key.partition(".")[0] in own]:
-                own[key.partition(".")[0]][key] = values.pop(key)
-            super().__init__(**values)
-            self._of_parts = tuple(kind(**own[kind.section_name()]) for kind in sections)
+            super().__init__(sections=sections, **values)
             require(
                 self.min_valid_replies <= self.clients_per_round,
                 "min-valid-replies",
@@ -172,7 +158,8 @@ class RunConfig(ClientConfig, StrategyConfig):
             values["assumed-malicious-fraction"] = share if fits else default
         if values["update-clipping"] == AUTO:
             values["update-clipping"] = default_clipping(values["strategy"])
-        config = cls(sections=_sections(parts), **values)  # type: ignore[call-arg]
+        sections = OWN_SECTIONS if parts is None else [p.settings for p in parts if p.settings]
+        config = cls(sections=sections, **values)  # type: ignore[call-arg]
         for part in parts or ():
             part.fits(config)
         return config.replace(run_name=config.auto_name) if config.run_name == AUTO else config
@@ -190,46 +177,29 @@ class RunConfig(ClientConfig, StrategyConfig):
             name
             for registry in cls.registries.values()
             for name in (*registry.built_in, section_name(str(settings.get(registry.key, ""))))
-        } | {kind.section_name() for kind in _sections(None)}
+        } | {kind.section_name() for kind in OWN_SECTIONS}
         return cls.from_run_config(
             {k: v for k, v in settings.items() if "." not in k or k.partition(".")[0] in named}
         )
 
-    def section(self, kind: type[_Section]) -> _Section:
-        """Return the settings of a part; its defaults where the config knows no such part."""
-        return next((own for own in self._of_parts if isinstance(own, kind)), None) or kind()
-
     def all_defaults(self) -> dict[str, Scalar]:
         """Return the defaults by key, with those of the parts' sections."""
-        own = {k: v for section in self._of_parts for k, v in section.defaults().items()}
+        own = {k: v for section in self._more for k, v in section.defaults().items()}
         return {**self.defaults(), **own}
 
     def require_heard(self, parts: Sequence[Part]) -> None:
         """Raise ConfigError for a key that is set, of a section that none of these parts has."""
         heard = [part.settings for part in parts]
-        for own in self._of_parts:
-            usual = own.defaults()
-            for key, value in own.to_mapping().items() if type(own) not in heard else ():
-                if value != usual[key]:
-                    raise ConfigError(_not_heard(key, value))
-
-    def to_mapping(self) -> dict[str, Scalar]:
-        """Return the values by run-config key, with those of the parts' sections."""
-        return {**super().to_mapping(), **self._of_sections()}
-
-    def _beside(self) -> dict[str, Any]:
-        return {"sections": [type(own) for own in self._of_parts], **self._of_sections()}
-
-    def _of_sections(self) -> dict[str, Scalar]:
-        """Return the values of the parts' sections by key."""
-        return {k: v for own in self._of_parts for k, v in own.to_mapping().items()}
+        unheard = {k for kind in self._more if kind not in heard for k in kind.key_names()}
+        for key in self._own.keys() & unheard:
+            raise ConfigError(_not_heard(key, self._own[key]))
 
     def _refuse_unknown(self, key: str, value: Scalar) -> None:
         """Refuse a key that is set; ``flwr run`` sends those of parts that are not there along."""
         known = list(self.defaults())
         if near := alike(key, known):
             raise ConfigError(unknown_key(key, near))
-        usual = {k: v for kind in _sections(None) for k, v in kind.defaults().items()}
+        usual = {k: v for kind in OWN_SECTIONS for k, v in kind.defaults().items()}
         if value not in _OFF and value != usual.get(key):
             raise ConfigError(_not_heard(key, value))
 
@@ -247,8 +217,6 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.task not in TASKS and not self.task.startswith(OWN):
-            raise RefusedValueError("task", ", ".join([*TASKS, TASKS.also]))
         for name in IMAGE_FIELDS if self.task != IMAGES else ():
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise RefusedValueError(name, f"only with task {IMAGES!r}: others have their own")
@@ -283,22 +251,11 @@ class RunConfig(ClientConfig, StrategyConfig):
     def identity(self) -> dict[str, Scalar]:
         """Return every setting that can change a result (not where or when it is written)."""
         ignored = () if self.task == IMAGES else IMAGE_KEYS
-        found = super().identity()
-        for own in self._of_parts:  # A part that is off is like one that is not there.
-            usual = own.defaults()
-            found |= {k: v for k, v in own.identity().items() if v != usual[k]}
-        return {key: value for key, value in found.items() if key not in ignored}
+        return {key: value for key, value in super().identity().items() if key not in ignored}
 
     def digest(self) -> str:
         """Return a hash of every setting that can change a result."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
-
-
-def _sections(parts: Sequence[Part] | None) -> list[type[Settings]]:
-    """Return the sections of parts; ``None``: of the library's own."""
-    if parts is None:
-        return list(OWN_SECTIONS)
-    return [part.settings for part in parts if part.settings]
 
 
 def subject_of(settings: Mapping[str, Scalar]) -> str:

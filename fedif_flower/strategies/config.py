@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
 from fedif_flower.registry import Registry
-from fedif_flower.sections import SectionedSettings, make, setting_of
+from fedif_flower.sections import SectionedSettings, setting_of
 from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
 from fedif_flower.stages import (
     Bucketing,
@@ -34,12 +32,14 @@ Rounds = Literal["synchronous", "buffered"]
 ALWAYS = 10**9  # Rounds after which a reply still counts.
 
 
-def _no_screen() -> None:
+def _no_screen() -> Stage:
     """Look at no round: all updates are weighed."""
+    return Stage()
 
 
-def _no_optimizer() -> None:
+def _no_optimizer() -> Stage:
     """Move the model along each round's own step."""
+    return Stage()
 
 
 # A constructor can have the server's held-out data beside its settings.
@@ -112,10 +112,6 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
 
 class StrategyConfig(SectionedSettings):
     """How the server draws clients, believes them, and weighs what they send."""
-
-    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
-        {"strategy": STRATEGIES, "screen": SCREENS, "server_optimizer": SERVER_OPTIMIZERS}
-    )
 
     strategy: str = setting(
         "fedif",
@@ -221,22 +217,13 @@ def configured_stages(config: StrategyConfig, validation: Validation | None = No
 
     ``validation`` is for a screen; ``None``: it takes the strategy's own.
     """
-    stages: list[Stage] = []
-    if config.max_update_length:
-        stages.append(MaxLength(config.max_update_length))
-    offered = {"validation": validation}
-    own = config.settings_of("screen")
-    screen = make(f"screen {config.screen!r}", SCREENS[config.screen], offered, own)
-    if screen is not None:
-        stages.append(screen)
-    if config.neighbour_mixing and config.assumed_malicious_fraction:
-        stages.append(NearestNeighbours(config.assumed_malicious_fraction))
-    if config.bucketing > 1:
-        stages.append(Bucketing(config.bucketing))
-    stages += configured_bounds(config.strategy, config.update_clipping)
-    optimizer = config.server_optimizer
-    own = config.settings_of("server_optimizer")
-    moves = make(f"server-optimizer {optimizer!r}", SERVER_OPTIMIZERS[optimizer], {}, own)
-    if moves is not None:
-        stages.append(moves)
-    return stages
+    offered, share = {"validation": validation}, config.assumed_malicious_fraction
+    stages = [
+        *([MaxLength(config.max_update_length)] if config.max_update_length else []),
+        config.build("screen", Stage, offered),
+        *([NearestNeighbours(share)] if config.neighbour_mixing and share else []),
+        *([Bucketing(config.bucketing)] if config.bucketing > 1 else []),
+        *configured_bounds(config.strategy, config.update_clipping),
+        config.build("server_optimizer", Stage, {}),
+    ]
+    return [stage for stage in stages if type(stage) is not Stage]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings
@@ -17,22 +15,23 @@ IMAGES = "images"  # The built-in task.
 OWN = "this-app:"  # Before the name of the task that an app brings along.
 
 
-def _images() -> None:
-    """Stand for the built-in task, whose keys have no section."""
+# The built-in task takes the settings, and on a client the facts that the server sent.
+TASKS = Registry(
+    "task",
+    {IMAGES: "fedif_flower.tasks.images:image_task"},
+    offered=("settings", "facts"),
+    brought=OWN,
+)
 
 
 class TaskConfig(SectionedSettings):
     """Which data a federation learns from, and which model it trains."""
 
-    registries: ClassVar[Mapping[str, Registry]] = MappingProxyType(
-        {"task": Registry("task", {IMAGES: _images}, offered=("settings", "facts"))}
-    )
-
     task: str = setting(
         IMAGES,
         "what is learned; `images`: a classifier of images, which the other keys of this table "
         "describe; else a task of your own",
-        allowed="images, or a task of an installed package",
+        choices=TASKS,
     )
     dataset: str = setting(
         "digits",

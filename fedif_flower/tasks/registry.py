@@ -1,4 +1,4 @@
-"""Tasks by the name that ``task = "..."`` takes."""
+"""The task by the name that ``task = "..."`` takes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.registry import Registry
-from fedif_flower.sections import make
-from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
-from fedif_flower.tasks.images import image_task
+from fedif_flower.tasks.config import OWN, TaskConfig
 from fedif_flower.tasks.task import Task
-
-# The built-in task takes the settings, and on a client the facts that the server sent.
-TASKS = Registry("task", {IMAGES: image_task}, offered=("settings", "facts"))
 
 
 def build_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> Task:
@@ -31,16 +25,8 @@ def build_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> 
     ConfigError, DataError
         If there is no such task, or its data cannot be read.
     """
-    name = settings.task
-    if name.startswith(OWN):
+    if settings.task.startswith(OWN):
         raise ConfigError(
-            f"task = {name!r} is the server app's own, but this app brings no task along"
+            f"task = {settings.task!r} is the server app's own, but this app brings no task along"
         )
-    offered = {"settings": settings, "facts": facts}
-    task = make(f"task {name!r}", TASKS[name], offered, settings.settings_of("task"))
-    if not isinstance(task, Task):
-        raise ConfigError(
-            f"task = {name!r} is of type {type(task).__name__}; allowed: a fedif_flower.Task, "
-            "or a function that returns one"
-        )
-    return task
+    return settings.build("task", Task, {"settings": settings, "facts": facts})
