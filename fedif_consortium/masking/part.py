@@ -8,14 +8,16 @@ from pathlib import Path
 from fedif_consortium.masking.client_part import MASKING_KEY
 from fedif_consortium.masking.keeper_client import HttpKeeper
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.settings import MaskingSettings, require_maskable
+from fedif_consortium.masking.settings import MaskingSettings
 from fedif_consortium.masking.trial_keeper import trial_masking
 from fedif_consortium.masking.workspace import Masking
+from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.errors import ConfigError, KeeperError, RefusedByPolicyError, require
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+from fedif_flower.run.part_settings import CreditSettings, UpdatesSettings
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
@@ -38,7 +40,22 @@ class MaskedRounds(RunPart):
 
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError for what looks at updates beside the strategy, which is asked later."""
-        require_maskable(config)
+        mode = config.section(MaskingSettings).mode
+        if mode == "off":
+            return
+        keep = config.section(UpdatesSettings).keep
+        per_class = config.section(CreditSettings).per_class
+        others = needs_collusion(config, config.seed)
+        both = "off" not in (config.server_optimizer, config.attribution)
+        methods = "'off', 'trapezoid', 'simpson', 'gauss2'"
+        for key, value, is_refused, allowed in (
+            ("attribution", config.attribution, config.attribution == "adaptive", methods),
+            ("server-optimizer", config.server_optimizer, both, "'off' beside attribution"),
+            ("attack", config.attack, others, "those without accomplices"),
+            ("updates.keep", keep, keep, "false"),
+            ("credit.per-class", per_class, per_class, "false"),
+        ):
+            require(not is_refused, key, value, f"{allowed} with masking.mode = {mode!r}")
 
     def build(self, run: RunContext) -> Built:
         """Return who keeps the masks, and the record of what is asked.

@@ -6,10 +6,6 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from fedif_flower.attacks.registry import needs_collusion
-from fedif_flower.errors import require
-from fedif_flower.run.config import RunConfig
-from fedif_flower.run.part_settings import CreditSettings, UpdatesSettings
 from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
 
 _OF_KEEPER = ("keeper_url", "keeper_certificate", "client_certificate", "client_key")
@@ -57,23 +53,3 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
                 words = "needed with" if needed else "empty without"
                 raise RefusedValueError(name, f"{words} mode 'keeper'")
         return self
-
-
-def require_maskable(config: RunConfig) -> None:
-    """Raise ConfigError for what looks at updates, in a run in which nobody does."""
-    mode = config.section(MaskingSettings).mode
-    if mode == "off":
-        return
-    keep = config.section(UpdatesSettings).keep
-    per_class = config.section(CreditSettings).per_class
-    others, attack = needs_collusion(config, config.seed), config.attack
-    beside = "off" not in (config.server_optimizer, config.attribution)
-    methods = "'off', 'trapezoid', 'simpson', 'gauss2'"
-    for key, value, is_refused, allowed in (
-        ("attribution", config.attribution, config.attribution == "adaptive", methods),
-        ("server-optimizer", config.server_optimizer, beside, "'off' beside attribution"),
-        ("attack", attack, others, "those without accomplices"),
-        ("updates.keep", keep, keep, "false"),
-        ("credit.per-class", per_class, per_class, "false"),
-    ):
-        require(not is_refused, key, value, f"{allowed} with masking.mode = {mode!r}")

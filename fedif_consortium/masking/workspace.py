@@ -124,8 +124,8 @@ class MaskedWorkspace(Workspace):
         self._boxes: dict[int, bytes] = {}  # By row.
         self._round = 0
         self._rows: Sequence[int] = ()
-        self._error: KeeperError | None = None
-        self._opened: _Opened | None = None
+        self._error = KeeperError("the keeper has opened no box")
+        self._opened: tuple[SignSketch, Ring, Ring, list[int]] | None = None
 
     def instruct(self, config: ConfigRecord, server_round: int) -> None:
         """Send the round's terms."""
@@ -145,7 +145,7 @@ class MaskedWorkspace(Workspace):
             room = empty_rows(rows, self.layout.num_params, torch.int64)
             self._vectors = room.numpy().view(np.uint64)
         self.buffer_updates = torch.zeros(rows, self.layout.num_buffers, dtype=self.layout.dtype)
-        self._boxes, self._rows, self._error, self._opened = {}, (), None, None
+        self._boxes, self._rows, self._opened = {}, (), None
 
     def update(self, row: int) -> Tensor:  # noqa: ARG002
         """Return nothing: there is no update to be seen."""
@@ -210,8 +210,7 @@ class MaskedWorkspace(Workspace):
         kept = [rows[node] for node in answer.nodes]
         sketch = SignSketch(answer.seed, answer.sketches.shape[1], d)
         sketches = np.array([sketch.of(self._vectors[row]) for row in kept]) - answer.sketches
-        places = {row: place for place, row in enumerate(kept)}
-        self._opened = _Opened(sketch, answer.sketches, places, sketches)
+        self._opened = sketch, answer.sketches, sketches, kept
         refused = {rows[node]: f"the keeper: {reason}" for node, reason in answer.refused.items()}
         estimated = estimated_lengths(sketches)
         stated = np.array([math.sqrt(accepted[row].squared_norm) for row in kept])
@@ -231,59 +230,66 @@ class MaskedWorkspace(Workspace):
         KeeperError
             If the keeper did not open the round.
         """
-        if self._error is not None or self._opened is None:
-            raise self._error or KeeperError("the keeper has opened no box")
+        if self._opened is None:
+            raise self._error
+        sketch, masks, sketches, kept = self._opened
+        places = [kept.index(row) for row in self._rows]
         hidden = MaskedRound(
             self._masking,
             self._round,
-            self._opened,
-            self._rows,
+            sketch,
+            masks,
+            places,
             [self._vectors[row] for row in self._rows],
+            decode(sketches[places], UPDATE_BITS),
             updates.squared_norms.sqrt().numpy(),
             self.layout.dtype,
         )
         return replace(updates, hidden=hidden, summed=hidden.summed)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A round as the keeper opened it.
-
-    ``masks`` [n, k] are the sketches of the n masks that it holds, ``places`` their places by row,
-    ``sketches`` [n, k] those of the updates.
-    """
-
-    sketch: SignSketch
-    masks: Ring
-    places: Mapping[int, int]
-    sketches: Ring
-
-
+@dataclass
 class MaskedRound:
     """The updates of one round, of which nobody sees any.
 
     Implements :class:`~fedif_flower.round.HiddenUpdates`.
+
+    Attributes
+    ----------
+    masking, server_round : Masking, int
+        Who keeps the masks, and of which round.
+    sketch : SignSketch
+        The keeper's.
+    masks : ndarray
+        ``[n, k]``, the sketches of the n masks that the keeper holds.
+    places : list of int
+        Of the m members that count, among those n.
+    vectors : list of ndarray
+        ``[d]`` each, what these m sent.
+    sketches : ndarray
+        ``[m, k]``, of their updates.
+    lengths : ndarray
+        ``[m]``, as they state them.
+    dtype : torch.dtype
+        Of steps.
     """
 
-    def __init__(
-        self,
-        masking: Masking,
-        server_round: int,
-        opened: _Opened,
-        rows: Sequence[int],
-        vectors: Sequence[Ring],
-        lengths: NDArray[np.float64],
-        dtype: torch.dtype,
-    ) -> None:
-        self._masking, self._round, self._opened = masking, server_round, opened
-        self._vectors = vectors  # [d] each, of the m members that count.
-        self._places = [opened.places[row] for row in rows]  # [m], among the keeper's n.
-        self._sketches = decode(opened.sketches[self._places], UPDATE_BITS)
-        self._dtype = dtype  # Of steps.
-        self._lengths = lengths  # [m], as stated.
-        self._longest = lengths * (1 + length_tolerance(opened.sketch.size))  # As sketches allow.
-        self._asked: list[tuple[Ring, Ring]] = []  # Each [d], and what the keeper said, [n].
-        self._sum: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+    masking: Masking
+    server_round: int
+    sketch: SignSketch
+    masks: Ring
+    places: list[int]
+    vectors: list[Ring]
+    sketches: NDArray[np.float64]
+    lengths: NDArray[np.float64]
+    dtype: torch.dtype
+    _asked: list[tuple[Ring, Ring]] = field(default_factory=list)  # [d], and the answer, [n].
+    _sum: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+    @property
+    def longest(self) -> NDArray[np.float64]:
+        """The longest, ``[m]``, that sketches allow the updates to be."""
+        return self.lengths * (1 + length_tolerance(self.sketch.size))
 
     def products(self, vector: Tensor) -> Tensor:
         """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``.
@@ -298,13 +304,13 @@ class MaskedRound:
         values = vector.detach().cpu().double().numpy()
         encoded, exponents = encode_vectors(values[None])  # [1, d]
         if not encoded.any():
-            return torch.zeros(len(self._vectors), dtype=torch.float64)
-        keeper, run = self._masking.keeper, self._masking.run
-        answer = keeper.products(run, self._round, encoded)
-        own = np.array([products(row, encoded) for row in self._vectors])  # [m, 1]
-        found = decode_products(own - answer[self._places], exponents)
+            return torch.zeros(len(self.vectors), dtype=torch.float64)
+        keeper, run = self.masking.keeper, self.masking.run
+        answer = keeper.products(run, self.server_round, encoded)
+        own = np.array([products(row, encoded) for row in self.vectors])  # [m, 1]
+        found = decode_products(own - answer[self.places], exponents)
         norm = np.array([np.linalg.norm(values)])
-        if not are_possible(found, self._longest, norm).all():
+        if not are_possible(found, self.longest, norm).all():
             raise MaskingError("a product is larger than the member's update allows")
         self._asked.append((encoded[0], answer[:, 0]))
         return torch.from_numpy(found[:, 0])
@@ -315,9 +321,9 @@ class MaskedRound:
         Without, one member with a large share would end every round.
         """
         wanted = coefficients.detach().cpu().double().numpy()
-        found = self._masking.keeper.policy().capped(wanted)
+        found = self.masking.keeper.policy().capped(wanted)
         if found is not wanted:
-            logger.info("round %d: weights are cut to what the keeper answers", self._round)
+            logger.info("round %d: weights are cut to what the keeper answers", self.server_round)
         return torch.from_numpy(
             np.divide(found, wanted, out=np.ones_like(wanted), where=wanted > 0)
         )
@@ -334,31 +340,31 @@ class MaskedRound:
         """
         wanted = weights.detach().cpu().double().numpy()
         if not wanted.any():
-            return torch.zeros(len(self._vectors[0]), dtype=self._dtype)
+            return torch.zeros(len(self.vectors[0]), dtype=self.dtype)
         if self._sum is None:
             self._sum = wanted, self._take(wanted)
         first, step = self._sum
         share = float(wanted.sum() / first.sum())
         if not np.allclose(wanted, share * first, rtol=1e-9, atol=0):
             raise MaskingError("a masked round has one sum: its weights cannot be changed")
-        return torch.from_numpy(share * step).to(self._dtype)
+        return torch.from_numpy(share * step).to(self.dtype)
 
     def _take(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ask for the round's sum, and return the step ``[d]``."""
-        opened, keeper = self._opened, self._masking.keeper
-        of_all = np.zeros(len(opened.masks))  # [n]
-        of_all[self._places] = weights
+        keeper = self.masking.keeper
+        of_all = np.zeros(len(self.masks))  # [n]
+        of_all[self.places] = weights
         shares, total = encode_weights(of_all)
-        masks = keeper.weighted_sum(self._masking.run, self._round, shares)
-        d, n = len(masks), len(opened.masks)
+        masks = keeper.weighted_sum(self.masking.run, self.server_round, shares)
+        d, n = len(masks), len(self.masks)
         vectors = np.array([vector for vector, _ in self._asked], np.uint64).reshape(-1, d)
         answers = np.array([answer for _, answer in self._asked], np.uint64).reshape(-1, n)
-        check_sum(masks, shares, opened.sketch, opened.masks, vectors, answers.T)
+        check_sum(masks, shares, self.sketch, self.masks, vectors, answers.T)
         masked = np.zeros_like(masks)
-        for vector, share in zip(self._vectors, shares[self._places], strict=True):
+        for vector, share in zip(self.vectors, shares[self.places], strict=True):
             masked += vector * share
         step = decode_step(masked - masks, total)
-        check_step(step, weights, self._longest)
+        check_step(step, weights, self.longest)
         return step
 
     def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
@@ -367,14 +373,14 @@ class MaskedRound:
         Lengths are those stated, cosines those of the sketches, a basis that of the sketches'
         basis: what is left of an update beside its coordinates has no negative square.
         """
-        sketch, bits = self._opened.sketch, VECTOR_BITS
+        sketch, bits = self.sketch, VECTOR_BITS
         theirs = [decode(sketch.of(encode(v, bits)), bits) for v in basis.cpu().double().numpy()]
         k = min(len(theirs), sketch.size)
-        shares = np.zeros((len(self._sketches), len(theirs)))  # [m, k]
+        shares = np.zeros((len(self.sketches), len(theirs)))  # [m, k]
         if k:
             columns, triangle = np.linalg.qr(np.array(theirs[:k]).T)
-            shares[:, :k] = self._sketches @ (columns * np.sign(np.diag(triangle)))
-        found = np.linalg.norm(self._sketches, axis=1)  # [m]
-        scale = np.divide(self._lengths, found, out=np.zeros_like(found), where=found > 0)
-        gram = self._sketches @ self._sketches.T * np.outer(scale, scale)
+            shares[:, :k] = self.sketches @ (columns * np.sign(np.diag(triangle)))
+        found = np.linalg.norm(self.sketches, axis=1)  # [m]
+        scale = np.divide(self.lengths, found, out=np.zeros_like(found), where=found > 0)
+        gram = self.sketches @ self.sketches.T * np.outer(scale, scale)
         return torch.from_numpy(gram), torch.from_numpy(shares * scale[:, None])

@@ -130,11 +130,6 @@ class RunRules(Settings):
             The run config. Where it says ``"auto"``, the server decides. What ``[runs.config]``
             does not list is as here, or else the default.
         """
-        # Imported here: a guard needs PyTorch for apps of this project alone.
-        from fedif_flower.messages.client_config import ClientConfig
-        from fedif_flower.tasks.config import OWN
-
-        defaults = ClientConfig.defaults()
         for key, value in told.items():
             own = config.get(key)
             if key in self.config:
@@ -142,10 +137,8 @@ class RunRules(Settings):
             elif self.unknown_keys:
                 continue
             else:
-                own = allowed = defaults.get(key, "") if own is None else own
-            # A task may be one that the approved app itself brings along.
-            is_own_task = key == "task" and str(value).startswith(OWN)
-            if not (own == AUTO or accepts(allowed, value) or is_own_task):
+                own = allowed = _default(key) if own is None else own
+            if not (own == AUTO or accepts(allowed, value) or _is_own_task(key, value)):
                 raise RefusedByMemberError(
                     f"the message says {key} = {value!r}; this member accepts {_words(allowed)}"
                 )
@@ -156,3 +149,18 @@ class RunRules(Settings):
             raise RefusedByMemberError(f"this member takes part from {self.first_day} on")
         if self.last_day and today > self.last_day:
             raise RefusedByMemberError(f"this member took part until {self.last_day}")
+
+
+# Both import where they are called: they need PyTorch, and a guard seldom needs them.
+def _default(key: str) -> Scalar:
+    """Return what clients are told of a key that the app's own run config leaves out."""
+    from fedif_flower.messages.client_config import ClientConfig
+
+    return ClientConfig.defaults().get(key, "")
+
+
+def _is_own_task(key: str, value: object) -> bool:
+    """Return whether a message names the task that the approved app itself brings along."""
+    from fedif_flower.tasks.config import OWN
+
+    return key == "task" and str(value).startswith(OWN)
